@@ -5,10 +5,10 @@ So nothing has to be compiled and a Java runtime is enough.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from typing import Any
 import pyspark
 import pytest
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
-from py4j.protocol import Py4JError
+
+from tests.support.soon import soon
 
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
 CLASS_PATHS = Path(__file__).resolve().parents[2] / ".venv" / "java-dledger"
@@ -89,16 +90,13 @@ class JavaDLedger:
     """
 
     def __init__(self, java: Any, version: str) -> None:
-        self.java = self._java = java
-        self._classes = getattr(java, PACKAGE.partition(".")[0])
-        for name in PACKAGE.split(".")[1:]:
-            self._classes = getattr(self._classes, name)
-        self.classes = self._classes
+        self.java = java
+        self.classes = functools.reduce(getattr, PACKAGE.split("."), java)
         self.generation_a = version.startswith("0.3")
 
     def config(self, base: Path, node: str, data_bytes: int, index_bytes: int, port: int = 1) -> Any:
         """Java's settings for the store ``base/dledger-<node>``."""
-        config = self._classes.DLedgerConfig()
+        config = self.classes.DLedgerConfig()
         config.setGroup("g")
         config.setSelfId(node)
         config.setPeers(f"{node}-localhost:{port}")
@@ -113,8 +111,8 @@ class JavaDLedger:
         """Opens a store as Java does, with its recovery, and reads every entry through its index."""
         config = self.config(base, node, data_bytes, index_bytes)
         config.init()
-        state = self._classes.MemberState(config)
-        store = self._classes.store.file.DLedgerMmapFileStore(config, state)
+        state = self.classes.MemberState(config)
+        store = self.classes.store.file.DLedgerMmapFileStore(config, state)
         store.load()
         store.recover()
         return self._entries(store)
@@ -123,7 +121,7 @@ class JavaDLedger:
         begin = store.getLedgerBeginIndex() if self.generation_a else store.getLedgerBeforeBeginIndex() + 1
         found = []
         for index in range(begin, store.getLedgerEndIndex() + 1):
-            entry = store.get(self._java.java.lang.Long(index))
+            entry = store.get(self.java.java.lang.Long(index))
             body = bytes(entry.getBody() or b"")
             found.append(
                 Entry(entry.getIndex(), entry.getTerm(), entry.getMagic(), entry.getPos(), entry.getSize(), body)
@@ -132,16 +130,13 @@ class JavaDLedger:
 
     def append(self, config: Any, bodies: Sequence[bytes], timeout_s: float = 180.0) -> list[int]:
         """Runs a one-node group on a store, appends, stops in order; returns the new indexes."""
-        server = self._classes.DLedgerServer(config)
+        server = self.classes.DLedgerServer(config)
         server.startup()
         try:
-            deadline = time.monotonic() + timeout_s
-            while not server.getMemberState().isLeader():
-                assert time.monotonic() < deadline, "Java's node does not lead"
-                time.sleep(0.05)
+            soon(server.getMemberState().isLeader, timeout_s, every_s=0.05)
             indexes = []
             for body in bodies:
-                request = self._classes.protocol.AppendEntryRequest()
+                request = self.classes.protocol.AppendEntryRequest()
                 request.setGroup("g")
                 request.setRemoteId(config.getSelfId())
                 request.setBody(body)
@@ -151,6 +146,3 @@ class JavaDLedger:
             return indexes
         finally:
             server.shutdown()
-
-
-__all__ = ["Entry", "JavaDLedger", "Py4JError", "jvm"]

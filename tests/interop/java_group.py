@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dledger_core import Client
 from dledger_core.cluster import free_ports
 from tests.interop.java_dledger import JavaDLedger
+from tests.support.soon import soon
 
 _DATA_BYTES, _INDEX_BYTES = 16 << 20, 1 << 20
 _START_S = 240.0
@@ -26,15 +27,17 @@ class JavaGroup:
 
     def leader(self) -> str:
         """Waits until one node leads and the others follow it."""
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline:
+
+        def found() -> str | None:
             states = {node: server.getMemberState() for node, server in self.servers.items()}
-            named = {state.getLeaderId() for state in states.values()}
             leading = [node for node, state in states.items() if state.isLeader()]
-            if len(leading) == 1 and named == set(leading):
-                return leading[0]
-            time.sleep(0.05)
-        raise AssertionError("no Java node leads")
+            named = {state.getLeaderId() for state in states.values()}
+            return leading[0] if len(leading) == 1 and named == set(leading) else None
+
+        return str(soon(found, _START_S, every_s=0.05))
+
+    def client(self, **options: Any) -> Client:
+        return Client(self.peers, "g", protocol="dledger-java", **options)
 
     def follower(self) -> str:
         leader = self.leader()

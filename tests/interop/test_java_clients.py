@@ -1,4 +1,4 @@
-"""Java's own ``DLedgerClient``, of both generations, against a real cluster, on the nodes' own ports."""
+"""Java's own ``DLedgerClient``, of both generations, against a real cluster, and the frames that its classes make."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from tests.interop.java_dledger import JavaDLedger
+from tests.rocketmq.remoting.record_frames import VERSIONS, Recorder, recorded
 from tests.support.slow_elections import SLOW_ELECTIONS
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -92,3 +93,8 @@ def test_java_of_another_group_gets_nothing(java: JavaDLedger, cluster: LocalClu
         assert client.append(b"x").getCode() in (301, 400)  # no metadata, or refused by the node it tries first
     finally:
         client.shutdown()
+
+
+def test_java_classes_make_recorded_frames(java: JavaDLedger) -> None:
+    version = VERSIONS[0 if java.generation_a else 1]
+    assert {name: bytes.fromhex(frame) for name, frame in Recorder(java).frames().items()} == recorded(version)

@@ -42,7 +42,7 @@ def group(request: pytest.FixtureRequest) -> JavaGroup:
 
 @pytest.fixture
 def client(group: JavaGroup) -> Iterator[Client]:
-    with Client(group.peers, "g", protocol="dledger-java", java=SOON) as made:
+    with group.client(java=SOON) as made:
         yield made
 
 
@@ -66,7 +66,7 @@ def test_append_is_readable(client: Client) -> None:
 
 
 def test_appends_keep_order_with_one_in_flight(group: JavaGroup) -> None:
-    with Client(group.peers, "g", protocol="dledger-java", java=JavaOptions(appends_in_flight=1)) as client:
+    with group.client(java=JavaOptions(appends_in_flight=1)) as client:
         result = client.append([b"%d" % number for number in range(50)])
         assert result.indexes == ()
         fetched = client.fetch(result.first_index, result.last_index + 1, isolation="read_uncommitted")
@@ -112,7 +112,7 @@ def test_tail_follows_new_entries(client: Client) -> None:
 @both_generations
 def test_probe_makes_entries_readable_and_is_hidden(group: JavaGroup) -> None:
     options = JavaOptions(safety_lag_ms=3_600_000, commit_probe=True)
-    with Client(group.peers, "g", protocol="dledger-java", java=options) as client:
+    with group.client(java=options) as client:
         first = client.append([b"one"]).first_index
         bounds = client.bounds()
         assert (bounds.end, bounds.commit_index) == (first + 1, first + 1)
@@ -121,7 +121,7 @@ def test_probe_makes_entries_readable_and_is_hidden(group: JavaGroup) -> None:
         found = client.fetch(first, second + 1, wait_ms=30_000)
         rows = found.batch.to_pylist() + client.fetch(found.next_index, second + 1, wait_ms=30_000).batch.to_pylist()
         assert [(row["index"], row["body"]) for row in rows] == [(first, b"one"), (second, b"two")]
-        with Client(group.peers, "g", protocol="dledger-java", java=options) as other:
+        with group.client(java=options) as other:
             assert other.bounds().end >= second + 1
         grown = [client.bounds().end for _ in range(3)]
         assert len(set(grown)) == 1  # no node answers a probe with a probe
@@ -231,7 +231,7 @@ def test_read_reports_wait_for_safety_lag(group: JavaGroup) -> None:
 @pytest.mark.parametrize("group", ["B"], indirect=True)
 def test_client_continues_when_leader_stops(group: JavaGroup) -> None:
     """Last of all: generation B's group has two nodes afterwards."""
-    with Client(group.peers, "g", protocol="dledger-java", java=SOON, timeout_ms=60_000) as client:
+    with group.client(java=SOON, timeout_ms=60_000) as client:
         bodies = [b"before %d" % number for number in range(20)]
         first = client.append(bodies).first_index
         group.stop(group.leader())
@@ -248,7 +248,7 @@ def test_client_continues_when_leader_stops(group: JavaGroup) -> None:
 def test_probe_serves_only_entries_of_majority(group: JavaGroup) -> None:
     """Last of all: generation A's group has one node afterwards, which leads for some seconds and shows what it has."""
     options = JavaOptions(commit_probe=True)
-    with Client(group.peers, "g", protocol="dledger-java", java=options, timeout_ms=4000) as client:
+    with group.client(java=options, timeout_ms=4000) as client:
         before = client.append([b"held by all"]).first_index
         assert client.bounds().end > before
         for _ in range(2):

@@ -6,20 +6,21 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dledger_core import control, open_store
 from dledger_core.cluster import free_ports
 from dledger_core.config import StorageConfig
-from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft.ready import HardState
-from dledger_core.record import Columns, ProposedBatch
+from dledger_core.ids import Index, Term
+from dledger_core.raft import HardState
 from dledger_core.rocketmq.convert import ConvertRequest, convert
-from dledger_core.storage import CommitLog
 from tests.interop.java_dledger import Entry, JavaDLedger
 from tests.rocketmq.convert.stores import GOLDEN, PEERS, store_of, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract
+from tests.support.growing_store import everything
+from tests.support.logs import append, open_log
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -29,14 +30,9 @@ DATA_BYTES, INDEX_BYTES = 16384, 1024
 def entries(store: Path) -> list[Entry]:
     """Every entry as we read it."""
     with open_store(store) as reader:
-        found: list[Entry] = []
-        at = int(reader.first_index)
-        while at <= reader.last_index:
-            for row in reader.read(at, reader.last_index + 1).to_pylist():
-                size = len(row["body"]) + 48
-                found.append(Entry(row["index"], row["term"], row["magic"], row["position"], size, row["body"]))
-            at = found[-1].index + 1
-        return found
+        rows = everything(reader)
+    names = ("index", "term", "magic", "position")
+    return [Entry(*(row[name] for name in names), len(row["body"]) + 48, row["body"]) for row in rows]
 
 
 def write_own(directory: Path, profile: str, entries_wanted: int = 400) -> Path:
@@ -44,7 +40,7 @@ def write_own(directory: Path, profile: str, entries_wanted: int = 400) -> Path:
     chance = random.Random(7)
     config = StorageConfig(data_segment_bytes=DATA_BYTES, index_segment_bytes=INDEX_BYTES, profile=profile)
     path = directory / "dledger-n0"
-    log = CommitLog.open(path, group="g", node_id="n0", config=config)
+    log = open_log(None, path, config)
     term = 0
     while log.last_index() < entries_wanted:
         leads = chance.random() < 0.05 or log.last_index() < 0
@@ -54,25 +50,20 @@ def write_own(directory: Path, profile: str, entries_wanted: int = 400) -> Path:
         if profile == "B" and (leads or chance.random() < 0.2):
             fields = {"k": "producer", "p": "p", "e": 0, "s": int(log.last_index()) + 1, "n": len(bodies), "c": 0}
             body = b"" if leads else control.pack(fields)
-        batch = log.place(
-            ProposedBatch(Columns.from_bodies(bodies), control=body),
-            Index(log.last_index() + 1),
-            Term(term),
-            1_700_000_000_000 + int(log.last_index()),
-        )
-        log.persist(HardState(Term(term), NodeId("n0")) if leads else None, None, [batch])
+        append(log, bodies, term, control=body, now_ms=1_700_000_000_000 + int(log.last_index()))
     cut = Index(log.last_index() - 20)
     log.stage_truncate(cut)
     log.persist(HardState(Term(term + 1), None), cut, [])
-    batch = log.place(
-        ProposedBatch(Columns.from_bodies([b"behind the cut"])),
-        Index(log.last_index() + 1),
-        Term(term + 1),
-        1_700_000_001_000,
-    )
-    log.persist(None, None, [batch])
+    append(log, [b"behind the cut"], term + 1, now_ms=1_700_000_001_000)
     log.close(log.last_index())
     return path
+
+
+def converted(source: Path, directory: Path, node: str = "n0", **options: Any) -> tuple[Path, Any]:
+    """Convert a store; return the new one and the report."""
+    store = directory / f"dledger-{node}"
+    request = ConvertRequest(source=source, destination=store, group="g", self_id=node, peers=PEERS, **options)
+    return store, convert(request)
 
 
 def sizes_of(store: Path) -> tuple[int, int]:
@@ -99,8 +90,7 @@ def test_java_reads_what_we_wrote(java: JavaDLedger, tmp_path: Path, profile: st
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith(("three", "rejoined"))])
 def test_java_reads_what_we_converted(java: JavaDLedger, tmp_path: Path, name: str, profile: str) -> None:
     source, node = store_of(unpacked(name, tmp_path), "")
-    store = tmp_path / "new" / f"dledger-{node}"
-    convert(ConvertRequest(source=source, destination=store, group="g", self_id=node, peers=PEERS, profile=profile))
+    store, _ = converted(source, tmp_path / "new", node, profile=profile)
     assert read_by_java(java, store, tmp_path / "java") == entries(store)
 
 
@@ -109,25 +99,15 @@ def test_java_reads_converted_broker_log(java: JavaDLedger, tmp_path: Path, prof
     """Classic messages and a generation A log become one log; then a native log becomes generation A."""
     extract(MIXED, "n0/commitlog", tmp_path)
     source = extract(MIXED, "n0/dledger-n0", tmp_path).parent
-    store = tmp_path / "new" / "dledger-n0"
-    request = ConvertRequest(
-        source=source,
-        destination=store,
-        group="g",
-        self_id="n0",
-        peers=PEERS,
-        profile=profile,
-        index_segment_bytes=1 << 20,
-    )
-    assert convert(request).messages_moved == 588
+    store, report = converted(source, tmp_path / "new", profile=profile, index_segment_bytes=1 << 20)
+    assert report.messages_moved == 588
     assert read_by_java(java, store, tmp_path / "java") == entries(store)
 
 
 @pytest.mark.parametrize("profile", ["A"])
 def test_java_a_reads_log_without_control_entries(java: JavaDLedger, tmp_path: Path, profile: str) -> None:
     source = write_own(tmp_path / "own", "B")
-    store = tmp_path / "new" / "dledger-n0"
-    convert(ConvertRequest(source=source, destination=store, group="g", self_id="n0", peers=PEERS, profile=profile))
+    store, _ = converted(source, tmp_path / "new", profile=profile)
     found = read_by_java(java, store, tmp_path / "java")
     assert found == entries(store)
     assert [entry.body for entry in found] == [entry.body for entry in entries(source) if entry.magic == 1]
@@ -146,23 +126,16 @@ def test_java_continues_native_store(java: JavaDLedger, tmp_path: Path, profile:
     assert indexes == list(range(begin, begin + len(bodies)))
     back = store
     if profile == "B":  # Java's records carry neither time nor CRC: they are taken over by a conversion
-        back = tmp_path / "back" / "dledger-n0"
-        report = convert(ConvertRequest(source=store, destination=back, group="g", self_id="n0", peers=PEERS))
+        back, report = converted(store, tmp_path / "back")
         (note,) = report.notes
         assert "Java DLedger" in note
     found = entries(back)
     assert found[: len(ours)] == ours
     assert [entry.body for entry in found[len(ours) :]] == bodies
-    log = CommitLog.open(back, group="g", node_id="n0")
+    log = open_log(None, back, StorageConfig())
     assert log.hard_state.term >= found[-1].term
     assert log.last_index() == found[-1].index
-    batch = log.place(
-        ProposedBatch(Columns.from_bodies([b"ours again"])),
-        Index(log.last_index() + 1),
-        Term(log.hard_state.term + 1),
-        1,
-    )
-    log.persist(HardState(batch.term, None), None, [batch])
+    append(log, [b"ours again"], log.hard_state.term + 1)
     log.close()
     assert [entry.body for entry in entries(back)[len(ours) :]] == [*bodies, b"ours again"]
     with open_store(back) as reader:
@@ -172,7 +145,6 @@ def test_java_continues_native_store(java: JavaDLedger, tmp_path: Path, profile:
 def test_broker_log_is_read_equally_before_and_after_java(java_a: JavaDLedger, tmp_path: Path) -> None:
     """A real broker's log: Java reads the converted one exactly as it reads the broker's own."""
     source = extract(THREE, "n0/dledger-n0", tmp_path)
-    store = tmp_path / "new" / "dledger-n0"
-    convert(ConvertRequest(source=source, destination=store, group="g", self_id="n0", peers=PEERS, profile="A"))
+    store, _ = converted(source, tmp_path / "new", profile="A")
     sizes = sizes_of(store)
     assert java_a.read(store.parent, "n0", *sizes) == java_a.read(source.parent, "n0", *sizes)

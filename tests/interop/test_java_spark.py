@@ -1,7 +1,8 @@
-"""Spark reads and writes a live group of real Java nodes (with one of them down, if the group's tests ran before)."""
+"""Spark and the ingest job read a live group of real Java nodes."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dledger_core import Client
 from dledger_core.rocketmq import encode_messages
+from jobs import ingest
 from spark_connector.columns import schema_for
 from spark_connector.errors import OptionError, TermMismatchError
 from spark_connector.offsets import StreamOffset
@@ -20,6 +21,7 @@ from spark_connector.reading.logs import open_log
 from spark_connector.reading.readers import DLedgerBatchReader
 from spark_connector.reading.tracking import Tracker
 from tests.interop.java_group import JavaGroup
+from tests.support.run_job import run_in_process
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -38,7 +40,7 @@ def reading(running: JavaGroup, **more: str) -> dict[str, str]:
 
 
 def test_offsets_are_checked_against_log_at_each_batch(group: JavaGroup) -> None:
-    with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
+    with group.client(timeout_ms=60_000) as client:
         client.append([b"%d" % number for number in range(10)])
     tracker = Tracker(DLedgerOptions.for_reading(reading(group)))
     bounds = tracker.bounds()
@@ -57,7 +59,7 @@ def test_offsets_are_checked_against_log_at_each_batch(group: JavaGroup) -> None
 
 
 def test_uncommitted_reads_end_at_stored_end(group: JavaGroup) -> None:
-    with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
+    with group.client(timeout_ms=60_000) as client:
         last = client.append([b"just now"]).last_index
     more = {"groups": "g", "safetyLag": "1h", "isolation": "read_uncommitted"}
     log = open_log(DLedgerOptions.for_reading(options(group, **more)), "g")
@@ -69,7 +71,7 @@ def test_decoded_messages_keep_offsets_of_their_broker(group: JavaGroup) -> None
     messages = encode_messages(
         topic=pa.array(["orders", "orders"]), queue_id=1, body=pa.array([b"one", b"two"]), queue_offset=pa.array([7, 8])
     )
-    with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
+    with group.client(timeout_ms=60_000) as client:
         first = client.append(messages).first_index
     more = {"decode": "message", "commitProbe": "true", "startingOffsets": f'{{"g": {first}}}'}
     chosen = DLedgerOptions.for_reading(reading(group, **more))
@@ -92,7 +94,7 @@ def test_batches_and_streams(spark: Any, group: JavaGroup, tmp_path: Path) -> No
     from spark_connector import register
 
     register(spark)
-    with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
+    with group.client(timeout_ms=60_000) as client:
         start = client.append([b"start"]).last_index + 1
         client.append([b"%d" % number for number in range(300)])
     wanted = {b"%d" % number for number in range(300)}
@@ -121,8 +123,37 @@ def test_batches_and_streams(spark: Any, group: JavaGroup, tmp_path: Path) -> No
     run(tmp_path / "checkpoint")
     assert {bytes(row["body"]) for row in spark.read.parquet(str(tmp_path / "out")).collect()} == wanted
 
-    with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
+    with group.client(timeout_ms=60_000) as client:
         client.append([b"streamed 0", b"streamed 1"])
     run(tmp_path / "checkpoint")  # continues after its last row: each row once
     bodies = [bytes(row["body"]) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(bodies) == sorted([*wanted, b"streamed 0", b"streamed 1"])
+
+
+@pytest.mark.spark
+def test_ingest_appends_new_entries_of_java_group(
+    spark: Any, group: JavaGroup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def append(*bodies: bytes) -> int:
+        with group.client(timeout_ms=60_000) as client:
+            return client.append(list(bodies)).first_index
+
+    def rows() -> list[tuple[bytes, Any]]:
+        found = spark.read.format("delta").load(str(tmp_path / "table")).collect()
+        return sorted((bytes(row["body"]), row["committed"]) for row in found)
+
+    first = append(b"one", b"two")
+    arguments = ["--peers", group.peers, "--groups", "g", "--protocol", "dledger-java", "--safety-lag", "500ms"]
+    arguments += ["--table", str(tmp_path / "table"), "--checkpoint", str(tmp_path / "checkpoint")]
+    arguments += ["--starting-offsets", json.dumps({"g": first})]
+    code, told, _ = run_in_process(ingest.command, capsys, *arguments, "--commit-probe", "--dry-run")
+    assert (code, told["available"]["g"]["end"]) == (0, first + 2)
+    assert append(b"three") == first + 2, "a dry run has appended a probe"
+    code, told, _ = run_in_process(ingest.command, capsys, *arguments)
+    bodies = [b"one", b"three", b"two"]  # Java's servers keep no order of requests in flight
+    assert (code, told["rows"], rows()) == (0, 3, [(body, None) for body in bodies])
+    append(b"zero")
+    code, told, _ = run_in_process(ingest.command, capsys, *arguments)
+    assert (code, told["rows"], rows()) == (0, 1, [(body, None) for body in (*bodies, b"zero")])
+    code, told, _ = run_in_process(ingest.command, capsys, *arguments[:4], *arguments[6:])
+    assert (code, told["error"]) == (3, "DLEDGER_OPTION")

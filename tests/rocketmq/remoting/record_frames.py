@@ -2,7 +2,7 @@
 
 Every message is built with the setters of the release's protocol classes, turned into JSON by its fastjson and into a
 frame by its ``RemotingCommand.encode``, as ``DLedgerClientRpcNettyService`` and ``DLedgerRpcNettyService`` do. What
-comes out lies in ``testdata/frames-<version>.json``: hex, by name. ``tests/interop/test_java_remoting.py`` checks that
+comes out lies in ``testdata/frames-<version>.json``: hex, by name. ``tests/interop/test_java_clients.py`` checks that
 the classes still make the same bytes.
 """
 
