@@ -1,4 +1,4 @@
-"""Damage to the store of a stopped node, of the kinds that the log guarantees to detect, with the means to undo it.
+"""Damage to the store of a stopped node, of the kinds that the log guarantees to detect.
 
 All of it is in entries that the checkpoint covers (and that a start checks): after them, a bad record is the torn tail
 of a crash. A complete store of an earlier time is not among the kinds: it is consistent, so no node can detect it
@@ -7,10 +7,10 @@ alone. An old copy of the data under a newer checkpoint can be detected.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,29 +28,12 @@ _CHECKED: Final = (*range(16), *range(24, 32), *range(40, 48))
 """The bytes of a header in which every error is detected: magic, size, index, position, crc, length."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """One damaged location."""
-
-    path: Path
-    offset: int
-    kind: str
-
-
 class Damage:
-    """Damages one store and can undo it.
+    """Damages one store, which no process has open. Each kind returns a description of the damage."""
 
-    Args:
-        store: the store's directory; no process has it open.
-        backup: a directory, still missing, for the undamaged files.
-        chance: draws the location.
-    """
-
-    def __init__(self, store: Path, backup: Path, chance: random.Random) -> None:
+    def __init__(self, store: Path, chance: random.Random) -> None:
         self.store = store
-        self.backup = backup
         self.chance = chance
-        self._saved: list[Path] = []
         checkpoint = load_checkpoint(OsFiles(), store / "meta" / "checkpoint")
         meta = load_log_meta(OsFiles(), store / "meta" / "log.json")
         self.durable_index = checkpoint.durable_index if checkpoint is not None else -1
@@ -62,57 +45,33 @@ class Damage:
         """Whether the checkpoint covers enough of the log."""
         return self.durable_index >= ENTRIES_MIN
 
-    def undo(self) -> None:
-        """Restore the undamaged files."""
-        for path in self._saved:
-            kept = self.backup / path.relative_to(self.store)
-            if path.is_dir():
-                shutil.rmtree(path)
-                shutil.copytree(kept, path)
-            else:
-                shutil.copy2(kept, path)
-        self.forget()
-
-    def forget(self) -> None:
-        """Delete the copies of the undamaged files."""
-        shutil.rmtree(self.backup)
-
-    def _save(self, path: Path) -> None:
-        kept = self.backup / path.relative_to(self.store)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if path.is_dir() else shutil.copy2)(path, kept)
-        self._saved.append(path)
-
-    def _write(self, path: Path, offset: int, data: bytes) -> None:
-        self._save(path)
+    def _write(self, path: Path, offset: int, data: bytes, what: str) -> str:
         with path.open("r+b") as file:
             file.seek(offset)
             file.write(data)
+        return f"{what}: {path}, offset {offset}"
 
-    def _flip(self, path: Path, offset: int) -> None:
-        self._write(path, offset, bytes([_read(path, offset, 1)[0] ^ 1 << self.chance.randrange(8)]))
+    def _flip(self, path: Path, offset: int, what: str) -> str:
+        return self._write(path, offset, bytes([_read(path, offset, 1)[0] ^ 1 << self.chance.randrange(8)]), what)
 
     # --- kinds --------------------------------------------------------------------------------------------------------
 
-    def flip(self) -> Spot:
+    def flip(self) -> str:
         """Change one bit of a record."""
         position, size = self._record()
         anywhere = self.chance.random() < 0.5
         at = self.chance.choice([*_CHECKED, *range(HEADER_BYTES, size)] if anywhere else _CHECKED)
         path, offset = self._file_of(position + at)
-        self._flip(path, offset)
-        return Spot(path, offset, f"bit flip {at} bytes into a record")
+        return self._flip(path, offset, f"bit flip {at} bytes into a record")
 
-    def truncate(self) -> Spot:
+    def truncate(self) -> str:
         """Truncate a data file in the middle of the entries that the checkpoint covers."""
         position, size = self._record()
         path, offset = self._file_of(position + self.chance.randrange(size))
-        self._save(path)
-        with path.open("r+b") as file:
-            file.truncate(offset)
-        return Spot(path, offset, "truncation")
+        os.truncate(path, offset)
+        return f"truncation of {path} to {offset}"
 
-    def misdirect(self) -> Spot:
+    def misdirect(self) -> str:
         """Write one page over another, as a disk does that writes to the wrong sector."""
         pages = self.durable_end // PAGE_BYTES
         while True:
@@ -121,10 +80,9 @@ class Damage:
             if page != before and target + PAGE_BYTES <= self.durable_end and any(before):
                 break
         path, offset = self._file_of(target)
-        self._write(path, offset, page)
-        return Spot(path, offset, f"page of position {source} written to {target}")
+        return self._write(path, offset, page, f"page of position {source} written to {target}")
 
-    def flip_index(self) -> Spot:
+    def flip_index(self) -> str:
         """Change one bit of the position, size or index in a row of an index file.
 
         The term and the magic of a row are cross-checks of its record, so a node asks its peers about these.
@@ -132,16 +90,14 @@ class Damage:
         index = self.chance.randrange(self.durable_index)
         base = max(int(path.name) for path in (self.store / "index").iterdir() if int(path.name) <= index * 32)
         path, offset = self.store / "index" / f"{base:020d}", index * 32 - base + self.chance.randrange(4, 24)
-        self._flip(path, offset)
-        return Spot(path, offset, f"bit flip in the index row of {index}")
+        return self._flip(path, offset, f"bit flip in the index row of {index}")
 
-    def stale(self, old: Path) -> Spot:
+    def stale(self, old: Path) -> str:
         """Replace data and index by an old copy; ``meta/`` stays."""
         for name in ("data", "index"):
-            self._save(self.store / name)
             shutil.rmtree(self.store / name)
             shutil.copytree(old / name, self.store / name)
-        return Spot(self.store / "data", 0, "data and index of an earlier time")
+        return f"data and index of an earlier time in {self.store}"
 
     def _record(self) -> tuple[int, int]:
         """Return position and size of some record that the checkpoint covers."""
@@ -161,7 +117,7 @@ def _read(path: Path, offset: int, length: int) -> bytes:
         return file.read(length)
 
 
-KINDS: Final[dict[str, Callable[[Damage], Spot]]] = {
+KINDS: Final[dict[str, Callable[[Damage], str]]] = {
     "flip": Damage.flip,
     "truncate": Damage.truncate,
     "misdirect": Damage.misdirect,

@@ -20,10 +20,15 @@ from typing import Final
 from dledger_core import Client, open_store
 from dledger_core.errors import DLedgerError
 from tests.chaos.cluster import CLIENTS, ChaosCluster, SmallDisk
-from tests.chaos.damage import KINDS, Damage, Spot
+from tests.chaos.damage import KINDS, Damage
 from tests.chaos.recorder import Recorder
 
 Fault = Generator[None, None, None]
+
+
+class NodeDownError(Exception):
+    """A node that should start does not: the round ends, and its files show the reason."""
+
 
 EXIT_IO: Final = 3
 EXIT_STORAGE: Final = 4
@@ -83,7 +88,6 @@ class Nemesis:
         self._small_disk = small_disk
         self._taken: set[str] = set()
         self._may_exit: set[str] = set()
-        self._copies = 0
         self.kinds: dict[str, Callable[[], Fault]] = {
             **{name: partial(self.process, name) for name in HEALED_BY},
             **{f"{name}-leader": partial(self.process, name, leader=True) for name in ("kill", "pause")},
@@ -285,10 +289,10 @@ class Nemesis:
         if not damage.worthwhile:
             self.cluster.restart(node)
             return
-        spot = KINDS[kind](damage)
+        about = KINDS[kind](damage)
         self._count(kind, node)
         yield
-        self._expect_start(node, damage, spot)
+        self._expect_start(node, about)
 
     def stale(self) -> Fault:
         """Restore data and index files of an earlier time."""
@@ -296,7 +300,7 @@ class Nemesis:
         if node is None:
             return
         self.cluster.kill(node)
-        store, old = self.cluster.store_path(node), self._copy_path(node)
+        store, old = self.cluster.store_path(node), self._scratch / node
         for name in ("data", "index"):
             if (store / name).is_dir():
                 shutil.copytree(store / name, old / name)
@@ -310,21 +314,17 @@ class Nemesis:
         damage = self._damage_of(node)
         # The copy is complete up to the end of the killed log, which is after the checkpoint of that time.
         if damage.worthwhile and damage.durable_index > _last_index(old, store):
-            spot = damage.stale(old)
+            about = damage.stale(old)
             self._count("stale", node)
-            self._expect_start(node, damage, spot)
+            self._expect_start(node, about)
         else:
             self.cluster.restart(node)
         shutil.rmtree(old)
 
     def _damage_of(self, node: str) -> Damage:
-        return Damage(self.cluster.store_path(node), self._copy_path(node), self.chance)
+        return Damage(self.cluster.store_path(node), self.chance)
 
-    def _copy_path(self, node: str) -> Path:
-        self._copies += 1
-        return self._scratch / f"{node}-{self._copies}"
-
-    def _expect_start(self, node: str, damage: Damage, spot: Spot) -> None:
+    def _expect_start(self, node: str, about: str) -> None:
         """Start a node whose store is damaged: it must start and repair the store from its peers."""
         offset = self.cluster.log_path(node).stat().st_size
         self._may_exit.add(node)
@@ -335,18 +335,9 @@ class Nemesis:
             code = self.cluster.wait_exit(node, 0.05)
         self._may_exit.discard(node)
         words = self.cluster.last_words(node)
-        about = f"{node}: {spot.kind} at {spot.path}, offset {spot.offset}"
         self.recorder.note("damage", time.monotonic(), node=node, about=about, code=code, words=words)
-        if code is None:
-            damage.forget()
-            return
-        self.violations.append(f"{about}: the node should start; exit code {code}: {words}")
-        with suppress(FileExistsError):
-            shutil.copytree(
-                self.cluster.store_path(node), self._scratch / f"kept-{node}-{spot.path.name}-{spot.offset}"
-            )
-        damage.undo()
-        self.cluster.restart(node)
+        if code is not None:
+            raise NodeDownError(f"{node} should start; exit code {code}: {words}; {about}")
 
 
 def _last_index(old: Path, store: Path) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from dledger_core import open_store
 from dledger_core.errors import DLedgerError
 from tests.chaos.cluster import ChaosCluster, SmallDisk
-from tests.chaos.nemesis import Nemesis
+from tests.chaos.nemesis import Nemesis, NodeDownError
 from tests.chaos.proxy import LoopThread, Network
 from tests.chaos.recorder import Recorder
 from tests.chaos.workload import Workload
@@ -112,6 +112,9 @@ def run_round(seed: int, minutes: float, directory: Path) -> Round:
         acks = sorted(each.end for each in recorder.operations if isinstance(each, Append) and each.status == "ok")
         found.longest_gap_s = max((b - a for a, b in itertools.pairwise(acks)), default=0.0)
         found.slowest_recovery_s = max(nemesis.recoveries_s, default=0.0)
+    except NodeDownError as error:
+        for detail in [*nemesis.violations, str(error)]:
+            found.verdict.add("behavior", detail)
     finally:
         cluster.close()
         network.close()
