@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import zlib
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -18,7 +17,6 @@ from dledger_core.rocketmq import (
     consume_queue_columns,
     decode_messages,
     encode_messages,
-    encode_units,
     java_hash,
     tags_code,
 )
@@ -111,29 +109,25 @@ def test_encoded_messages_decode(rows: list[dict]) -> None:
         assert struct.unpack_from(">i", record, 4)[0] == (-626843477 if wide else -626843481)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.binary(max_size=200) | st.none(), max_size=6))
-def test_random_bytes_are_rows_with_an_error(bodies: list[bytes | None]) -> None:
-    batch = decode_messages(pa.array(bodies, pa.binary()))
-    assert batch.num_rows == len(bodies)
-    assert batch["error"].null_count == 0
-    batch.validate(full=True)
+@st.composite
+def changed_bodies(draw: st.DrawFn) -> bytes:
+    """A message record with some other bytes, perhaps truncated."""
+    body = bytearray(encode_messages(**columns_of([draw(MESSAGE)]))[0].as_py())
+    for _ in range(draw(st.integers(0, 4))):
+        body[draw(st.integers(0, len(body) - 1))] = draw(st.integers(0, 255))
+    return bytes(body[: draw(st.integers(0, len(body)))] if draw(st.booleans()) else body)
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(st.lists(MESSAGE, min_size=1, max_size=3), st.data())
-def test_damaged_records_never_crash(rows: list[dict], data: st.DataObject) -> None:
-    bodies = [bytearray(body) for body in encode_messages(**columns_of(rows)).to_pylist()]
-    for body in bodies:
-        for _ in range(data.draw(st.integers(0, 4))):
-            body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(0, len(bodies[0])))
-    column = pa.array([bytes(body) for body in bodies] + [bytes(bodies[0][:cut])])
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.none() | st.binary(max_size=200) | changed_bodies(), max_size=6))
+def test_damaged_records_are_rows_with_an_error(bodies: list[bytes | None]) -> None:
+    column = pa.array(bodies, pa.binary())
     for batch in (decode_messages(column), consume_queue_columns(column)):
+        assert batch.num_rows == len(bodies)
         batch.validate(full=True)
-        for row in batch.to_pylist():
-            assert row["error"] is not None or row["topic"] is not None
+        for body, row in zip(bodies, batch.to_pylist(), strict=True):
+            assert row["error"] is not None or (body is not None and row["topic"] is not None)
 
 
 @settings(max_examples=150, deadline=None)
@@ -224,16 +218,13 @@ def test_compressed_bodies(codec: str, kind: int) -> None:
     assert [row["body"] for row in rows] == [b"plain", None, body, None]
     assert [row["error"] is None for row in rows] == [True, False, True, False]
     assert rows[1]["topic"] == "T"
-    assert "cannot be decompressed" in rows[1]["error"]
 
 
-def test_unknown_compression_and_bombs() -> None:
+def test_unknown_compression_and_bombs_are_errors() -> None:
     bomb = zlib.compress(bytes(70 << 20))
     column = pa.array([with_properties(b"", b"x", 0x701), with_properties(b"", bomb, 1)])
     batch = decode_messages(column, ["body", "error"])
-    assert batch["body"].null_count == 2
-    assert "unknown compression type 7" in batch["error"][0].as_py()
-    assert "more than 67108864 bytes" in batch["error"][1].as_py()
+    assert (batch["body"].null_count, batch["error"].null_count) == (2, 0)
 
 
 def test_columns_sliced_chunked_large_and_empty() -> None:
@@ -265,15 +256,9 @@ def test_further_queues_are_found_whatever_else_is_read(others: list[str]) -> No
 @given(st.lists(st.one_of(MESSAGE, st.binary(max_size=100)), max_size=6), st.integers(0, 60))
 def test_decode_skips_bytes_before_message(given_rows: list[dict | bytes], skip: int) -> None:
     bodies = [row if isinstance(row, bytes) else encode_messages(**columns_of([row]))[0].as_py() for row in given_rows]
-    shifted = pa.array([b"\xff" * skip + body for body in bodies], pa.binary())
-    expected = consume_queue_columns(pa.array(bodies, pa.binary()), QUEUE_FIELDS_SCHEMA.names)
+    shifted = pa.array([*(b"\xff" * skip + body for body in bodies), b"s" * max(0, skip - 1), None], pa.binary())
+    expected = consume_queue_columns(pa.array([*bodies, b"", None], pa.binary()), QUEUE_FIELDS_SCHEMA.names)
     assert consume_queue_columns(shifted, QUEUE_FIELDS_SCHEMA.names, skip_bytes=skip).equals(expected)
-
-
-def test_rows_shorter_than_skip_have_error() -> None:
-    found = consume_queue_columns(pa.array([b"", b"short", None], pa.binary()), skip_bytes=48)
-    assert found.column("error").null_count == 0
-    assert found.column("topic").null_count == 3
 
 
 @pytest.mark.parametrize("born", [2**62, -(2**63), 253_402_300_800_000])  # the second's absolute value is not a number
@@ -319,7 +304,3 @@ def test_encode_rejects_bad_values(given_wrong: dict) -> None:
 def test_decode_rejects_bad_arguments(bodies: object, columns: list[str] | None) -> None:
     with pytest.raises(BadRequestError):
         decode_messages(bodies, columns)
-
-
-def test_units() -> None:
-    assert encode_units(np.array([48]), [91], [-1]).hex() == "0000000000000030" + "0000005b" + "ff" * 8

@@ -57,8 +57,20 @@ def test_golden_commitlog_is_read(tmp_path: Path, batch_bytes: int) -> None:
         (BODIES[0][:-1], "damaged"),
         (struct.pack(">i", 90) + BODIES[0][4:], "damaged"),
         (struct.pack(">i", -1) + BODIES[0][4:], "damaged"),
+        (BODIES[2][:6] + bytes(200) + b"x" + bytes(100), "damaged"),
     ],
-    ids=["nothing", "few zeros", "zeros", "one byte", "blank", "unknown magic", "cut", "too short", "negative"],
+    ids=[
+        "nothing",
+        "few zeros",
+        "zeros",
+        "one byte",
+        "blank",
+        "unknown magic",
+        "cut",
+        "too short",
+        "negative",
+        "partial",
+    ],
 )
 def test_file_stop_kinds(tmp_path: Path, rest: bytes, kind: str) -> None:
     path = tmp_path / "file"
@@ -68,29 +80,15 @@ def test_file_stop_kinds(tmp_path: Path, rest: bytes, kind: str) -> None:
     assert stop == FileStop(1000 + sum(map(len, BODIES)), kind)
 
 
-def test_empty_file_has_no_messages(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert read(tmp_path / "file", 5) == ({}, FileStop(5, "end"))
-
-
-def test_other_directories_are_rejected(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "files", [None, {}, {"lock": 0}, {f"{0:020d}": 100, f"{200:020d}": 100}, {f"{0:020d}": 100, f"{100:020d}": -1}]
+)
+def test_other_directories_are_rejected(tmp_path: Path, files: dict[str, int] | None) -> None:
+    """A directory that is named like a file may replace the next file: no group may start after the first alone."""
+    for name, size in (files or {}).items():
+        (tmp_path / name).write_bytes(bytes(size)) if size >= 0 else (tmp_path / name).mkdir()
     with pytest.raises(ConfigError):
-        commit_log_files(tmp_path / "nothing")
-    (tmp_path / "lock").touch()
-    with pytest.raises(ConfigError):
-        commit_log_files(tmp_path)
-    (tmp_path / f"{0:020d}").write_bytes(bytes(100))
-    (tmp_path / f"{200:020d}").write_bytes(bytes(100))
-    with pytest.raises(ConfigError):
-        commit_log_files(tmp_path)
-
-
-def test_directory_named_like_file_is_rejected(tmp_path: Path) -> None:
-    """It may replace the next file: a group must not start after the first file alone."""
-    (tmp_path / f"{0:020d}").write_bytes(bytes(1024))
-    (tmp_path / f"{1024:020d}").mkdir()
-    with pytest.raises(ConfigError):
-        commit_log_files(tmp_path)
+        commit_log_files(tmp_path if files is not None else tmp_path / "nothing")
 
 
 def test_commitlog_in_several_directories_is_rejected(tmp_path: Path) -> None:
@@ -137,27 +135,15 @@ def test_complete_message_is_never_partial(tmp_path: Path, spoil: tuple[int, int
     assert list(found.values()) == [*BODIES, bytes(last)]
 
 
-def test_partial_message_before_data_is_damage(tmp_path: Path) -> None:
-    torn = BODIES[2][:6] + bytes(200)
-    (tmp_path / "file").write_bytes(b"".join(BODIES) + torn + b"x" + bytes(100))
-    found, stop = read(tmp_path / "file")
-    assert list(found.values()) == BODIES
-    assert stop.kind == "damaged"
-
-
 def test_preallocated_files_are_skipped(tmp_path: Path) -> None:
-    for number, data in enumerate([b"".join(BODIES), b"", b"", b""]):
-        (tmp_path / f"{number * 1000:020d}").write_bytes(data.ljust(1000, b"\0"))
+    for number in range(4):
+        (tmp_path / f"{number * 1000:020d}").write_bytes(bytes(1000))
+    assert [file.position for file in commit_log_files(tmp_path)] == [0]
+    assert ClassicCommitLog(tmp_path).end() == 0
+    (tmp_path / f"{0:020d}").write_bytes(b"".join(BODIES).ljust(1000, b"\0"))
     assert [file.position for file in commit_log_files(tmp_path)] == [0]
     assert ClassicCommitLog(tmp_path).end() == sum(map(len, BODIES))
     (tmp_path / f"{2000:020d}").write_bytes(BODIES[0].ljust(1000, b"\0"))
     assert [file.position for file in commit_log_files(tmp_path)] == [0, 1000, 2000]
     (tmp_path / f"{4000:020d}").touch()
     assert [file.position for file in commit_log_files(tmp_path)] == [0, 1000, 2000]
-
-
-def test_log_without_messages_keeps_first_file(tmp_path: Path) -> None:
-    for position in (0, 1000):
-        (tmp_path / f"{position:020d}").write_bytes(bytes(1000))
-    assert [file.position for file in commit_log_files(tmp_path)] == [0]
-    assert ClassicCommitLog(tmp_path).end() == 0

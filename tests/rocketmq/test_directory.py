@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from dledger_core import StoreMismatchError, open_store
-from dledger_core.rocketmq import end_of, locate
-from tests.rocketmq import golden
+from dledger_core.rocketmq import CommitLogEnd, end_of, locate
+from tests.rocketmq.convert.stores import overwrite, place_of
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Path:
-    """A broker's directory with a store and the CommitLog before it."""
-    golden.extract(golden.MIXED, "n0/commitlog", tmp_path)
-    return golden.extract(golden.MIXED, "n0/dledger-n0", tmp_path).parent
-
-
-def test_locate_tells_stores_commitlogs_and_brokers_apart(broker: Path) -> None:
-    store, commitlog = broker / "dledger-n0", broker / "commitlog"
-    found = locate(broker)
+def test_locate_distinguishes_stores_commitlogs_and_brokers(mixed: Path) -> None:
+    store, commitlog = mixed / "dledger-n0", mixed / "commitlog"
+    found = locate(mixed)
     assert (found.store, found.commitlog, found.stores) == (store, commitlog, (store,))
     assert (found.is_store, found.is_commitlog) == (False, False)
     assert locate(store).is_store
     assert locate(commitlog).is_commitlog
-    assert locate(store / "meta" if (store / "meta").is_dir() else store / "index").store is None
+    assert locate(store / "index").store is None
+    with pytest.raises(StoreMismatchError) as caught:
+        locate(commitlog).one_store()
+    assert "audit_replicas.py" in caught.value.remedy
 
 
-def test_locate_names_stores_below_a_node_directory(tmp_path: Path, broker: Path) -> None:
+def test_locate_names_stores_below_node_directory(tmp_path: Path, mixed: Path) -> None:
     node = tmp_path / "node"
     for group in ("a", "b"):
-        shutil.copytree(broker / "dledger-n0", node / group / "dledger-n0")
+        shutil.copytree(mixed / "dledger-n0", node / group / "dledger-n0")
     found = locate(node)
     assert found.store is None
     assert found.stores == (node / "a" / "dledger-n0", node / "b" / "dledger-n0")
-    with pytest.raises(StoreMismatchError) as caught:
-        found.one_store()
-    assert all(str(store) in caught.value.remedy for store in found.stores)
-    with pytest.raises(StoreMismatchError):
-        found.check()
+    for reject in (found.one_store, found.check):
+        with pytest.raises(StoreMismatchError) as caught:
+            reject()
+        assert all(str(store) in caught.value.remedy for store in found.stores)
 
 
 @pytest.mark.parametrize("make", [lambda path: None, Path.mkdir, Path.touch], ids=["missing", "empty", "file"])
-def test_locate_rejects_paths_without_a_log(tmp_path: Path, make: object) -> None:
+def test_locate_rejects_paths_without_log(tmp_path: Path, make: object) -> None:
     path = tmp_path / "x"
     make(path)  # type: ignore[operator]
     with pytest.raises(StoreMismatchError):
@@ -53,90 +49,64 @@ def test_locate_rejects_paths_without_a_log(tmp_path: Path, make: object) -> Non
         locate(path).one_store()
 
 
-def test_locate_finds_a_native_store_without_data(tmp_path: Path) -> None:
+def test_locate_finds_native_store_without_data(tmp_path: Path) -> None:
     (tmp_path / "s" / "meta").mkdir(parents=True)
     (tmp_path / "s" / "meta" / "log.json").write_text("{}")
     assert locate(tmp_path / "s").is_store
 
 
-def test_one_store_rejects_a_commitlog_and_names_its_tools(broker: Path) -> None:
-    with pytest.raises(StoreMismatchError) as caught:
-        locate(broker / "commitlog").one_store()
-    assert "audit_replicas.py" in caught.value.remedy
+@pytest.fixture
+def store(mixed: Path) -> Path:
+    return mixed / "dledger-n0"
 
 
-def test_end_of_an_intact_store_is_clean(broker: Path) -> None:
-    with open_store(broker / "dledger-n0") as store:
-        end = end_of(store)
-        assert (end.end, end.position) == (store.last_index + 1, store.position_end)
-    assert (end.damaged, end.torn, end.missing_committed, end.lost) == (None, False, None, None)
+LAST = 262
+"""Index of the last entry."""
 
 
-def record_of(store: Path, back: int) -> tuple[int, Path, int]:
-    """Index, file and offset of the entry that is ``back`` before the end."""
+def read_end(store: Path) -> CommitLogEnd:
     with open_store(store) as reader:
-        index = int(reader.last_index) - back
-        position = int(reader.records(index, index + 1, 1).headers["position"][0])
-        size = reader.segment_bytes[0]
-    return index, store / "data" / f"{position - position % size:020d}", position % size
+        end = end_of(reader)
+        assert (end.end, end.position) == (reader.last_index + 1, reader.position_end)
+    return end
 
 
-def overwrite(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
+def test_end_of_intact_store_is_clean(store: Path) -> None:
+    end = read_end(store)
+    assert (end.end, end.damaged, end.torn, end.missing_committed, end.lost) == (LAST + 1, None, False, None, None)
 
 
-def test_end_of_a_store_with_damage_before_complete_entries(broker: Path) -> None:
-    store = broker / "dledger-n0"
-    index, file, offset = record_of(store, 3)
+def test_damage_before_complete_entries_is_lost(store: Path) -> None:
+    file, offset = place_of(store, LAST - 3)
     overwrite(file, offset, bytes(4))  # its magic: Java's recovery ends the log there
-    with open_store(store) as reader:
-        end = end_of(reader)
-    assert (end.end, end.damaged) == (index + 4, (index, index + 1))
+    end = read_end(store)
+    assert (end.end, end.damaged) == (LAST + 1, (LAST - 3, LAST - 2))
     assert end.lost is not None
-    assert end.lost[0] == index
+    assert end.lost[0] == LAST - 3
 
 
-def test_end_of_a_store_with_a_torn_record(broker: Path) -> None:
-    store = broker / "dledger-n0"
-    index, file, offset = record_of(store, 0)
-    overwrite(file, offset + 8, b"\x7f")  # the index of its last entry
-    with open_store(store) as reader:
-        end = end_of(reader)
-    assert (end.end, end.torn) == (index, True)
+def test_changed_last_record_is_torn(store: Path) -> None:
+    file, offset = place_of(store, LAST)
+    overwrite(file, offset + 8, b"\x7f")  # its index
+    end = read_end(store)
+    assert (end.end, end.torn) == (LAST, True)
 
 
-def test_end_of_a_store_without_its_committed_end(broker: Path) -> None:
-    store = broker / "dledger-n0"
-    index, file, offset = record_of(store, 5)
+def test_zeros_before_committed_end_are_missing_entries(store: Path) -> None:
     with open_store(store) as reader:
         committed = reader.commit_index
-        position_end = int(reader.position_end) % reader.segment_bytes[0]
-    overwrite(file, offset, bytes(position_end - offset))
-    with open_store(store) as reader:
-        end = end_of(reader)
-    assert end.end == index
-    if committed is None:
-        assert end.missing_committed is None
-    else:
-        assert end.missing_committed == (index, committed + 1)
-        assert end.lost == (index, max(committed + 1, end.recorded_end or 0))
+    assert committed is not None
+    file, offset = place_of(store, LAST - 5)
+    overwrite(file, offset, bytes(file.stat().st_size - offset))
+    end = read_end(store)
+    assert (end.end, end.missing_committed) == (LAST - 5, (LAST - 5, committed + 1))
+    assert end.lost == (LAST - 5, max(committed + 1, end.recorded_end or 0))
 
 
-def test_end_of_a_store_with_a_short_last_file(broker: Path) -> None:
-    store = broker / "dledger-n0"
-    files = sorted((store / "data").iterdir())
-    if len(files) == 1:  # Java's files have one size: a second one that is shorter
-        with open_store(store) as reader:
-            size = reader.segment_bytes[0]
-        files.append(store / "data" / f"{int(files[0].name) + size:020d}")
-    index, file, offset = record_of(store, 0)
-    assert file in files
-    with file.open("r+b") as opened:
-        opened.truncate(offset + 20)
-    with open_store(store) as reader:
-        end = end_of(reader)
-    assert end.end == index
-    if file != files[0]:
-        assert end.damaged == (index, index + 1)
+def test_short_last_file_is_damage(store: Path) -> None:
+    """Java's files have one size."""
+    file, offset = place_of(store, LAST)
+    assert file != min((store / "data").iterdir())
+    os.truncate(file, offset + 20)
+    end = read_end(store)
+    assert (end.end, end.damaged) == (LAST, (LAST, LAST + 1))

@@ -19,11 +19,6 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def decoded(name: str) -> tuple[list[int], pa.RecordBatch]:
-    records = golden.messages(name)
-    return list(records), decode_messages(pa.array(list(records.values()), pa.binary()))
-
-
 def millis(column: pa.Array) -> list[int]:
     return pc.divide(column.cast(pa.int64()), 1000).to_pylist()
 
@@ -35,14 +30,11 @@ def same_host(ours: str, theirs: str) -> bool:
     return ours_port == theirs_port and ipaddress.ip_address(plain) == ipaddress.ip_address(theirs_address)
 
 
-def test_golden_messages_decode(name: str) -> None:
-    offsets, batch = decoded(name)
+def test_golden_fields_equal_oracle(name: str) -> None:
+    records = golden.messages(name)
+    offsets, batch = list(records), decode_messages(pa.array(list(records.values()), pa.binary()))
     assert batch["error"].null_count == len(offsets) >= 200
     assert batch["physical_offset"].to_pylist() == offsets
-
-
-def test_golden_fields_equal_oracle(name: str) -> None:
-    offsets, batch = decoded(name)
     row_of = {offset: row for row, offset in enumerate(offsets)}
     columns = {column: batch[column].to_pylist() for column in batch.schema.names}
     born, stored = millis(batch["born_timestamp"]), millis(batch["store_timestamp"])

@@ -24,7 +24,8 @@ from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.services.positions import Positions
 from dledger_core.storage.tables.tables import TablesSnapshot
-from tests.rocketmq.golden import MIXED, extract, messages
+from tests.rocketmq.convert.stores import flip
+from tests.rocketmq.golden import MIXED, messages
 from tests.rocketmq.node_group import PARTS, rocketmq_group
 from tests.support.server_group import ServerGroup, eventually
 
@@ -35,22 +36,16 @@ PREFIX = {at: data for at, data in sorted(messages(MIXED).items()) if at < END}
 BODIES = [bytes([number]) * (number * 977 % 40_000) for number in range(30)]
 
 
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The CommitLog that a real broker closed when it was upgraded."""
-    return extract(MIXED, "n0/commitlog", tmp_path_factory.mktemp("golden"))
-
-
 @contextlib.asynccontextmanager
 async def one_node(directory: Path) -> AsyncIterator[tuple[ServerGroup, AsyncClient]]:
     async with rocketmq_group(directory, 1, storage=STORAGE) as group, AsyncClient(group.peers) as client:
         yield group, client
 
 
-def create_prefix(golden: Path, directory: Path, node_id: str = "n0") -> Path:
+def create_prefix(classic: Path, directory: Path, node_id: str = "n0") -> Path:
     """Create a store after the CommitLog; return the directory of the prefix."""
     store = directory / "default" / f"dledger-{node_id}"
-    start_store_after(read_commitlog(golden), store, group="default", node_id=node_id, config=STORAGE)
+    start_store_after(read_commitlog(classic), store, group="default", node_id=node_id, config=STORAGE)
     return store.parent / COMMITLOG_DIRECTORY
 
 
@@ -102,8 +97,8 @@ async def read_on(client: AsyncClient, position: int, max_bytes: int) -> tuple[l
 
 
 @pytest.mark.parametrize("max_bytes", [1, 5000, 8 << 20])
-async def test_positions_lead_through_prefix_into_log(tmp_path: Path, golden: Path, max_bytes: int) -> None:
-    create_prefix(golden, tmp_path)
+async def test_positions_lead_through_prefix_into_log(tmp_path: Path, classic: Path, max_bytes: int) -> None:
+    create_prefix(classic, tmp_path)
     async with one_node(tmp_path) as (_group, client):
         await client.append(BODIES)
         counts, table = await read_on(client, 0, max_bytes)
@@ -124,8 +119,8 @@ async def test_positions_lead_through_prefix_into_log(tmp_path: Path, golden: Pa
         assert [(await client.read_at(at)).num_rows for at in (end, 1 << 60)] == [0, 0]
 
 
-async def test_position_before_log_is_out_of_range_without_prefix(tmp_path: Path, golden: Path) -> None:
-    shutil.rmtree(create_prefix(golden, tmp_path))
+async def test_position_before_log_is_out_of_range_without_prefix(tmp_path: Path, classic: Path) -> None:
+    shutil.rmtree(create_prefix(classic, tmp_path))
     async with one_node(tmp_path) as (_group, client):
         await client.append([b"first"])
         with pytest.raises(IndexOutOfRangeError) as found:
@@ -134,9 +129,9 @@ async def test_position_before_log_is_out_of_range_without_prefix(tmp_path: Path
         assert (await client.read_at(END)).column("body").to_pylist() == [b"first"]
 
 
-async def test_directory_next_to_log_without_prefix_is_not_read(tmp_path: Path, golden: Path) -> None:
+async def test_directory_next_to_log_without_prefix_is_not_read(tmp_path: Path, classic: Path) -> None:
     async with one_node(tmp_path) as (group, client):
-        shutil.copytree(golden, tmp_path / "default" / COMMITLOG_DIRECTORY)
+        shutil.copytree(classic, tmp_path / "default" / COMMITLOG_DIRECTORY)
         await client.append(BODIES)
         replica = group.hosted("n0").replica
         segments = replica.log.segment_summaries()
@@ -187,15 +182,15 @@ async def test_read_during_snapshot_install_is_behind(tmp_path: Path, monkeypatc
             await positions.at(0, 1)
 
 
-async def test_damaged_prefix_message_fails_over(tmp_path: Path, golden: Path) -> None:
+async def test_damaged_prefix_message_fails_over(tmp_path: Path, classic: Path) -> None:
     damaged = sorted(PREFIX)[7]
     for node_id in ("n0", "n1", "n2"):
-        path = create_prefix(golden, tmp_path / node_id, node_id) / f"{0:020}"
+        path = create_prefix(classic, tmp_path / node_id, node_id) / f"{0:020}"
         if node_id != "n2":
-            data = bytearray(path.read_bytes())
-            data[damaged + 100] ^= 1
-            path.unlink()  # it is a link to the golden file
+            data = path.read_bytes()
+            path.unlink()  # it is a link to the first CommitLog
             path.write_bytes(data)
+            flip(path, damaged + 100)
     async with Apart(tmp_path, 3, storage=STORAGE, **PARTS) as group, AsyncClient(group.peers) as client:
         await client.append([b"first"])
         results = await asyncio.gather(*(client.read_at(damaged, max_bytes=1) for _ in range(6)))
@@ -207,11 +202,11 @@ async def test_damaged_prefix_message_fails_over(tmp_path: Path, golden: Path) -
             assert (before.batch.num_rows, before.next_position) == (7, damaged)
 
 
-async def test_node_with_shorter_prefix_joins(tmp_path: Path, golden: Path) -> None:
+async def test_node_with_shorter_prefix_joins(tmp_path: Path, classic: Path) -> None:
     """Its fingerprint starts later and ends at the same position."""
     for node_id in ("n0", "n1"):
-        create_prefix(golden, tmp_path / node_id, node_id)
-    later = shutil.copytree(golden, tmp_path / "later")
+        create_prefix(classic, tmp_path / node_id, node_id)
+    later = shutil.copytree(classic, tmp_path / "later")
     (later / f"{0:020}").unlink()
     create_prefix(later, tmp_path / "n2", "n2")
     async with Apart(tmp_path, 3, storage=STORAGE, **PARTS) as group, AsyncClient(group.peers) as client:

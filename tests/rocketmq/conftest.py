@@ -1,4 +1,4 @@
-"""Sources that many tests convert."""
+"""Golden stores that many tests read."""
 
 from __future__ import annotations
 
