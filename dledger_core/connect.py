@@ -173,6 +173,6 @@ def open_store(path: Path | str, *, opaque: bool = False, since: StoreReader | N
         StoreIncompleteError: a conversion into it, or a snapshot install, is not finished.
         CorruptRecordError: a data file is missing between others.
     """
-    from dledger_core.rocketmq.message.bodies import MESSAGES
+    from dledger_core.rocketmq.message.decode import MESSAGES
 
     return open_any_store(path, bodies=None if opaque else MESSAGES, since=since)

@@ -1,25 +1,39 @@
 """Clients of a group: append batches, read ranges, follow the leader."""
 
 from dledger_core.client.async_client import AsyncLogClient
-from dledger_core.client.continuity import EntryCheck, LogPosition, Loss, LossKind, check_of, find_loss
-from dledger_core.client.lag import Lag, measure_lag, record_at
 from dledger_core.client.node_client import NodeClient
+from dledger_core.client.position import (
+    EntryCheck,
+    Lag,
+    LogPosition,
+    Loss,
+    LossKind,
+    check_of,
+    find_loss,
+    measure_lag,
+    record_at,
+)
 from dledger_core.client.producer import AsyncProducer, Producer
-from dledger_core.client.protocol import END_OF_LOG, Bodies, Consistency, LogClient, OptionalOperations, ReadFrom
-from dledger_core.client.reads import PrefixFormat, ending_after
-from dledger_core.client.results import (
+from dledger_core.client.protocol import (
+    END_OF_LOG,
     AppendResult,
     AttemptResult,
+    Bodies,
+    Consistency,
     DigestReport,
     Entry,
+    LogClient,
     LogRange,
     Metadata,
     NodeStatus,
+    OptionalOperations,
     PositionFetch,
     ProducerState,
+    ReadFrom,
     RoleChange,
     TransactionState,
 )
+from dledger_core.client.reads import PrefixFormat, ending_after
 from dledger_core.client.sync_client import SyncLogClient
 from dledger_core.control import Part, TransactionId
 

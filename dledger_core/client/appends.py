@@ -8,8 +8,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from dledger_core.client.protocol import Bodies
-from dledger_core.client.results import AppendResult
+from dledger_core.client.protocol import AppendResult, Bodies
 from dledger_core.config import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from dledger_core.errors import BadRequestError, DLedgerError
 from dledger_core.record import HEADER_BYTES, Columns

@@ -10,8 +10,7 @@ from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from dledger_core.client.protocol import END_OF_LOG, READ_BYTES, Consistency, LogClient, OptionalOperations
-from dledger_core.client.results import RoleChange
+from dledger_core.client.protocol import END_OF_LOG, READ_BYTES, Consistency, LogClient, OptionalOperations, RoleChange
 from dledger_core.client.routing.channel import ClosedError
 from dledger_core.config import Peer
 from dledger_core.errors import ConfigError, UnsupportedError

@@ -9,20 +9,23 @@ from typing import Any
 import pyarrow as pa
 
 from dledger_core.client.appends import AppendBatcher, columns_of
-from dledger_core.client.protocol import READ_BYTES, Bodies, Consistency, ReadFrom
-from dledger_core.client.reads import PrefixFormat, Reader
-from dledger_core.client.results import (
+from dledger_core.client.protocol import (
+    READ_BYTES,
     AppendResult,
     AttemptResult,
+    Bodies,
+    Consistency,
     DigestReport,
     Entry,
     LogRange,
     Metadata,
     PositionFetch,
     ProducerState,
+    ReadFrom,
     RoleChange,
     TransactionState,
 )
+from dledger_core.client.reads import PrefixFormat, Reader
 from dledger_core.client.routing.cluster_view import ClusterView, ReplicaChoice
 from dledger_core.client.routing.requests import Requests
 from dledger_core.client.routing.retry import Timeouts, with_retries

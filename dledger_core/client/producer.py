@@ -6,8 +6,7 @@ import asyncio
 
 from dledger_core.client.appends import columns_of
 from dledger_core.client.async_client import AsyncLogClient
-from dledger_core.client.protocol import Bodies
-from dledger_core.client.results import AppendResult
+from dledger_core.client.protocol import AppendResult, Bodies
 from dledger_core.client.routing.retry import is_unknown
 from dledger_core.client.sync_client import SyncLogClient
 from dledger_core.control import column_crc

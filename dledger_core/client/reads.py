@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.client.protocol import END_OF_LOG, READ_BYTES
-from dledger_core.client.results import DigestReport, Entry, PositionFetch
+from dledger_core.client.protocol import END_OF_LOG, READ_BYTES, DigestReport, Entry, PositionFetch
 from dledger_core.client.routing.cluster_view import ANY_REPLICA, ClusterView, ReplicaChoice
 from dledger_core.client.routing.requests import Requests
 from dledger_core.client.routing.retry import Timeouts

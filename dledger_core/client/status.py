@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import replace
 from typing import Any, Final
 
-from dledger_core.client.results import (
+from dledger_core.client.protocol import (
     LogRange,
     Metadata,
     NodeStatus,

@@ -16,8 +16,7 @@ import pyarrow as pa
 import uvloop
 
 from dledger_core.client.async_client import TAIL_WAIT_MS, AsyncLogClient
-from dledger_core.client.protocol import END_OF_LOG, READ_BYTES
-from dledger_core.client.results import RoleChange
+from dledger_core.client.protocol import END_OF_LOG, READ_BYTES, RoleChange
 from dledger_core.config import Peer
 from dledger_core.errors import ConfigError
 from dledger_core.record import Isolation

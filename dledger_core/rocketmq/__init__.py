@@ -31,8 +31,15 @@ from dledger_core.rocketmq.store.consume_queue import (
     encode_units,
     queue_statistics,
 )
-from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY, Location, locate
-from dledger_core.rocketmq.store.log_directory import Damaged, LogDirectory, Span, open_log_directory
+from dledger_core.rocketmq.store.directory import (
+    COMMITLOG_DIRECTORY,
+    Damaged,
+    Location,
+    LogDirectory,
+    Span,
+    locate,
+    open_log_directory,
+)
 from dledger_core.rocketmq.store.log_end import CommitLogEnd, end_of
 
 __all__ = [

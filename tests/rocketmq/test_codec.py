@@ -20,7 +20,7 @@ from dledger_core.rocketmq import (
     java_hash,
     tags_code,
 )
-from dledger_core.rocketmq.message.hosts import pack_host
+from dledger_core.rocketmq.message.columns import pack_host
 from dledger_core.rocketmq.message.layout import QUEUE_FIELDS_SCHEMA
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=20)

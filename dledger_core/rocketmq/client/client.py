@@ -15,9 +15,18 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from dledger_core.client.appends import columns_of
-from dledger_core.client.protocol import READ_BYTES, Bodies, Consistency, ReadFrom
+from dledger_core.client.protocol import (
+    READ_BYTES,
+    AppendResult,
+    Bodies,
+    Consistency,
+    Entry,
+    LogRange,
+    Metadata,
+    NodeStatus,
+    ReadFrom,
+)
 from dledger_core.client.reads import check_numbers, check_progress, entry_of, wire_isolation
-from dledger_core.client.results import AppendResult, Entry, LogRange, Metadata, NodeStatus
 from dledger_core.client.routing.retry import Timeouts, with_retries
 from dledger_core.client.status import bounds_reaching
 from dledger_core.config import Peer
@@ -32,8 +41,16 @@ from dledger_core.errors import (
     UnsupportedError,
 )
 from dledger_core.record import MAGIC_DATA, Fetch, Isolation
-from dledger_core.rocketmq.client.entries import PROBE_PREFIX, append_all, batch_of, read_entries
-from dledger_core.rocketmq.client.log_end import OBSERVE_S, JavaBounds, LogEnd, is_deleted
+from dledger_core.rocketmq.client.log import (
+    OBSERVE_S,
+    PROBE_PREFIX,
+    JavaBounds,
+    LogEnd,
+    append_all,
+    batch_of,
+    is_deleted,
+    read_entries,
+)
 from dledger_core.rocketmq.client.nodes import JavaNodes
 from dledger_core.rocketmq.remoting.codes import ResponseCode
 from dledger_core.rocketmq.remoting.messages import (

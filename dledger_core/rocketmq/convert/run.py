@@ -12,8 +12,15 @@ from typing import Final, Literal
 
 from dledger_core.config import INDEX_SEGMENT_BYTES
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFullError, StoreMismatchError
-from dledger_core.rocketmq.convert.copy import LayoutBreakError, StoreWriter, breaks_layout, transform
 from dledger_core.rocketmq.convert.parts import queues_after
+from dledger_core.rocketmq.convert.passes import (
+    LayoutBreakError,
+    StoreWriter,
+    breaks_layout,
+    compare_all,
+    read_source,
+    transform,
+)
 from dledger_core.rocketmq.convert.plan import (
     ConversionState,
     ConvertRequest,
@@ -25,8 +32,7 @@ from dledger_core.rocketmq.convert.plan import (
     save_state,
 )
 from dledger_core.rocketmq.convert.source import ConversionSource, open_source
-from dledger_core.rocketmq.convert.verify import compare_all, read_source
-from dledger_core.rocketmq.message.bodies import MESSAGES
+from dledger_core.rocketmq.message.decode import MESSAGES
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout, lock_store
 from dledger_core.storage.files.log_info import LogMeta, save_log_meta

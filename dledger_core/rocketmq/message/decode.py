@@ -12,17 +12,26 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.errors import BadRequestError
-from dledger_core.record import slices_of
+from dledger_core.record import HEADER_BYTES, MAGIC_DATA, Records, slices_of
 from dledger_core.rocketmq.message import layout
-from dledger_core.rocketmq.message.columns import IntArray, binary_column, join_chunks, rows_of, text_column
-from dledger_core.rocketmq.message.hosts import message_ids, read_hosts
+from dledger_core.rocketmq.message.columns import (
+    IntArray,
+    Rows,
+    binary_column,
+    join_chunks,
+    message_ids,
+    read_hosts,
+    rows_of,
+    text_column,
+)
 from dledger_core.rocketmq.message.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FIELDS_SCHEMA
 from dledger_core.rocketmq.message.properties import Pairs, delivery_times, java_hash, parse_properties
-from dledger_core.rocketmq.message.records import Located, locate, wrong_bodies
+from dledger_core.rocketmq.message.records import BROKEN_FROM, Located, locate, wrong_bodies
 
 BODY_BYTES_MAX: Final = 64 << 20
 """Larger bodies are not decompressed: a few compressed bytes can claim gigabytes."""
@@ -348,3 +357,39 @@ def decode_chunks(
             rest += [chunk.slice(half), chunk.slice(0, half)]
             continue
         yield chunk, found
+
+
+_I64 = npt.NDArray[np.int64]
+
+
+class MessageBodies:
+    """Implements ``storage.BodyFormat``; other bodies pass."""
+
+    def damaged(self, records: Records) -> _I64:
+        """Return the rows whose body is a message that is damaged.
+
+        A message is recognized by its magic and its size. It is damaged if the lengths in it do not fit, or if its
+        body does not match its CRC.
+        """
+        located = _located(records)
+        bad = located.reasons >= BROKEN_FROM
+        bad[located.rows[wrong_bodies(located)]] = True
+        return np.flatnonzero(bad & (records.headers["magic"] == MAGIC_DATA))
+
+    def describe(self, records: Records, row: int) -> dict[str, Any]:
+        """Return topic and key of a message, as far as they can be read."""
+        one = records.slice(row, row + 1)
+        found = decode_messages(pa.array([bytes(one.bodies)], pa.binary()), ["topic", "keys"]).to_pylist()[0]
+        return {name: value for name, value in (("topic", found["topic"]), ("key", found["keys"])) if value}
+
+    def decode(self, bodies: Any, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Return the messages in a binary column; see ``decode_messages``."""
+        return decode_messages(bodies, columns)
+
+
+def _located(records: Records) -> Located:
+    lengths = records.sizes.astype(np.int64) - HEADER_BYTES
+    return locate(Rows(np.frombuffer(records.data, np.uint8), records.starts + HEADER_BYTES, lengths, None))
+
+
+MESSAGES: Final = MessageBodies()

@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 from dledger_core import checksum
 from dledger_core.errors import BadRequestError
 from dledger_core.rocketmq.message import layout
-from dledger_core.rocketmq.message.columns import IntArray, binary_column, constant_column, rows_of
-from dledger_core.rocketmq.message.hosts import pack_host
+from dledger_core.rocketmq.message.columns import IntArray, binary_column, constant_column, pack_host, rows_of
 from dledger_core.rocketmq.message.properties import build_properties
 
 _TOPIC_BYTES_MAX: Final = 32767

@@ -9,12 +9,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from dledger_core.errors import StoreMismatchError
-from dledger_core.record import is_segment_name
+import numpy as np
+import pyarrow as pa
+
+from dledger_core.errors import CorruptRecordError, StoreMismatchError
+from dledger_core.record import RECORD_SCHEMA, Records, is_segment_name, to_arrow
+from dledger_core.rocketmq.message.columns import binary_column
+from dledger_core.rocketmq.message.decode import MESSAGES
+from dledger_core.rocketmq.store.commit_log import (
+    CommitLogFile,
+    FileStop,
+    commit_log_files,
+    fault_text,
+    message_faults,
+)
+from dledger_core.rocketmq.store.consume_queue import broker_end_of
+from dledger_core.rocketmq.store.log_end import end_of
+from dledger_core.storage import StoreReader, open_store
 from dledger_core.storage.files.layout import Layout
 
 COMMITLOG_DIRECTORY: Final = "commitlog"
@@ -140,3 +156,251 @@ def _nothing(path: Path) -> StoreMismatchError:
         str(path),
         "name the directory that holds data/ and index/, or RocketMQ's commitlog directory",
     )
+
+
+_READ_BYTES: Final = 4 << 20
+_END: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The ranges to read, half-open: positions of the CommitLog, and indexes of the log."""
+
+    classic: tuple[int, int]
+    log: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Entries that cannot be shown.
+
+    Attributes:
+        start: the first index; of a CommitLog the first position.
+        end: end (exclusive).
+        error: the damage, with the file.
+    """
+
+    start: int
+    end: int
+    error: CorruptRecordError
+
+    def __str__(self) -> str:
+        positions = "index" not in self.error.values
+        what = f"bytes {self.start} to {self.end - 1}" if positions else f"indexes {self.start} to {self.end - 1}"
+        named = "".join(f", {name} {self.error.values[name]}" for name in ("topic", "key") if name in self.error.values)
+        return f"{what} are damaged: {self.error.what} ({self.error.where}{named})"
+
+
+def open_log_directory(path: Path, commitlog: Path | None = None, *, opaque: bool = False) -> LogDirectory:
+    """Open a directory that contains a log, to read it in batches.
+
+    Args:
+        path: a store, a CommitLog directory, or a broker's directory with one or both.
+        commitlog: the CommitLog that precedes the store.
+        opaque: do not check the messages in bodies.
+
+    Raises:
+        StoreMismatchError: the directory is neither.
+        StorageError: the directory cannot be read.
+    """
+    location = locate(path).after(commitlog)
+    store, classic = location.store, location.commitlog
+    files = commit_log_files(classic) if classic is not None else ()
+    log = None if store is None else open_store(store, bodies=None if opaque else MESSAGES)
+    return LogDirectory(path, log, files, opaque=opaque)
+
+
+class LogDirectory:
+    """Entries of a CommitLog and of the log after it, in order. Messages of a CommitLog have no index and no term.
+
+    Args:
+        path: the directory.
+        log: the store.
+        classic: the files of the CommitLog.
+        opaque: do not check messages.
+    """
+
+    def __init__(
+        self, path: Path, log: StoreReader | None, classic: tuple[CommitLogFile, ...], *, opaque: bool = False
+    ) -> None:
+        self.path: Final = path
+        self.log: Final = log
+        self.classic: Final = classic
+        self.damage: list[CorruptRecordError] = []
+        self._opaque = opaque
+
+    @property
+    def broker_end(self) -> int | None:
+        """End of the entries whose messages have a broker's queue offsets; None = all of them."""
+        return None if self.log is None else broker_end_of(self.log, self.log.meta)
+
+    @property
+    def indexes(self) -> tuple[int, int]:
+        """First index and end (exclusive) of the log; (0, 0) without one."""
+        return (0, 0) if self.log is None else (int(self.log.first_index), int(self.log.last_index) + 1)
+
+    def summary(self) -> Iterator[str]:
+        """Yield lines about the ranges that exist."""
+        if self.classic:
+            begin, end = self.classic[0].position, self.classic[-1].end
+            yield f"CommitLog: {len(self.classic)} files, positions {begin} to {end}"
+        log = self.log
+        if log is None:
+            return
+        commit = "not recorded" if log.commit_index is None else log.commit_index
+        yield f"indexes {log.first_index} to {log.last_index}, commit index {commit}"
+        if log.identity_lost:
+            yield "meta/log.json is missing: the store is read like one that Java wrote"
+
+    def position_of_last(self, count: int) -> int:
+        """Return the position of the message that is ``count`` from the CommitLog's end; 0 if it has fewer."""
+        for file in reversed(self.classic):
+            batches = [batch for batch in file.scan() if not isinstance(batch, FileStop)]
+            found = sum(batch.num_rows for batch in batches)
+            if found >= count:
+                return int(np.concatenate([np.asarray(batch.column("position")) for batch in batches])[found - count])
+            count -= found
+        return 0
+
+    def batches(self, span: Span | None = None, *, records: bool = False) -> Iterator[pa.RecordBatch | Damaged]:
+        """Yield entries with the columns of RECORD_SCHEMA, and the damage between them; it is in ``damage`` too.
+
+        Args:
+            span: the ranges; None = everything.
+            records: add the column ``record``: the record as stored on disk.
+        """
+        span = Span((0, _END), self.indexes) if span is None else span
+        for file in self.classic:
+            if file.end > span.classic[0] and file.position < span.classic[1]:
+                yield from self._classic(file, span.classic, records=records)
+        for found in _readable(self.log, *span.log) if self.log is not None else ():
+            if isinstance(found, Damaged):
+                yield self._note(found)
+                continue
+            batch = to_arrow(found, magic=True)
+            yield batch.append_column("record", binary_column(found.data, found.sizes)) if records else batch
+
+    def _note(self, damaged: Damaged) -> Damaged:
+        self.damage.append(damaged.error)
+        return damaged
+
+    def _classic(
+        self, file: CommitLogFile, bounds: tuple[int, int], *, records: bool
+    ) -> Iterator[pa.RecordBatch | Damaged]:
+        for found in file.scan(_READ_BYTES):
+            if isinstance(found, FileStop):
+                yield from self._after(file, found)
+                return
+            positions = np.asarray(found.column("position"))
+            first = max(0, int(np.searchsorted(positions, bounds[0], side="right")) - 1)
+            if int(positions[first]) + len(found.column("body")[first].as_buffer()) <= bounds[0]:
+                first += 1
+            stop = int(np.searchsorted(positions, bounds[1]))
+            if first < stop:
+                yield from self._intact(file, found.slice(first, stop - first), records=records)
+            if stop < len(positions):
+                return
+
+    def _intact(
+        self, file: CommitLogFile, messages: pa.RecordBatch, *, records: bool
+    ) -> Iterator[pa.RecordBatch | Damaged]:
+        """Yield the messages of a CommitLog around damaged ones."""
+        faults = np.zeros(messages.num_rows, np.uint8) if self._opaque else message_faults(messages)
+        at = 0
+        for row in [*np.flatnonzero(faults).tolist(), messages.num_rows]:
+            if at < row:
+                yield _entries(messages.slice(at, row - at), records=records)
+            if row < messages.num_rows:
+                position = messages.column("position")[row].as_py()
+                end = position + len(messages.column("body")[row].as_buffer())
+                error = CorruptRecordError(
+                    f"the message is damaged: {fault_text(int(faults[row]))}",
+                    file.path,
+                    "compare with a replica",
+                    {"position": position},
+                )
+                yield self._note(Damaged(position, end, error))
+            at = row + 1
+
+    def _after(self, file: CommitLogFile, stop: FileStop) -> Iterator[Damaged]:
+        """Yield the rest of a file where it should contain messages and does not."""
+        if file.ends_at(stop, is_open=file is self.classic[-1] and self.log is None):
+            return
+        problem = "neither a message nor the end of the file at a message's start"
+        remedy = "the rest of this file is not shown; compare with a replica"
+        error = CorruptRecordError(problem, file.path, remedy, {"position": stop.position})
+        yield self._note(Damaged(stop.position, file.end, error))
+
+    def check_read(self) -> None:
+        """Raise the first damage that ``batches`` has found."""
+        if self.damage:
+            raise self.damage[0]
+
+    def check_end(self) -> str | None:
+        """Return a warning about data after the last entry, or None. Call after reading everything.
+
+        Raises:
+            CorruptRecordError: committed entries are missing, or the end is damaged.
+        """
+        log = self.log
+        if log is None:
+            return None
+        end = end_of(log)
+        if end.damaged is not None and end.damaged not in log.damaged:
+            raise CorruptRecordError(
+                "the log is damaged after the last entry shown",
+                str(end.path),
+                f"'dledger verify {log.path}' reports all damage; another replica may have the entries",
+                {"index": end.damaged[0], "position": end.position, "next_index": end.damaged[1]},
+            )
+        if end.missing_committed is not None:
+            raise CorruptRecordError(
+                "committed entries after the last one shown are damaged or missing",
+                str(log.path),
+                f"'dledger verify {log.path}' reports where",
+                {"last_index": log.last_index, "committed_index": end.missing_committed[1] - 1},
+            )
+        if end.torn:
+            return (
+                f"bytes at position {end.position} are not the next entry: torn, damaged, or left from earlier; "
+                f"'dledger verify {log.path}' reports more"
+            )
+        return None
+
+    def close(self) -> None:
+        """Close the files."""
+        if self.log is not None:
+            self.log.close()
+
+    def __enter__(self) -> LogDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _entries(messages: pa.RecordBatch, *, records: bool) -> pa.RecordBatch:
+    columns: dict[str, Any] = {field.name: pa.nulls(messages.num_rows, field.type) for field in RECORD_SCHEMA}
+    columns |= {name: messages.column(name) for name in ("position", "body")}
+    if records:
+        columns["record"] = messages.column("body")
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _readable(log: StoreReader, at: int, end: int) -> Iterator[Records | Damaged]:
+    """Yield the records of [at, end), and the damage between them."""
+    limit = end
+    while at < end:
+        try:
+            found = log.records(at, limit, _READ_BYTES)
+        except CorruptRecordError as error:
+            damaged = int(error.values.get("index", at))
+            if at < damaged < limit:
+                limit = damaged  # the entries before it first
+                continue
+            stop = min(int(log.damage_end(error)), end)
+            yield Damaged(at, stop, error)
+            at, limit = stop, end
+            continue
+        yield found
+        at, limit = at + found.count, end

@@ -1,8 +1,9 @@
-"""Continuity of a log for a reader that returns: whether its position is still in the log, or which loss occurred.
+"""A returning reader's position in a log: whether it still fits the log, and the lag to its end.
 
 A reader keeps the index it reads next, the log's uuid, and term and check of the record before that index. Together
 they detect a re-created, truncated, trimmed or rewritten log. Logs written by Java have no uuid and rely on term and
-check.
+check. Control entries and orphaned attempts alone are no lag: a query that is idle, or that ended before an election
+added its entry, has read all data entries.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
 
 from dledger_core.checksum import Buffer, crc32
-from dledger_core.client.results import LogRange
+from dledger_core.client.protocol import LogRange
+from dledger_core.errors import IndexOutOfRangeError
+from dledger_core.record import HEADER_BYTES
 
 _CHECKED: Final = struct.Struct(">qqqI")
 
@@ -104,3 +111,74 @@ def find_loss(position: LogPosition, view: LogRange, record: Callable[[int], Ent
     same_term = position.term < 0 or position.term == found.term
     same_check = position.check is None or position.check == found.check
     return None if same_term and same_check else Loss(LossKind.TERM_MISMATCH, position, view, found)
+
+
+Rows = Callable[[int, int], tuple[pa.RecordBatch, int]]
+"""Returns the data entries of [start, end) without orphaned attempts, and the index to continue at."""
+
+_READS_MAX: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """The entries that a reader has not read yet.
+
+    Attributes:
+        records: indexes from the first unread entry on; 0 if there is none.
+        bytes: size of their records in the log.
+        oldest: append time of the first unread entry; None if there is none or its time is unknown.
+    """
+
+    records: int = 0
+    bytes: int = 0
+    oldest: datetime | None = None
+
+    def seconds(self, now: datetime | None = None) -> float | None:
+        """Return the age of the first unread entry; 0 if there is none, None if unknown."""
+        if not self.records:
+            return 0.0
+        if self.oldest is None:
+            return None
+        # Clock skew can put the append time in the future: clamp the age at 0.
+        return max(0.0, round(((now or datetime.now(UTC)) - self.oldest).total_seconds(), 3))
+
+
+def measure_lag(start: int, end: int, rows: Rows, end_position: Callable[[int], int]) -> Lag:
+    """Find the first entry of [start, end) that the reader would receive, and measure the lag from there.
+
+    Takes two reads if that is the entry at ``start``. A tail of control entries is scanned in steps that double.
+
+    Args:
+        start: the reader's next index.
+        end: the readable end, exclusive.
+        rows: reads a few entries.
+        end_position: returns the position after the record at an index.
+    """
+    reach = 1
+    for _ in range(_READS_MAX):
+        if start >= end:
+            return Lag()
+        batch, following = rows(start, min(end, start + reach))
+        if batch.num_rows:
+            first, position = (batch.column(name)[0].as_py() for name in ("index", "position"))
+            return Lag(end - first, end_position(end - 1) - position, batch.column("timestamp")[0].as_py())
+        if following <= start:
+            break  # this replica has no more entries now
+        start, reach = following, reach * 2
+    left = max(0, end - start)
+    return Lag(left, end_position(end - 1) - end_position(start - 1) if left and start else 0)
+
+
+def record_at(batch: pa.RecordBatch, index: int, where: str) -> dict[str, Any]:
+    """Return term, position, end_position, timestamp and body of one record of a batch of records.
+
+    Raises:
+        IndexOutOfRangeError: the batch does not contain it.
+    """
+    found = np.flatnonzero(np.asarray(batch.column("index")) == index)
+    if not len(found):
+        raise IndexOutOfRangeError(f"index {index} is not in the log", where)
+    at = int(found[0])
+    row: dict[str, Any] = {name: batch.column(name)[at].as_py() for name in ("term", "position")}
+    row |= {"timestamp": batch.column("timestamp")[at].as_py(), "body": batch.column("body")[at].as_py()}
+    return row | {"end_position": row["position"] + HEADER_BYTES + len(row["body"])}

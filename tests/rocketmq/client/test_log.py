@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from dledger_core.connect import JavaOptions
 from dledger_core.errors import ConfigError, IndexOutOfRangeError, ProtocolError, RequestTimedOutError
-from dledger_core.rocketmq.client.entries import PROBE_PREFIX, append_all, batch_of, read_entries
-from dledger_core.rocketmq.client.log_end import EndObservation, SafeEndTracker, first_index, last_end
+from dledger_core.rocketmq.client.log import (
+    PROBE_PREFIX,
+    EndObservation,
+    SafeEndTracker,
+    append_all,
+    batch_of,
+    first_index,
+    last_end,
+    read_entries,
+)
 from dledger_core.rocketmq.remoting.messages import AppendResponse, WireEntry
 
 
