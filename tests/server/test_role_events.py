@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,62 +19,33 @@ from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId, Term
 from dledger_core.net.protocol import Type
 from dledger_core.raft import Role
-from dledger_core.server.node import NodeServer
 from dledger_core.server.services.role_events import RoleCommand, RoleEvent, split_command
-from tests.support.server_group import RawClient, ServerGroup, eventually, run
+from tests.support.server_group import RawClient, ServerGroup, eventually
+from tests.support.soon import soon
 
 
 def event(term, role=Role.FOLLOWER, group="g", leader="n1"):
     return RoleEvent(group, NodeId("n0"), role, Term(term), NodeId(leader) if leader else None)
 
 
-def wait_until(condition, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "this never became true"
-        time.sleep(0.005)
-    return value
-
-
-class WatchedGroup(ServerGroup):
-    """A group whose role changes are kept, node by node."""
-
-    def __init__(self, *arguments, on_role=None, **options):
-        super().__init__(*arguments, **options)
-        self.started = {}
-        self.events = []
-        self.on_role = on_role or self.events.append
-
-    async def start(self, node_id, **options):
-        node = self.started[node_id] = NodeServer(self.config(node_id, **options), self.on_role)
-        await node.start()
-        self.nodes[node_id] = node
-        return node
-
-
 # --- the callback -------------------------------------------------------------------------------------------------
 
 
-def test_listener_gets_every_change_and_leader_once_it_serves(tmp_path):
+async def test_listener_gets_every_change_and_leader_once_it_serves(tmp_path):
     reported = []
 
-    async def main():
-        async with WatchedGroup(tmp_path, on_role=lambda each: reported.append((each, ready(each)))) as cluster:
+    def on_role(each):
+        can_serve = each.role is Role.LEADER and cluster.hosted(each.node_id).replica.leader_ready
+        reported.append((each, can_serve))
 
-            def ready(each):
-                return cluster.started[each.node_id].hosted["default"].replica.leader_ready  # perhaps starting still
-
-            first = await cluster.leader()
-            await cluster.stop(first)
-            second = await cluster.leader()
-            await eventually(lambda: [e for e, _ in reported if e.leader_id == second and e.broker_role == "slave"])
-            return first, second
-
-    first, second = run(main())
-    leaders = [(each.node_id, each.broker_role, can_serve) for each, can_serve in reported if each.role is Role.LEADER]
-    assert {first, second} <= {node for node, _, _ in leaders}
-    assert {(role, can_serve) for _, role, can_serve in leaders} == {("master", True)}
-    assert all(each.broker_role == "slave" for each, _ in reported if each.role is not Role.LEADER)
+    async with ServerGroup(tmp_path, on_role=on_role) as cluster:
+        first = await cluster.leader()
+        await cluster.stop(first)
+        second = await cluster.leader()
+        await eventually(lambda: [e for e, _ in reported if e.leader_id == second and e.broker_role == "slave"])
+    assert {first, second} <= {each.node_id for each, _ in reported if each.role is Role.LEADER}
+    for each, can_serve in reported:
+        assert (each.broker_role, can_serve) == (("master", True) if each.role is Role.LEADER else ("slave", False))
     for node in ("n0", "n1", "n2"):
         events = [each for each, _ in reported if each.node_id == node]
         assert all(a != b for a, b in pairwise(events)), "a change is a change"
@@ -84,7 +54,7 @@ def test_listener_gets_every_change_and_leader_once_it_serves(tmp_path):
 
 async def test_leader_without_commit_is_not_reported_as_master(tmp_path):
     reported = []
-    async with WatchedGroup(tmp_path, nodes=1, on_role=reported.append) as cluster:
+    async with ServerGroup(tmp_path, nodes=1, on_role=reported.append) as cluster:
         replica = cluster.hosted("n0").replica
         replica.raft.advance = lambda _: None  # its disk never reports
         await eventually(lambda: replica.soft_state.role is Role.CANDIDATE)
@@ -95,7 +65,7 @@ async def test_listener_that_raises_does_not_stop_node(tmp_path, caplog):
     def mistaken(each):
         raise ZeroDivisionError("broken on purpose")
 
-    async with WatchedGroup(tmp_path, on_role=mistaken) as cluster:
+    async with ServerGroup(tmp_path, on_role=mistaken) as cluster:
         assert (await (await cluster.client()).append([b"x"]))[0] == 1
     assert "broken on purpose" in caplog.text
 
@@ -168,31 +138,31 @@ def test_command_gets_change_in_its_environment(started, monkeypatch):
     monkeypatch.setenv("DLEDGER_STOP_WITH_STDIN", "1")
     command = started("sh", "-c", TELL + "env | grep -c STOP_WITH_STDIN >>told; wc -c >>told")
     command(event(7, Role.LEADER, leader="n0"))
-    wait_until(lambda: len(reported()) == 3)
+    soon(lambda: len(reported()) == 3)
     assert reported() == ["g n0 leader master 7 [n0]", "0", "0"], "and it gets no input"
     command(event(8, Role.PRE_CANDIDATE, leader=None))
-    wait_until(lambda: len(reported()) == 6)
+    soon(lambda: len(reported()) == 6)
     assert reported()[3] == "g n0 pre-candidate slave 8 []"
 
 
 def test_command_runs_without_shell(started, tmp_path):
     command = started("touch", "$(touch hacked)", "a;b", "*", "`touch hacked`")
     command(event(1))
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
+    soon(lambda: len(list(tmp_path.iterdir())) == 4)
     assert {path.name for path in tmp_path.iterdir()} == {"$(touch hacked)", "a;b", "*", "`touch hacked`"}
 
 
 def test_slow_command_runs_again_for_newest_state_only(started):
     command = started("sh", "-c", TELL + "while ! [ -e go ]; do sleep 0.01; done; echo end >>told")
     command(event(0))
-    wait_until(lambda: len(reported()) == 1)
+    soon(lambda: len(reported()) == 1)
     for term in range(1, 1000):
         command(event(term))
     command(event(5, group="other"))
-    wait_until(lambda: any(line.startswith("other") for line in reported()))  # one group does not wait for another
+    soon(lambda: any(line.startswith("other") for line in reported()))  # one group does not wait for another
     assert [line for line in reported() if line.startswith("g ")] == ["g n0 follower slave 0 [n1]"]
     Path("go").touch()
-    wait_until(lambda: reported().count("end") == 3)
+    soon(lambda: reported().count("end") == 3)
     assert [line.split()[4] for line in reported() if line.startswith("g ")] == ["0", "999"]
 
 
@@ -200,22 +170,20 @@ def test_commands_of_all_groups_are_limited_in_number(started):
     command = started("sh", "-c", "echo x >>begun; while ! [ -e go ]; do sleep 0.01; done; " + TELL, role_commands=3)
     for group in range(10):
         command(event(1, group=f"g{group}"))
-    wait_until(lambda: len(reported(Path("begun"))) == 3)
+    soon(lambda: len(reported(Path("begun"))) == 3)
     Path("go").touch()
-    wait_until(lambda: len(reported()) == 10)
+    soon(lambda: len(reported()) == 10)
     assert {line.split()[0] for line in reported()} == {f"g{group}" for group in range(10)}
 
 
 @pytest.mark.slow
 def test_command_that_hangs_is_killed_with_its_children(started, caplog):
-    command = started(
-        "sh", "-c", TELL + "[ $DLEDGER_TERM = 2 ] || { sleep 600 & echo $! >child; wait; }", role_command_s=3
-    )
-    command(event(1))
-    wait_until(lambda: len(reported()) == 1)
-    command(event(2))
-    wait_until(lambda: len(reported()) == 2)
-    wait_until(lambda: not alive(int(Path("child").read_text())))
+    waits = "[ $DLEDGER_TERM = 2 ] || { sleep 600 & echo $! >child; wait; }"
+    command = started("sh", "-c", TELL + waits, role_command_s=3)
+    for term in (1, 2):
+        command(event(term))
+        soon(lambda term=term: len(reported()) == term)
+    soon(lambda: not alive(int(Path("child").read_text())))
     assert "role command killed" in caplog.text
 
 
@@ -231,10 +199,10 @@ def alive(pid):
 def test_close_ends_running_commands_and_starts_no_more(started):
     command = started("sh", "-c", "trap '' TERM; " + TELL + "sleep 600 & echo $! >child; wait; wait")
     command(event(1))
-    wait_until(lambda: Path("child").exists() and Path("child").read_text().strip())
+    soon(lambda: Path("child").exists() and Path("child").read_text().strip())
     command(event(2))
     command.close()
-    wait_until(lambda: not alive(int(Path("child").read_text())))
+    soon(lambda: not alive(int(Path("child").read_text())))
     command(event(3))
     command.close()
     assert len(reported()) == 1
@@ -245,7 +213,7 @@ def test_command_exit_code_is_logged(started, caplog):
     command = started("sh", "-c", "exit $DLEDGER_TERM")
     for term, level in ((0, "INFO"), (3, "WARNING")):
         command(event(term))
-        wait_until(lambda term=term: f"role=follower term={term} " in caplog.text)
+        soon(lambda term=term: f"role=follower term={term} " in caplog.text)
         assert [r.levelname for r in caplog.records if f"term={term} " in r.getMessage()] == [level]
 
 
@@ -255,11 +223,11 @@ def test_missing_program_is_logged_and_next_change_runs(started, tmp_path, caplo
     command = started(str(program))
     program.unlink()
     command(event(1))
-    wait_until(lambda: "role command failed" in caplog.text)
+    soon(lambda: "role command failed" in caplog.text)
     program.write_text(f"#!/bin/sh\n{TELL}")
     program.chmod(0o755)
     command(event(2))
-    wait_until(reported)
+    soon(reported)
 
 
 @pytest.mark.parametrize(
@@ -285,18 +253,12 @@ def test_split_command_returns_words_or_rejects(text, words):
             split_command(text)
 
 
-def test_node_runs_command_and_ends_it_on_close(tmp_path, monkeypatch):
+async def test_node_runs_command_and_ends_it_on_close(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ("sh", "-c", TELL + "echo $$ >pid; exec sleep 600")
-
-    async def main():
-        async with ServerGroup(tmp_path, nodes=1, role_command=command) as cluster:
-            leader = await cluster.leader()
-            await eventually(reported)
-            assert (await (await cluster.client()).append([b"x"]))[0] == 1
-            return leader
-
-    assert run(main()) == "n0"
-    wait_until(lambda: not alive(int(Path("pid").read_text())))
+    async with ServerGroup(tmp_path, nodes=1, role_command=command) as cluster:
+        await eventually(reported)
+        assert (await (await cluster.client()).append([b"x"]))[0] == 1
+    soon(lambda: not alive(int(Path("pid").read_text())))
     assert len(reported()) == 1
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, "a library leaves signals alone"
