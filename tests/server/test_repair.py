@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,12 +37,15 @@ def fill(cluster: LocalCluster, batches: int = 150) -> None:
             producer.append([b"%d:" % number + b"q" * (number % 50) * 10 for _ in range(7)])
 
 
-def flip(path: Path, offset: int) -> None:
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    """In place: a node may be running on the file."""
     with path.open("r+b") as file:
         file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
+        file.write(data)
+
+
+def flip(path: Path, offset: int) -> None:
+    overwrite(path, offset, bytes([path.read_bytes()[offset] ^ 1]))
 
 
 def data_files(store: Path) -> list[Path]:
@@ -57,6 +63,23 @@ def settled(cluster: LocalCluster) -> bool:
         return len(nodes) == 3 and len({(node.last_index, node.commit_index) for node in nodes}) == 1
 
 
+@contextmanager
+def filled(directory: Path, **options: object) -> Iterator[LocalCluster]:
+    """Start three nodes with the same entries."""
+    with LocalCluster(3, directory, **(OPTIONS | options)) as cluster:
+        fill(cluster)
+        soon(lambda: settled(cluster))
+        yield cluster
+
+
+def log_of(cluster: LocalCluster, node: str) -> str:
+    return cluster.log_path(node).read_text()
+
+
+def await_log(cluster: LocalCluster, node: str, text: str) -> None:
+    soon(lambda: text in log_of(cluster, node))
+
+
 def check_identical(cluster: LocalCluster) -> None:
     """Stops all nodes and compares their data files, byte by byte."""
     soon(lambda: settled(cluster))
@@ -71,19 +94,15 @@ def check_identical(cluster: LocalCluster) -> None:
 
 
 def damage_some(store: Path) -> None:
-    """Flips a byte of a body, zeroes a sector, and flips the index of the first record of a file."""
+    """Flip a byte of a body, zero a sector, and flip the index of the first record of a file."""
     files = data_files(store)
     flip(files[0], 5000)
-    with files[0].open("r+b") as file:
-        file.seek(64 << 10)
-        file.write(bytes(512))
+    overwrite(files[0], 64 << 10, bytes(512))
     flip(files[1], 12)
 
 
 def test_repair_command_repairs_stopped_store(tmp_path: Path) -> None:
-    with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
-        fill(cluster)
-        soon(lambda: settled(cluster))
+    with filled(tmp_path) as cluster:
         cluster.stop("n2")
         store = cluster.store_path("n2")
         intact = bytes_of(store)
@@ -117,17 +136,15 @@ def test_repair_command_repairs_stopped_store(tmp_path: Path) -> None:
 
 
 def test_damaged_store_is_repaired_at_start_while_group_continues(tmp_path: Path) -> None:
-    with LocalCluster(3, tmp_path, **OPTIONS) as cluster, Client(cluster.peers) as client:
-        fill(cluster)
-        soon(lambda: settled(cluster))
+    with filled(tmp_path) as cluster, Client(cluster.peers) as client:
         cluster.stop("n2")
         store = cluster.store_path("n2")
         damage_some(store)
         cluster.restart("n2")
         for number in range(30):
             client.append([b"meanwhile %d" % number])
-        soon(lambda: "entries repaired: " in cluster.log_path("n2").read_text())
-        assert "group offline until its store is repaired" in cluster.log_path("n2").read_text()
+        await_log(cluster, "n2", "entries repaired: ")
+        assert "group offline until its store is repaired" in log_of(cluster, "n2")
         check_identical(cluster)
 
 
@@ -139,8 +156,8 @@ def test_marked_store_is_verified_before_its_group_participates(tmp_path: Path) 
         mark_needs_verification(OsFiles(), layout, "Input/output error")
         fill(cluster, 20)
         cluster.restart("n1")
-        soon(lambda: "store verified" in cluster.log_path("n1").read_text())
-        assert "Input/output error" in cluster.log_path("n1").read_text()
+        await_log(cluster, "n1", "store verified")
+        assert "Input/output error" in log_of(cluster, "n1")
         assert verification_reason(OsFiles(), layout) is None
         check_identical(cluster)
 
@@ -157,18 +174,16 @@ def test_marked_store_of_single_node_needs_no_peers(tmp_path: Path) -> None:
 
 
 def test_two_damaged_stores_of_three_wait_for_third(tmp_path: Path) -> None:
-    with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
-        fill(cluster)
-        soon(lambda: settled(cluster))
+    with filled(tmp_path) as cluster:
         for node in cluster.node_ids:
             cluster.stop(node)
         damage_some(cluster.store_path("n1"))
         flip(data_files(cluster.store_path("n2"))[0], 90_000)
         cluster.restart("n1")
-        soon(lambda: "no intact copy" in cluster.log_path("n1").read_text())
+        await_log(cluster, "n1", "no intact copy")
         damaged = bytes_of(cluster.store_path("n1"))
         cluster.restart("n2")
-        soon(lambda: "no intact copy" in cluster.log_path("n2").read_text())
+        await_log(cluster, "n2", "no intact copy")
         assert bytes_of(cluster.store_path("n1")) == damaged
         cluster.restart("n0")
         cluster.leader()
@@ -179,14 +194,11 @@ def test_two_damaged_stores_of_three_wait_for_third(tmp_path: Path) -> None:
 # --- the end of a log is lost -----------------------------------------------------------------------------------------
 
 
-def cut_end(store: Path, keep: int = 64 << 10) -> None:
-    """Cuts the last data file, and all rows of the index behind half of the first file."""
+def cut_end(store: Path) -> None:
+    """Cut the last data file, and all rows of the index after half of the first file."""
     last = [path for path in data_files(store) if any(path.read_bytes())][-1]
-    with last.open("r+b") as file:
-        file.truncate(min(keep, last.stat().st_size) // 2)
-    with sorted((store / "index").iterdir())[0].open("r+b") as file:
-        file.seek(16 << 10)
-        file.write(bytes(16 << 10))
+    os.truncate(last, min(64 << 10, last.stat().st_size) // 2)
+    overwrite(min((store / "index").iterdir()), 16 << 10, bytes(16 << 10))
 
 
 def mark_of(cluster: LocalCluster, node: str) -> Path:
@@ -194,14 +206,12 @@ def mark_of(cluster: LocalCluster, node: str) -> Path:
 
 
 def test_recovering_voter_votes_again_after_leader_elected_without_it(tmp_path: Path) -> None:
-    with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
-        fill(cluster)
-        soon(lambda: settled(cluster))
+    with filled(tmp_path) as cluster:
         cluster.stop("n2")
         cut_end(cluster.store_path("n2"))
         cluster.restart("n2")
-        soon(lambda: "voting resumed" in cluster.log_path("n2").read_text())
-        said = cluster.log_path("n2").read_text()
+        await_log(cluster, "n2", "voting resumed")
+        said = log_of(cluster, "n2")
         assert said.index("entries repaired: ") < said.index("end of the log lost") < said.index("voting resumed")
         assert not mark_of(cluster, "n2").exists()
         fill(cluster, 5)
@@ -209,14 +219,12 @@ def test_recovering_voter_votes_again_after_leader_elected_without_it(tmp_path: 
 
 
 def test_recovering_voter_keeps_group_without_majority_until_helped(tmp_path: Path) -> None:
-    with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
-        fill(cluster)
-        soon(lambda: settled(cluster))
+    with filled(tmp_path) as cluster:
         cluster.kill("n1")
         cluster.stop("n2")
         cut_end(cluster.store_path("n2"))
         cluster.restart("n2")
-        soon(lambda: "end of the log lost" in cluster.log_path("n2").read_text())
+        await_log(cluster, "n2", "end of the log lost")
         with Client(cluster.peers) as client:
             soon(lambda: [node.is_recovering for node in client.metadata().nodes] == [False, False, True])
         told = dledger("status", "--peers", cluster.peers)
@@ -255,7 +263,7 @@ def test_repair_of_one_group_does_not_stop_another(tmp_path: Path) -> None:
         for node in cluster.node_ids:
             cluster.restart(node)
         b.append([b"continues"])
-        soon(lambda: all("no intact copy" in cluster.log_path(node).read_text() for node in cluster.node_ids))
+        soon(lambda: all("no intact copy" in log_of(cluster, node) for node in cluster.node_ids))
         assert b.append([b"still"]).last_index >= 2
 
 
@@ -264,10 +272,8 @@ def test_repair_of_one_group_does_not_stop_another(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("leads", [False, True], ids=["a follower", "the leader"])
 def test_scrub_repairs_damage_while_group_continues(tmp_path: Path, leads: bool) -> None:
-    options = OPTIONS | {"scrub_pause_s": 0.2, "scrub_bytes_per_second": "64MiB"}
-    with LocalCluster(3, tmp_path, **options) as cluster, Client(cluster.peers) as client:
-        fill(cluster)
-        soon(lambda: settled(cluster))
+    options = {"scrub_pause_s": 0.2, "scrub_bytes_per_second": "64MiB"}
+    with filled(tmp_path, **options) as cluster, Client(cluster.peers) as client:
         leader = cluster.leader()
         victim = leader if leads else next(node for node in cluster.node_ids if node != leader)
         pids = [cluster.pid(node) for node in cluster.node_ids]
@@ -280,12 +286,12 @@ def test_scrub_repairs_damage_while_group_continues(tmp_path: Path, leads: bool)
             nonlocal number
             number += 1
             client.append([b"meanwhile %d" % number])
-            log = cluster.log_path(victim).read_text()
+            log = log_of(cluster, victim)
             return log.count("entries repaired: ") >= 3 and "index rows rewritten" in log
 
         soon(repaired)
         assert [cluster.pid(node) for node in cluster.node_ids] == pids
-        led = cluster.log_path(victim).read_text().split("entries repaired: ")[0].split(f"node={victim} role=leader")
+        led = log_of(cluster, victim).split("entries repaired: ")[0].split(f"node={victim} role=leader")
         assert len(led) == 1 or f"node={victim} role=follower" in led[-1], "it was repaired while it led the group"
         assert len(led) > 1 or not leads
         check_identical(cluster)
@@ -305,7 +311,7 @@ def test_leader_transfers_leadership_when_follower_needs_damaged_entries(tmp_pat
         pid = cluster.pid(leader)
         flip(data_files(cluster.store_path(leader))[0], 5000)
         cluster.restart(behind)
-        soon(lambda: "entries repaired: " in cluster.log_path(leader).read_text())
+        await_log(cluster, leader, "entries repaired: ")
         soon(lambda: settled(cluster))
         assert cluster.pid(leader) == pid
         check_identical(cluster)
