@@ -4,19 +4,24 @@ A command is a module that is imported when it is called. Other packages add com
 ``dledger.commands``; each is a click command.
 """
 
-from dledger_core.cli.exits import (
+from dledger_core.cli.help import CommandGroup, command, examples, option
+from dledger_core.cli.options import DurationType, format_option, peers_option, timeout_option
+from dledger_core.cli.output import (
     EXIT_FINDING,
     EXIT_INCOMPLETE,
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_STORAGE,
     EXIT_USAGE,
+    Format,
+    Progress,
+    emit,
     interrupt_on_sigterm,
+    say,
+    show_result,
+    show_rows,
     stop_requests,
 )
-from dledger_core.cli.help import CommandGroup, command, examples, option
-from dledger_core.cli.options import DurationType, format_option, peers_option, timeout_option
-from dledger_core.cli.output import Format, Progress, emit, say, show_result, show_rows
 from dledger_core.cli.root import main
 
 __all__ = [

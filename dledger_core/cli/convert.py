@@ -10,10 +10,9 @@ from typing import Literal
 
 import click
 
-from dledger_core.cli.exits import stop_requests
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, peers_option
-from dledger_core.cli.output import Format, Progress, emit, say, show_result
+from dledger_core.cli.output import Format, Progress, emit, say, show_result, stop_requests
 from dledger_core.rocketmq.convert import ConvertRequest, Step, read_commitlog, store_directory
 from dledger_core.rocketmq.convert import convert as run_conversion
 

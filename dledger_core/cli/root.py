@@ -14,9 +14,8 @@ from typing import Any, Final
 
 import click
 
-from dledger_core.cli.exits import EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE, EXIT_USAGE, interrupt_on_sigterm
 from dledger_core.cli.help import Option
-from dledger_core.cli.output import emit
+from dledger_core.cli.output import EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE, EXIT_USAGE, emit, interrupt_on_sigterm
 from dledger_core.errors import DLedgerError, InvariantViolationError
 
 _ENTRY_POINTS: Final = "dledger.commands"

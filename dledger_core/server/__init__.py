@@ -3,6 +3,6 @@
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.node import NodeServer, run
 from dledger_core.server.services.port import ForeignPort, PortGroup, PortNode
-from dledger_core.server.services.positions import LogPrefix, OpenLogPrefix
+from dledger_core.server.services.reads import LogPrefix, OpenLogPrefix
 
 __all__ = ["ForeignPort", "LogPrefix", "NodeServer", "OpenLogPrefix", "PortGroup", "PortNode", "ServerConfig", "run"]

@@ -36,13 +36,11 @@ from dledger_core.raft import Configuration, Message
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs
-from dledger_core.server.members import Members
+from dledger_core.server.replica.peers import Members
 from dledger_core.server.replica.replica import Replica
-from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.appends import AppendedRange, Appends
 from dledger_core.server.services.flow import Budget
-from dledger_core.server.services.in_flight import AppendedRange
-from dledger_core.server.services.positions import OpenLogPrefix, Positions
-from dledger_core.server.services.reads import Reads
+from dledger_core.server.services.reads import OpenLogPrefix, Positions, Reads
 from dledger_core.server.services.role_events import OnRole, RoleFeed
 from dledger_core.storage import CommitLog
 

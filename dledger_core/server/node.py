@@ -16,20 +16,18 @@ import uvloop
 from dledger_core.config import STOP_WITH_STDIN
 from dledger_core.errors import ConfigError, StoreMismatchError, UnreachableError, invariant
 from dledger_core.ids import NodeId
-from dledger_core.net.connection import Connection, Handler
+from dledger_core.net.connection import Connection, Handler, Server, serve
 from dledger_core.net.hello import Hello
-from dledger_core.net.transport import Server, serve
 from dledger_core.raft import Message, even_group_warning
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup, hosted_logs
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
-from dledger_core.server.members import Members
-from dledger_core.server.replica.peers import PeerLinks
+from dledger_core.server.replica.peers import Members, PeerLinks
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.port import ForeignPort, PortNode
-from dledger_core.server.services.positions import OpenLogPrefix
+from dledger_core.server.services.reads import OpenLogPrefix
 from dledger_core.server.services.role_events import OnRole, RoleCommand
 from dledger_core.server.services.service import ClientService
 from dledger_core.storage.files.layout import check_owner

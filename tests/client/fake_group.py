@@ -18,9 +18,9 @@ from dledger_core.client.routing.retry import Timeouts
 from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError
 from dledger_core.net import codec, messages
+from dledger_core.net.connection import serve
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type
-from dledger_core.net.transport import serve
 from dledger_core.record import Columns, encode
 
 SHORT_MS = 500

@@ -4,10 +4,10 @@ import pytest
 import uvloop
 
 from dledger_core.errors import BadRequestError, ConfigError, ProtocolError, UnreachableError
+from dledger_core.net.connection import connect, serve
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import PREFACE
-from dledger_core.net.transport import connect, serve
 
 
 class Recorder:

@@ -22,7 +22,7 @@ from dledger_core.net.protocol import Type
 from dledger_core.rocketmq.convert import read_commitlog, start_store_after
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.services.positions import Positions
+from dledger_core.server.services.reads import Positions
 from dledger_core.storage.tables.tables import TablesSnapshot
 from tests.rocketmq.convert.stores import flip
 from tests.rocketmq.golden import MIXED, messages

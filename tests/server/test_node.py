@@ -17,9 +17,9 @@ from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import HELLO_BYTES_MAX, Type
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import GroupState
-from dledger_core.server.members import Members
 from dledger_core.server.node import NodeServer
 from dledger_core.server.node import run as run_node
+from dledger_core.server.replica.peers import Members
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout

@@ -10,11 +10,10 @@ import pytest
 from dledger_core.config import LIMITS, Peer
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.net import codec
+from dledger_core.net.connection import connect, serve
 from dledger_core.net.hello import Hello
-from dledger_core.net.transport import connect, serve
 from dledger_core.raft import Heartbeat, RequestVote, Role
-from dledger_core.server.members import Members
-from dledger_core.server.replica.peers import PeerLinks
+from dledger_core.server.replica.peers import Members, PeerLinks
 from tests.support.server_group import RawClient, ServerGroup, eventually, free_peers
 
 IDLE_TICKS = 40

@@ -24,11 +24,11 @@ from dledger_core.errors import (
     UnknownGroupError,
 )
 from dledger_core.net import codec
+from dledger_core.net.connection import connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.messages import TABLES
 from dledger_core.net.protocol import Type
-from dledger_core.net.transport import connect
 from dledger_core.record import Columns
 from dledger_core.storage import open_store
 from tests.support.field_values import MISSING, wrong_values

@@ -16,7 +16,7 @@ from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import AppendEntriesResponse, InstallSnapshot
 from dledger_core.record import Columns, ProposedBatch, Records
 from dledger_core.server.replica.snapshot import SnapshotInstalls
-from dledger_core.server.services.positions import Positions
+from dledger_core.server.services.reads import Positions
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import Asker, HandDriven, entries
 

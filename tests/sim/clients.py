@@ -18,7 +18,7 @@ from dledger_core.control import Part, TransactionId, column_crc
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index
 from dledger_core.record import Columns
-from dledger_core.server.services.in_flight import AppendedRange, ProducerKey
+from dledger_core.server.services.appends import AppendedRange, ProducerKey
 from dledger_core.storage.read.visibility import Visibility
 from tests.sim.safety import check
 from tests.support.checker import check as check_calls

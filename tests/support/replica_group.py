@@ -33,9 +33,8 @@ from dledger_core.record import MAGIC_DATA, Columns, encode
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica
-from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey
 from dledger_core.server.services.flow import Budget
-from dledger_core.server.services.in_flight import AppendedRange, ProducerKey
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.group import NODES, Group

@@ -16,11 +16,10 @@ from dledger_core.errors import (
     UnreachableError,
     error_from_wire,
 )
-from dledger_core.net.connection import Connection
+from dledger_core.net.connection import Connection, connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type
-from dledger_core.net.transport import connect
 
 CONNECT_TIMEOUT_S: Final = 3.0
 _T = TypeVar("_T")

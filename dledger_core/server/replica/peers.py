@@ -1,4 +1,4 @@
-"""Connections to the other nodes: one per pair, whatever the number of groups.
+"""The members, and connections to the other ones: one per pair of nodes, whatever the number of groups.
 
 The node with the smaller id connects, and again after a loss; both sides use the one connection. The heartbeats of all
 groups to one node that arise in one iteration of the loop travel in one frame. Both sides send at least empty frames,
@@ -17,17 +17,50 @@ from dledger_core.config import LIMITS, Limits, Peer
 from dledger_core.errors import DLedgerError, ProtocolError, UnreachableError, invariant
 from dledger_core.ids import NodeId
 from dledger_core.net import codec
-from dledger_core.net.connection import Connection
+from dledger_core.net.connection import Connection, connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
-from dledger_core.net.transport import connect
 from dledger_core.raft import Heartbeat, HeartbeatResponse, Message
-from dledger_core.server.members import Members
 
 _LOG = logging.getLogger(__name__)
 
 _ALIVE_SHARE: Final = 8
 """Empty frames sent within the time after which a link counts as lost, so that a few may be late."""
+
+
+class Members:
+    """The nodes that replicate the groups of this node, from a source that can change while the node runs.
+
+    Links, repairs and responses to clients ask it each time and keep no copy.
+
+    Args:
+        self_id: this node.
+        peers: the first members, this node included: the peers string.
+    """
+
+    def __init__(self, self_id: NodeId, peers: tuple[Peer, ...]) -> None:
+        self._self_id = self_id
+        self._peers = peers
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """All members."""
+        return self._peers
+
+    @property
+    def others(self) -> tuple[Peer, ...]:
+        """All members but this node."""
+        return tuple(peer for peer in self._peers if peer.node_id != self._self_id)
+
+    def find(self, node_id: NodeId | None) -> Peer | None:
+        """Return a member, None if there is no such one."""
+        return next((peer for peer in self._peers if peer.node_id == node_id), None)
+
+    def replace(self, peers: tuple[Peer, ...]) -> None:
+        """Set the members; ``PeerLinks.update`` then connects to the added ones and leaves the removed ones."""
+        ids = [peer.node_id for peer in peers]
+        invariant(len(set(ids)) == len(ids), "a member is listed twice", members=ids)
+        self._peers = peers
 
 
 class _Link:

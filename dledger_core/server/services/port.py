@@ -16,8 +16,8 @@ from dledger_core.net.messages import ReadRequest
 from dledger_core.record import Columns, Records
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group, HostedGroup
-from dledger_core.server.members import Members
-from dledger_core.server.services.in_flight import AppendedRange
+from dledger_core.server.replica.peers import Members
+from dledger_core.server.services.appends import AppendedRange
 
 READABLE_S: Final = 5.0
 """Limit on the wait until this node's own files contain an entry that is committed."""

@@ -23,10 +23,9 @@ from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group, HostedGroup, hosted_logs
-from dledger_core.server.members import Members
-from dledger_core.server.services.appends import Appends
+from dledger_core.server.replica.peers import Members
+from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
 from dledger_core.server.services.flow import Budget, ClientFlow
-from dledger_core.server.services.in_flight import AppendedRange, ProducerKey, Reply
 from dledger_core.server.services.reads import grown_groups
 
 _LOG = logging.getLogger(__name__)
