@@ -73,7 +73,8 @@ _EXAMPLES = """Examples:
     "replicas",
     multiple=True,
     metavar="NAME=DIR",
-    help="Audit a store, a classic CommitLog, or a broker's storePathRootDir with either or both; at least two.",
+    help="Audit a store, a classic CommitLog, or a broker's storePathRootDir with either or both. One alone is"
+    " checked for damage.",
 )
 @click.option("--against", metavar="PEERS", help="Also compare with the nodes of another cluster, at common indexes.")
 @click.option("--table", metavar="DIR", help="Directory of the Delta tables; created if missing.")

@@ -198,7 +198,10 @@ def end_findings(replicas: Sequence[AuditedReplica]) -> list[AuditFinding]:
             found.append(AuditFinding.of(Class.CORRUPT, group, name, *replica.damaged, evidence))
         elif known > stored:
             found.append(AuditFinding.of(Class.MISSING_COMMITTED, group, name, stored, known, evidence))
-        last_end = max(known, replica.end)
+        last_end = max(known, replica.end, replica.damaged[1] if replica.damaged is not None else 0)
+        if replica.missing is not None and last_end < replica.missing[1]:
+            found.append(AuditFinding.of(Class.MISSING, group, name, last_end, replica.missing[1], evidence))
+            last_end = replica.missing[1]
         if last_end < end and replica.first_index <= last_end and replica.damaged is None:
             found.append(AuditFinding.of(Class.LAGGING, group, name, last_end, end, evidence))
         if replica.first_index > first:

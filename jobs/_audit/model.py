@@ -114,6 +114,7 @@ class Class(StrEnum):
     DIVERGED_UNCOMMITTED = "DIVERGED_UNCOMMITTED"
     DIVERGED_UNKNOWN = "DIVERGED_UNKNOWN"
     MISSING_COMMITTED = "MISSING_COMMITTED"
+    MISSING = "MISSING"
     LAGGING = "LAGGING"
     CORRUPT = "CORRUPT"
     TERM_REGRESSION = "TERM_REGRESSION"
@@ -157,6 +158,11 @@ CLASSES: Final = {
     Class.MISSING_COMMITTED: ClassInfo(
         Severity.CRITICAL,
         "the replica recorded entries as committed that it does not contain",
+        "rebuild it from the others; it must not vote with this store",
+    ),
+    Class.MISSING: ClassInfo(
+        Severity.CRITICAL,
+        "the replica's index has rows of entries that its data does not contain",
         "rebuild it from the others; it must not vote with this store",
     ),
     Class.CORRUPT: ClassInfo(
@@ -231,6 +237,7 @@ class AuditedReplica:
         block_bytes: of a classic CommitLog: bytes per index; else 0.
         end_position: of a classic CommitLog: end of its last message.
         damaged: entries [start, end) after the last one of a Java store: damage that looks like its end.
+        missing: entries [start, end) after the last one that its index has and its data lacks.
         opaque: the messages in its bodies are not checked.
     """
 
@@ -250,6 +257,7 @@ class AuditedReplica:
     block_bytes: int = 0
     end_position: int = 0
     damaged: tuple[int, int] | None = None
+    missing: tuple[int, int] | None = None
     opaque: bool = False
 
     @property

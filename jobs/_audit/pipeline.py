@@ -77,7 +77,7 @@ class Audit:
         """Plan, read digests, compare, judge and report; return the JSON summary and the report page."""
         progress(f"run {self.run_id}")
         for group, replicas in self.snapshot.items():
-            for part in sections(replicas):
+            for part in sections(replicas, holders_min=1):
                 names = ", ".join(replica.name for replica in part.replicas)
                 progress(f"group {group}: [{part.start}, {part.end}) on {names}")
         options = self.options

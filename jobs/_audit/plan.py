@@ -41,7 +41,7 @@ _RESUMES_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Entries [start, end) that the same two or more replicas contain."""
+    """Entries [start, end) that the same replicas contain."""
 
     start: int
     end: int
@@ -74,15 +74,18 @@ def common_range(replicas: Sequence[AuditedReplica]) -> tuple[int, int]:
     return start, max(start, min(replica.end for replica in usable))
 
 
-def sections(replicas: Sequence[AuditedReplica]) -> list[Section]:
-    """Divide the log where its set of replicas changes; leave out parts on fewer than two replicas."""
+def sections(replicas: Sequence[AuditedReplica], *, holders_min: int = 2) -> list[Section]:
+    """Divide the log where its set of replicas changes; leave out parts on fewer replicas.
+
+    A part on one replica cannot be compared, but it is read: damage shows there too.
+    """
     usable = [replica for replica in replicas if replica.reachable and replica.end > replica.first_index]
     edges = sorted({edge for replica in usable for edge in (replica.first_index, replica.end)})
     found = []
     for start, end in pairwise(edges):
         holders = tuple(r for r in usable if r.first_index <= start and end <= r.end)
         found += _by_log(start, end, holders) if start == 0 and two_logs(usable) else [Section(start, end, holders)]
-    return [part for part in found if len(part.replicas) > 1]
+    return [part for part in found if len(part.replicas) >= holders_min]
 
 
 def two_logs(replicas: Sequence[AuditedReplica]) -> bool:
@@ -112,7 +115,7 @@ def choose_span(entries: int, entry_bytes: float = 0, rate: int | None = None) -
 
 
 def plan_ranges(snapshot: Snapshot, *, mode: str = "digest", seed: str = "", rate: int | None = None) -> pa.Table:
-    """Return the ranges to compare, in order (RANGES).
+    """Return the ranges to read, in order (RANGES); those on one replica are only checked for damage.
 
     Args:
         snapshot: the replicas.
@@ -123,7 +126,7 @@ def plan_ranges(snapshot: Snapshot, *, mode: str = "digest", seed: str = "", rat
     chance = random.Random(seed)
     rows: list[dict[str, Any]] = []
     for group, replicas in snapshot.items():
-        parts = sections(replicas)
+        parts = sections(replicas, holders_min=1)
         heaviest = max((replica.entry_bytes for replica in replicas), default=0)
         span = choose_span(sum(part.end - part.start for part in parts), heaviest, rate)
         for part in parts:

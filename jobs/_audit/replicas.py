@@ -81,10 +81,10 @@ def take_snapshot(options: Options) -> Snapshot:
 
 
 def parse_replicas(texts: Sequence[str]) -> dict[str, Path]:
-    """Parse ``--replica NAME=DIR``, given at least twice.
+    """Parse ``--replica NAME=DIR``.
 
     Raises:
-        ConfigError: malformed, fewer than two, or a name or directory twice.
+        ConfigError: malformed, or a name or directory twice.
     """
     found: dict[str, Path] = {}
     for text in texts:
@@ -94,8 +94,6 @@ def parse_replicas(texts: Sequence[str]) -> dict[str, Path]:
         if name in found:
             raise ConfigError(f"duplicate --replica name {name}", "", "use different names")
         found[name] = Path(directory)
-    if len(found) < 2:
-        raise ConfigError("a single --replica cannot be compared", "", "name at least two")
     resolved = [path.resolve() for path in found.values()]
     twice = next((path for path in resolved if resolved.count(path) > 1), None)
     if twice is not None:
@@ -217,6 +215,7 @@ def _store_replica(name: str, path: Path) -> AuditedReplica:
                 log_uuid=reader.log_uuid,
                 data_bytes=sum(file.stat().st_blocks * 512 for file in (path / "data").iterdir()),
                 damaged=damaged,
+                missing=log_end.missing,
             )
     except StoreMismatchError as error:
         raise ConfigError(f"--replica {name} is not a store: {error.what}", error.where, error.remedy) from None

@@ -15,7 +15,7 @@ import pyarrow as pa
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dledger_core import merge_ranges
-from jobs._audit.judge import end_findings, findings_of, merge_findings, verdict_of
+from jobs._audit.judge import committed_end, end_findings, findings_of, merge_findings, verdict_of
 from jobs._audit.model import FINDINGS, RUNS, AuditedReplica, AuditFinding, Class, Severity, Snapshot
 from jobs._audit.plan import Section, common_range, sections
 
@@ -80,7 +80,7 @@ def _report(
         "coverage": {
             replica.name: coverage(
                 sum(one["entries"] for one in done if one["replica"] == replica.name),
-                max(0, replica.end - replica.first_index) if replica.reachable else None,
+                max(0, expected_end(replica, usable) - replica.first_index) if replica.reachable else None,
                 sum(one["bytes"] for one in done if one["replica"] == replica.name),
             )
             for replica in replicas
@@ -91,6 +91,13 @@ def _report(
         "notes": [*_notes(usable), *([alignment_note(aligned)] if aligned else [])],
         **({"alignment": aligned} if aligned else {}),
     }
+
+
+def expected_end(replica: AuditedReplica, replicas: Sequence[AuditedReplica]) -> int:
+    """Return the end of the entries that a replica should contain, by its own files and by the lowest commit index."""
+    own = [named[1] for named in (replica.damaged, replica.missing) if named is not None]
+    committed = 0 if replica.commit_index is None else replica.commit_index + 1
+    return max(replica.end, committed, committed_end(replicas), *own)
 
 
 def coverage(compared: int, eligible: int | None, nbytes: int) -> dict[str, Any]:

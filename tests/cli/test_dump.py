@@ -271,7 +271,12 @@ Edit = Callable[[bytearray, int], bytes]
 @pytest.mark.parametrize(
     ("number", "edit", "code", "named"),
     [
-        (-1, lambda data, at: data[: at + 8] + bytes([data[at + 8] ^ 1]) + data[at + 9 :], 0, "bytes at position {at}"),
+        (
+            -1,
+            lambda data, at: data[: at + 8] + bytes([data[at + 8] ^ 1]) + data[at + 9 :],
+            4,
+            "position={at} index=194",
+        ),
         (100, lambda data, at: data[:at] + bytes(4) + data[at + 4 :], 4, "index=100 position={at}"),
         (-1, lambda data, at: data[: at + 20], 4, "position={at}"),
     ],

@@ -18,6 +18,7 @@ from dledger_core import open_store
 from dledger_core.rocketmq import decode_messages
 from tests.cli import command
 from tests.jobs.auditing import audit
+from tests.rocketmq.convert.stores import unpacked
 from tests.rocketmq.golden import MIXED, REUSED, THREE, extract
 
 STORES = {"three": (THREE, "n0"), "reused": (REUSED, "n0"), "mixed": (MIXED, "n0")}
@@ -104,3 +105,37 @@ def test_decoded_message_with_a_flipped_bit_has_an_error_and_no_body(flipped: Da
     assert [row["error"] is None for row in found] == [True, False, True]
     assert found[1]["body"] is None
     assert found[1]["topic"] == flipped.topic
+
+
+ENDS = ("last data file missing", "second half of the last data file zero")
+
+
+@pytest.fixture(params=[(version, end) for version in ("0.3.1.2", "0.4.0") for end in ENDS], ids=" ".join)
+def lost_end(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, int]:
+    """A Java store without its end, an intact replica, and the first entry that is missing."""
+    version, end = request.param
+    directory = unpacked(f"dledger-{version}-three", tmp_path)
+    store, intact = directory / "dledger-n0", directory / "dledger-n1"
+    file = max((store / "data").iterdir())
+    with open_store(store) as reader:
+        written = int(reader.position_end) - int(file.name)
+    if end == ENDS[0]:
+        file.unlink()
+    else:
+        content = file.read_bytes()
+        file.write_bytes(content[: written // 2] + bytes(len(content) - written // 2))
+    with open_store(store) as reader:
+        return store, intact, int(reader.last_index) + 1
+
+
+def test_lost_end_of_a_java_store_is_missing_in_every_view(lost_end: tuple[Path, Path, int], tmp_path: Path) -> None:
+    store, intact, start = lost_end
+    (report,) = json.loads(command.run("verify", store, "--format", "json", code=1).stdout)
+    assert [(f["kind"], f["start"], f["end"]) for f in report["findings"]] == [("MISSING", start, 267)]
+    command.run("dump", store, code=4)
+    command.run("convert", store, tmp_path / "copy", *CONVERT, code=4)
+    command.run("convert", store, tmp_path / "copy", *CONVERT, "--cut-tail")
+    # The last entry that is left may have lost its end too: without a CRC only a comparison shows it.
+    (found,) = [f for f in audit({"lost": store, "intact": intact}) if f.kind.value != "CORRUPT"]
+    assert (found.replica, found.start, found.end, found.severity.value) == ("lost", start, 267, "critical")
+    assert found.kind.value in ("MISSING", "MISSING_COMMITTED")

@@ -20,7 +20,9 @@ NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
 def digests(replicas: tuple[AuditedReplica, ...], **limits: int) -> pa.Table:
-    tasks = [ReadTask(r, part.start, part.end, SPAN) for part in sections(replicas) for r in part.replicas]
+    tasks = [
+        ReadTask(r, part.start, part.end, SPAN) for part in sections(replicas, holders_min=1) for r in part.replicas
+    ]
     return pa.Table.from_pylist([row for task in tasks for row in digest_rows(task, "run", **limits)], DIGESTS)
 
 

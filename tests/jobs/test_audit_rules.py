@@ -96,6 +96,8 @@ def test_plan_covers_each_section_once_with_names_of_its_holders() -> None:
         (5, 1024, "ab"),
         (1024, 2048, "ab"),
         (2048, 3000, "ab"),
+        (3000, 3072, "a"),
+        (3072, 4000, "a"),
         (4000, 4096, "ac"),
         (4096, 5000, "ac"),
     ]
@@ -401,7 +403,6 @@ def test_equal_bodies_have_no_difference() -> None:
     ("texts", "said"),
     [
         (["a"], "--replica"),
-        (["a=/x"], "--replica"),
         (["a=/x", "a=/y"], "--replica"),
         (["a=/x", "b=/x"], "same directory"),
         (["a,b=/x", "c=/y"], "--replica"),

@@ -148,10 +148,11 @@ class ConversionSource:
             if finding.kind == "INDEX_MISMATCH":
                 between = f"{finding.start} to {finding.end - 1}"
                 notes.append(f"the index differs from the data for entries {between}; the data is used")
-            elif finding.kind == "TORN_TAIL" and (cut_tail or self.meta is not None):
-                notes.append(f"dropped, as in recovery: {finding.message}")
+            elif finding.kind in ("TORN_TAIL", "MISSING") and (cut_tail or self.meta is not None):
+                between = f"entries {finding.start} to {finding.end - 1}, " if finding.kind == "MISSING" else ""
+                notes.append(f"dropped, as in recovery: {between}{finding.message}")
             else:
-                torn = finding.kind == "TORN_TAIL"
+                torn = finding.kind in ("TORN_TAIL", "MISSING")
                 raise CorruptRecordError(
                     f"the source is damaged: {finding.message}",
                     finding.path,
@@ -312,11 +313,10 @@ def _notes(reader: StoreReader, layout: Layout, files: Files, *, continued: bool
             "records carry no CRC their bodies may be torn; acknowledged entries are intact on the other nodes"
         )
     after = index.read(last + 1, last + 1 + _TAIL_ROWS)["index"] == np.arange(last + 1, last + 1 + _TAIL_ROWS)
-    if after[0]:
+    if after[0] and reader.missing is None:
         more = len(after) if after.all() else int(np.argmin(after))
         found.append(
-            f"Java's index names {'at least ' * bool(after.all())}{more} entries after the data: it truncated "
-            "them, or this node lost them; jobs/audit_replicas.py reports which"
+            f"Java's index names {'at least ' * bool(after.all())}{more} entries after the data: it truncated them"
         )
     return found
 

@@ -360,6 +360,13 @@ class LogDirectory:
                 f"'dledger verify {log.path}' reports where",
                 {"last_index": log.last_index, "committed_index": end.missing_committed[1] - 1},
             )
+        if end.missing is not None:
+            raise CorruptRecordError(
+                "the index has rows of entries after the last one shown, and the data has no such entries",
+                str(end.path),
+                f"'dledger verify {log.path}' reports more; another replica may have the entries",
+                {"position": end.position, "index": end.missing[0], "end": end.missing[1]},
+            )
         if end.torn:
             return (
                 f"bytes at position {end.position} are not the next entry: torn, damaged, or left from earlier; "

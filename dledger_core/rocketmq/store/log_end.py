@@ -34,6 +34,7 @@ class CommitLogEnd:
         damaged: the first entries [start, stop) of a Java store that are damaged in its last files: complete entries
             follow, or the last file is too short. Without followers they start after the last complete entry, or with
             it where its term is wrong.
+        missing: entries [start, stop) of a Java store that its index has after the last entry, and its data has not.
         torn: whether bytes at ``position`` are neither preallocated nor the end of a segment.
         committed_end: end of the entries that the checkpoint records as committed; None if it records none.
         recorded_end: end of the log that a Java checkpoint records, committed or not; None if it records none.
@@ -43,6 +44,7 @@ class CommitLogEnd:
     position: int
     path: Path
     damaged: tuple[int, int] | None
+    missing: tuple[int, int] | None
     torn: bool
     committed_end: int | None
     recorded_end: int | None
@@ -58,7 +60,8 @@ class CommitLogEnd:
     def lost(self) -> tuple[int, int] | None:
         """Entries [start, stop) that the store contained once and that cannot be read: damaged, or recorded only."""
         start, stop = self.damaged or (self.end, self.end)
-        stop = max(stop, self.end, self.committed_end or 0, self.recorded_end or 0)
+        named = self.missing[1] if self.missing is not None else 0
+        stop = max(stop, self.end, named, self.committed_end or 0, self.recorded_end or 0)
         return (start, stop) if start < stop else None
 
 
@@ -73,6 +76,7 @@ def end_of(store: StoreReader) -> CommitLogEnd:
         position=position,
         path=path,
         damaged=_damaged(store, path) if java else None,
+        missing=None if store.missing is None else (int(store.missing[0]), int(store.missing[1])),
         torn=_is_torn(path, position % size),
         committed_end=None if committed is None else int(committed) + 1,
         recorded_end=_recorded_end(store.path) if java else None,

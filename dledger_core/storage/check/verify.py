@@ -30,7 +30,9 @@ from dledger_core.storage.files.meta_files import Checkpoint, load_hard_state
 from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.tables.tables import load_tables
 
-FindingKind = Literal["CORRUPT", "INDEX_MISMATCH", "TERM_REGRESSION", "INDEX_GAP", "TORN_TAIL", "FOREIGN_FILE"]
+FindingKind = Literal[
+    "CORRUPT", "INDEX_MISMATCH", "TERM_REGRESSION", "INDEX_GAP", "TORN_TAIL", "MISSING", "FOREIGN_FILE"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Finding:
         kind: ``CORRUPT`` a record is damaged or missing; ``INDEX_MISMATCH`` an index row differs from its record
             (harmless, recovery rewrites it); ``TERM_REGRESSION`` a term below the previous one; ``INDEX_GAP`` indexes
             are missing; ``TORN_TAIL`` bytes after the last complete batch, which recovery would truncate;
+            ``MISSING`` the index of a Java store names entries after the last one, and the data has none there;
             ``FOREIGN_FILE`` an unexpected file.
         severity: ``error`` or ``warning``.
         start: first index concerned.

@@ -20,10 +20,11 @@ import pyarrow as pa
 
 from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES
 from dledger_core.errors import BadRequestError, CorruptRecordError, StoreIncompleteError, StoreMismatchError
-from dledger_core.ids import GroupName, Index, NodeId
+from dledger_core.ids import GroupName, Index, NodeId, Position
 from dledger_core.raft.batch import TermRange
 from dledger_core.record import (
     DESCRIPTIONS,
+    HEADER_BYTES,
     READ_SCHEMA,
     Fetch,
     Isolation,
@@ -33,6 +34,7 @@ from dledger_core.record import (
     empty_batch,
     index_records,
     is_segment_name,
+    segment_name,
     to_arrow,
 )
 from dledger_core.storage.check.damage import next_record
@@ -48,7 +50,7 @@ from dledger_core.storage.check.judge import (
     native_rules,
 )
 from dledger_core.storage.check.scan import Scanner
-from dledger_core.storage.check.verify import StoreReport, start_findings, verify_store
+from dledger_core.storage.check.verify import Finding, StoreReport, start_findings, verify_store
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile, OverlaidIndex, agreement, term_ranges
 from dledger_core.storage.files.layout import Layout, check_complete, lacks_identity
@@ -70,6 +72,7 @@ from dledger_core.storage.tables.tables import LogTables, load_tables
 
 READ_BYTES: Final = 8 << 20
 _TAIL_SEGMENTS: Final = 3
+_MISSING_ROWS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +345,31 @@ class StoreReader:
         """
         return tuple(self._damaged)
 
+    @cached_property
+    def missing(self) -> tuple[Index, Index] | None:
+        """Entries [start, end) of a Java store that its index continues with, and that its data lacks; None = none.
+
+        A row continues the log if it starts where the entry before it ends, or in the next file, with a term that is
+        not lower. Rows of entries that Java truncated have lower terms, and their data is still there.
+        """
+        if self._origin.meta is not None or self.last_index < self.first_index:
+            return None
+        start = at = self.last_index + 1
+        place, term = self.position_end, self._reader.term_at(self.last_index)
+        step, full = _MISSING_ROWS, self._reader.data.segment_bytes
+        while True:
+            rows = self._disk_index.read(at, at + step)
+            ends = rows["position"].astype(np.int64) + rows["size"]
+            before = np.concatenate([[place], ends[:-1]])
+            terms = np.concatenate([[term], rows["term"].astype(np.int64)])
+            follows = (rows["position"] >= before) & (rows["position"] < before + full) & (np.diff(terms) >= 0)
+            valid = follows & (rows["index"] == np.arange(at, at + step)) & (rows["size"] >= HEADER_BYTES)
+            count = step if bool(valid.all()) else int(np.argmin(valid))
+            at += count
+            if count < step:
+                return (Index(start), Index(at)) if at > start else None
+            place, term = int(ends[-1]), int(rows["term"][-1])
+
     def damage_end(self, error: CorruptRecordError) -> Index:
         """Return the next entry after a damaged one that can be found, or ``last_index + 1``.
 
@@ -569,7 +597,16 @@ class StoreReader:
         with contextlib.suppress(CorruptRecordError):  # it is one of the findings
             term = self._reader.term_at(self.last_index) if self.last_index >= self.first_index else 0
         more = start_findings(self._files, self._layout, meta, last_index=report.last_index, last_term=term)
-        return replace(report, findings=(*more, *report.findings))
+        found = [*more, *report.findings]
+        if self.missing is not None:  # more than a torn write: the index was written after the data
+            found = [*(each for each in found if each.kind != "TORN_TAIL"), self._missing_finding(self.missing)]
+        return replace(report, findings=tuple(found))
+
+    def _missing_finding(self, missing: tuple[Index, Index]) -> Finding:
+        position = Position(self.position_end)
+        path = self._layout.data / segment_name(position - position % self._reader.data.segment_bytes)
+        message = "the index has rows of these entries, and the data does not contain them"
+        return Finding("MISSING", "error", *missing, str(path), position, message)
 
     def close(self) -> None:
         """Close the data and index files."""

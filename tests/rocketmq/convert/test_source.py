@@ -241,11 +241,10 @@ def test_store_without_committed_end_is_rejected(tmp_path: Path) -> None:
             overwrite(path, start, bytes(path.stat().st_size - start))
     with pytest.raises(CorruptRecordError) as caught:
         converted(source, tmp_path / "new", dry_run=True)
-    assert caught.value.values == {"last_index": 889, "committed_index": 899}
+    assert [caught.value.values[name] for name in ("kind", "start", "end")] == ["MISSING", 890, 900]
     report = converted(source, tmp_path / "new", cut_tail=True)
     assert report.last_index == 889
     assert any("890 to 899" in note for note in report.notes)
-    assert any("Java's index" in note and "10 entries" in note for note in report.notes)
 
 
 def blank_before(source: Path, keep_from: int) -> None:
