@@ -1,4 +1,3 @@
-import contextlib
 import struct
 import tracemalloc
 
@@ -111,13 +110,6 @@ def test_encode_frame_rejects_what_cannot_be_sent(header, payload):
         encode_frame(header, payload)
 
 
-@settings(max_examples=300, deadline=None)
-@given(data=st.binary(max_size=300), prefix=st.sampled_from([b"", joined(FRAMES[:2])]), size=st.integers(1, 300))
-def test_garbage_is_frames_or_protocol_error(data, prefix, size):
-    with contextlib.suppress(ProtocolError):
-        list(receive(FrameDecoder(HELLO_BYTES_MAX), prefix + data, size))
-
-
 HOSTILE = st.one_of(
     st.binary(max_size=64).map(lambda tail: b"\xdd\xff\xff\xff\xff" + tail),
     st.integers(1, 700).map(lambda n: b"\xdc\x0f\xff" * n),
@@ -152,13 +144,3 @@ def test_only_messages_with_bodies_may_claim_much_memory(number):
     error, peak = peak_of(claimed, FRAME_BYTES_MAX)
     assert error is not None
     assert peak < 1 << 20
-
-
-@settings(max_examples=200, deadline=None)
-@given(flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), min_size=1, max_size=3))
-def test_damaged_frames_are_frames_or_protocol_error(flips):
-    data = bytearray(joined(FRAMES[:3]))
-    for at, flip in flips:
-        data[at % len(data)] ^= flip
-    with contextlib.suppress(ProtocolError):
-        list(receive(FrameDecoder(FRAME_BYTES_MAX), data))

@@ -1,6 +1,5 @@
 """The messages: field tables, and the codec of those between replicas."""
 
-import contextlib
 import struct
 from dataclasses import replace
 
@@ -210,20 +209,13 @@ def test_inconsistent_append_entries_are_rejected(change):
         codec.frame_to_messages(Frame(frame.header | change, frame.payload))
 
 
-values = st.one_of(
-    st.none(), st.booleans(), st.integers(-5, 5), st.text(max_size=3), st.lists(st.integers(), max_size=4)
+@pytest.mark.parametrize(
+    "rows", [[["g", 1, 1]], [[1, 1, 1, 1]], [["g", 1.5, 1, 1]], [["g", -2, 1, 1]], [5], 5], ids=str
 )
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    kind=st.sampled_from([*(t.number for t in PEER_TABLES), Type.HELLO]),
-    fields=st.dictionaries(st.sampled_from(sorted({f.key for t in PEER_TABLES for f in t.fields})), values),
-    payload=st.binary(max_size=80),
-)
-def test_any_header_is_messages_or_protocol_error(kind, fields, payload):
-    with contextlib.suppress(ProtocolError):
-        codec.frame_to_messages(Frame({"t": kind, "s": "a", "to": "b", "g": "g", "term": 1} | fields, payload))
+@pytest.mark.parametrize("kind", [Type.HEARTBEATS, Type.HEARTBEATS_OK])
+def test_malformed_heartbeats_are_rejected(kind, rows):
+    with pytest.raises(ProtocolError):
+        codec.frame_to_messages(Frame({"t": kind, "s": "n0", "to": "n1", "h": rows}, memoryview(b"")))
 
 
 @given(st.lists(st.binary(max_size=40), max_size=30))
@@ -234,16 +226,6 @@ def test_columns_survive_encoding(items):
     assert got.crcs.tolist() == columns.crcs.tolist()
     assert bytes(got.bodies) == b"".join(items)
     got.verify()
-
-
-@pytest.mark.parametrize("parse", [codec.parse_columns, codec.parse_records])
-@given(payload=st.binary(max_size=200), n=st.integers(-2, 60))
-def test_any_payload_is_columns_or_protocol_error(parse, payload, n):
-    try:
-        got = parse(payload, n)
-    except ProtocolError:
-        return
-    assert got.count == n
 
 
 @pytest.mark.parametrize("parse", [codec.parse_columns, codec.parse_records])

@@ -116,17 +116,6 @@ def test_frozen_leader_is_replaced_and_returns_as_follower(cluster, client):
     soon(lambda: caught_up(client, leader, result.last_index))
 
 
-def test_all_nodes_killed_at_once_keep_all_entries(cluster, client):
-    result = client.append([b"before the power cut"] * 100)
-    for node in cluster.node_ids:
-        cluster.kill(node)
-    for node in cluster.node_ids:
-        cluster.restart(node)
-    cluster.leader()
-    read = bodies_of(client, result.first_index, result.last_index + 1, wait_ms=5000)
-    assert [body for _, body in read] == [b"before the power cut"] * 100
-
-
 def test_node_without_its_disk_receives_all_entries_again(cluster, client, tmp_path):
     victim = next(node for node in cluster.node_ids if node != cluster.leader())
     cluster.stop(victim)

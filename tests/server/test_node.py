@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from dataclasses import replace
 
@@ -88,13 +87,6 @@ async def test_log_keeps_its_profile_whatever_the_option(tmp_path):
         assert (await (await cluster.client()).append([b"no no-op before it"]))[0] == 0
 
 
-async def test_node_in_library_does_not_freeze_garbage_collector(tmp_path):
-    before = gc.get_freeze_count()
-    async with ServerGroup(tmp_path, nodes=1) as group:
-        await group.leader()
-        assert gc.get_freeze_count() <= before  # fewer: what an earlier test froze has died
-
-
 async def test_stop_during_start_ends_it(tmp_path):
     config = config_of(tmp_path, groups=("a", "b"))
     node = NodeServer(config)
@@ -135,16 +127,6 @@ def test_hello_of_most_groups_is_within_its_limit(tmp_path, name_length):
     for header in (hello.to_header(), hello.to_response()):
         (frame,) = encode_frame(header)
         assert len(frame) <= HELLO_BYTES_MAX
-
-
-@pytest.mark.integration
-async def test_nodes_with_many_long_group_names_connect(tmp_path):
-    names = tuple(f"{number:0120d}" for number in range(100))
-    async with ServerGroup(tmp_path, nodes=2, groups=names) as cluster:
-        await eventually(lambda: all(len(node.links.connected()) == 1 for node in cluster.nodes.values()))
-        await cluster.leader(names[-1])
-        channel = await cluster.channel("n1")  # a client gets that hello too
-        assert channel.is_open
 
 
 # --- a group's life -------------------------------------------------------------------------------------------------

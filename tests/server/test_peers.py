@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 
@@ -118,10 +120,17 @@ async def both_connected(one, other):
     await eventually(lambda: one.links.connected() and other.links.connected())
 
 
-async def test_idle_link_stays_open():
+@asynccontextmanager
+async def pair():
+    """Two nodes with a link."""
     peers = free_peers(2)
     async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
         await both_connected(n0, n1)
+        yield n0, n1
+
+
+async def test_idle_link_stays_open():
+    async with pair() as (n0, n1):
         await asyncio.sleep(4 * IDLE_TICKS * TICK_S)
         assert (n0.lost, n1.lost, n1.opened) == ([], [], 1)
         n0.links.send("g", beat("n0", "n1"))
@@ -146,9 +155,7 @@ async def test_half_open_link_is_closed_and_connected_again():
 
 
 async def test_many_heartbeats_in_one_iteration_arrive_in_order():
-    peers = free_peers(2)
-    async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
-        await both_connected(n0, n1)
+    async with pair() as (n0, n1):
         groups = [f"g{number}" for number in range(20_000)]
         for group in groups:
             n0.links.send(group, beat("n0", "n1"))
@@ -158,16 +165,14 @@ async def test_many_heartbeats_in_one_iteration_arrive_in_order():
 
 
 async def test_pause_grows_while_link_breaks_at_once():
-    peers = free_peers(2)
-    async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
-        await both_connected(n0, n1)
+    async with pair() as (n0, n1):
         for number in range(5):
             await eventually(n1.links.connected)
             for connection in list(n1.server.connections):
                 connection.abort()
             await eventually(lambda number=number: len(n0.lost) > number)
         await eventually(lambda: len(n0.dialled_at) == 6)
-        pauses = [b - a for a, b in zip(n0.dialled_at, n0.dialled_at[1:], strict=False)]
+        pauses = [b - a for a, b in pairwise(n0.dialled_at)]
         least = [LIMITS.link_pause_s * 1.5**n * 0.75 for n in range(5)]
         assert all(pause > bound - 0.005 for pause, bound in zip(pauses, least, strict=True)), pauses
 
