@@ -55,9 +55,8 @@ def main() -> None:
             left_out["Kafka"] = "--without-kafka"
         else:
             try:
-                jars = brokers.fetch()
                 folder = tempfile.TemporaryDirectory(prefix="dledger-kafka-", ignore_cleanup_errors=True)
-                kafka = stack.enter_context(brokers.Brokers(jars, Path(stack.enter_context(folder))))
+                kafka = stack.enter_context(brokers.Brokers(Path(stack.enter_context(folder))))
             except brokers.MissingError as error:
                 left_out["Kafka"] = str(error)
         trickles = 2 * (options.rounds + 1)

@@ -8,7 +8,6 @@ import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from dataclasses import dataclass
 from pathlib import Path
 
 from dledger_core import find_java
@@ -55,16 +54,8 @@ class MissingError(Exception):
     """Kafka is not available here, with the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Jars:
-    """Directories of the jars: those of servers and tools, and those that Spark needs."""
-
-    server: Path
-    spark: tuple[Path, ...]
-
-
-def fetch() -> Jars:
-    """Return the jars, fetched by Maven if they are not in ``CACHE`` yet.
+def fetch() -> tuple[Path, list[Path]]:
+    """Return the directory of the servers' jars, and the jars that Spark needs; Maven fetches them into ``CACHE``.
 
     Raises:
         MissingError: there is no Java or no Maven, or Maven cannot fetch them.
@@ -73,8 +64,7 @@ def fetch() -> Jars:
         find_java()
     except ConfigError as error:
         raise MissingError(str(error)) from None
-    server = _resolve("server", SERVER, alone=False)
-    return Jars(server, tuple(sorted(_resolve("spark", SPARK, alone=True).glob("*.jar"))))
+    return _resolve("server", SERVER, alone=False), sorted(_resolve("spark", SPARK, alone=True).glob("*.jar"))
 
 
 def _resolve(kind: str, artifacts: tuple[tuple[str, str, str], ...], *, alone: bool) -> Path:
@@ -109,8 +99,9 @@ def _resolve(kind: str, artifacts: tuple[tuple[str, str, str], ...], *, alone: b
 class Brokers:
     """Three brokers that are controllers too; a context manager."""
 
-    def __init__(self, jars: Jars, folder: Path) -> None:
-        self.jars, self._folder = jars, folder
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._jars, self.spark_jars = fetch()
         self._java = str(find_java() / "bin" / "java")
         self._processes: list[subprocess.Popen[bytes]] = []
         ports = free_ports(2 * COUNT)
@@ -149,7 +140,7 @@ class Brokers:
 
     def _command(self, heap: str) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}"
-        return [self._java, f"-Xms{heap}", f"-Xmx{heap}", logging, "-cp", f"{self.jars.server}/*"]
+        return [self._java, f"-Xms{heap}", f"-Xmx{heap}", logging, "-cp", f"{self._jars}/*"]
 
     def _await(self) -> None:
         deadline = time.monotonic() + START_S

@@ -25,7 +25,7 @@ class Kafka(System):
     @staticmethod
     def settings(brokers: Brokers) -> dict[str, str]:
         """Return the settings of a session that reads and writes Kafka."""
-        return {"spark.jars": ",".join(map(str, brokers.jars.spark))}
+        return {"spark.jars": ",".join(map(str, brokers.spark_jars))}
 
     def fill(self) -> None:
         """Write the rows that are read later, with Spark's own sink."""
