@@ -53,7 +53,7 @@ def load() -> list[Mutation]:
 MUTATIONS: Final = load()
 NAMED: Final = {mutation.name: mutation for mutation in MUTATIONS}
 LIKELY_SEEDS: Final = {
-    "a read is answered by old echoes": 24,
+    "a read is answered by old echoes": 273,
     "a recovering voter votes at once": 83,
     "a recovering voter trusts a leader of the same term": 23,
     "the page cache after a failed sync is trusted": 64,

@@ -36,8 +36,11 @@ TRIED = test_mutation_is_noticed.__name__
 
 @pytest.mark.parametrize("mutation", mutations.MUTATIONS, ids=lambda mutation: mutation.name)
 def test_mutation_guard_exists_once(mutation: mutations.Mutation) -> None:
-    """Quick, so that moving a guard fails at once."""
-    assert mutation.module(), f"update tests/sim/mutations.py: {mutation.name}"
+    """Quick, so that moving a guard or its test fails at once."""
+    tests = mutations.ROOT / "tests" / mutation.room / mutation.found_by
+    found = mutation.found_by in ("core", "whole") or tests.is_file()
+    assert mutation.module(), f"update tests/sim/mutations.diff: {mutation.name}"
+    assert found, f"no such tests: {tests}"
 
 
 @pytest.mark.sim
