@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from dledger_core.cluster import LocalCluster
-from dledger_core.connect import Client
 from tests.cli.command import DLEDGER, run
 from tests.support.soon import soon
 
@@ -65,17 +64,6 @@ def test_leaders_of_three_groups_spread_over_three_nodes(cluster: LocalCluster) 
         assert (found["preferred_leaders"], found["leader_id"]) == ([home], home)
 
 
-def test_transfer_in_one_group_leaves_terms_of_others(cluster: LocalCluster) -> None:
-    soon(lambda: leaders(cluster) == HOMES)
-    before = {group: status(cluster, group)["term"] for group in GROUPS}
-    with Client(cluster.peers, "orders") as orders:
-        orders.transfer_leadership("n0")
-        orders.transfer_leadership("n2")
-    after = {group: status(cluster, group)["term"] for group in GROUPS}
-    assert after["orders"] >= before["orders"] + 2
-    assert (after["audit"], after["events"]) == (before["audit"], before["events"])
-
-
 def test_role_change_reaches_watch_and_command_after_kill_9(
     cluster: LocalCluster, notified: Path, tmp_path: Path
 ) -> None:
@@ -104,17 +92,6 @@ def test_role_change_reaches_watch_and_command_after_kill_9(
         assert {row[0] for row in commands()[count:]} == {"events"}, "the other groups' leaders live"
         cluster.restart("n1")
         soon(lambda: newest()["n1"]["role"] not in ("unreachable", "leader"))
-
-
-def test_leadership_returns_to_preferred_node_after_restart(cluster: LocalCluster) -> None:
-    soon(lambda: leaders(cluster) == HOMES)
-    cluster.kill("n2")
-    soon(lambda: leaders(cluster)["orders"] in ("n0", "n1"))
-    with Client(cluster.peers, "orders") as orders:
-        result = orders.append([b"while n2 was down"])
-        cluster.restart("n2")
-        soon(lambda: leaders(cluster) == HOMES)
-        assert orders.get(result.first_index).body == b"while n2 was down"
 
 
 def test_watch_as_text_shows_broker_roles(cluster: LocalCluster, tmp_path: Path) -> None:

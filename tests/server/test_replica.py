@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,7 @@ from dledger_core.server.services.reads import Reads
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import STORE, bodies_of, open_log, place, read_all
 from tests.support.replica_group import HandDriven, entries
-from tests.support.server_group import STORAGE, eventually
+from tests.support.server_group import STORAGE, eventually, stall
 
 THREE = ("n0", "n1", "n2")
 
@@ -203,16 +202,7 @@ class Writing(Readys):
         self.log.close()
 
     def stall(self):
-        """Make the thread wait until the returned event is set; return once it waits."""
-        waiting, free = threading.Event(), threading.Event()
-
-        def wait():
-            waiting.set()
-            free.wait(120)
-
-        self.disk.run(wait)
-        assert waiting.wait(60)
-        return free
+        return stall(self.disk.run)
 
     async def idle(self):
         await eventually(lambda: not self.disk.busy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from contextlib import asynccontextmanager
 
@@ -32,7 +31,7 @@ from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.storage import open_store
 from tests.support.field_values import MISSING, wrong_values
-from tests.support.server_group import TIMEOUT_S, RawClient, ServerGroup, eventually
+from tests.support.server_group import TIMEOUT_S, RawClient, ServerGroup, eventually, stall
 
 KEY = {"q": "query", "b": 1, "r": "run"}
 NEWER = KEY | {"r": "run2"}
@@ -45,19 +44,6 @@ async def one_node(tmp_path, **options):
     """Start a group of one node; yield it and a client."""
     async with ServerGroup(tmp_path, 1, **options) as group:
         yield group, await group.client()
-
-
-def stall(hosted):
-    """Stall the group's disk until the returned event is set; return once it waits."""
-    waiting, free = threading.Event(), threading.Event()
-
-    def wait():
-        waiting.set()
-        free.wait(120)
-
-    hosted.replica.run_on_disk(wait)
-    assert waiting.wait(60)
-    return free
 
 
 class Client:
@@ -450,7 +436,7 @@ async def test_client_that_reads_no_responses_occupies_little_memory(tmp_path, l
 async def test_cancelled_append_gives_its_bytes_back(tmp_path):
     async with one_node(tmp_path) as (group, client):
         node, hosted = group.nodes["n0"], group.hosted("n0")
-        free = stall(hosted)
+        free = stall(hosted.replica.run_on_disk)
         other = RawClient(await group.channel("n0"))
         asked = asyncio.create_task(other.append([b"abandoned"], p="p", pe=0, ps=0))
         await eventually(lambda: node.budget.taken_bytes > 0)
@@ -465,7 +451,7 @@ async def test_cancelled_append_gives_its_bytes_back(tmp_path):
 
 async def test_busy_reaches_client_and_ends(tmp_path):
     async with one_node(tmp_path, inflight_bytes_max=1 << 20) as (group, client):
-        free = stall(group.hosted("n0"))
+        free = stall(group.hosted("n0").replica.run_on_disk)
         first = asyncio.create_task(client.append([bytes(700 << 10)]))
         await eventually(lambda: group.nodes["n0"].budget.taken_bytes > 0)
         with pytest.raises(BusyError) as refused:
@@ -517,7 +503,7 @@ async def test_commit_overtaken_by_newer_run_is_fenced(tmp_path):
     async with one_node(tmp_path) as (group, client):
         part = await client.attempt([b"old"], KEY)
         replica = group.hosted("n0").replica
-        free, last = stall(group.hosted("n0")), replica.raft.last_index
+        free, last = stall(group.hosted("n0").replica.run_on_disk), replica.raft.last_index
         newer = asyncio.create_task(client.attempt([b"new"], NEWER))
         commit = asyncio.create_task(client.transact("commit", KEY, [part]))
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -47,6 +48,19 @@ async def eventually(condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -
         assert time.monotonic() < deadline, "this never became true"
         await asyncio.sleep(0.005)
     return value
+
+
+def stall(run_on_disk: Callable[[Callable[[], None]], None]) -> threading.Event:
+    """Make the thread that writes wait until the returned event is set; return once it waits."""
+    waiting, free = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        free.wait(120)
+
+    run_on_disk(wait)
+    assert waiting.wait(60)
+    return free
 
 
 class ServerGroup:
