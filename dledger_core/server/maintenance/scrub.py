@@ -27,9 +27,6 @@ class LiveRepairs:
         members: the nodes that may have the records.
         environment: time, threads and connections; by default those of the running event loop.
         limits: the node's limits.
-
-    Attributes:
-        repaired: ranges repaired since the start.
     """
 
     def __init__(self, members: Members, environment: RepairEnvironment | None = None, limits: Limits = LIMITS) -> None:
@@ -39,7 +36,6 @@ class LiveRepairs:
         self._indexes_to_repair: dict[str, set[int]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._logged_at: dict[str, float] = {}
-        self.repaired = 0
 
     def watch(self, replica: Replica) -> None:
         """Repair all damage that reads of this replica's log find from now on, in any thread."""
@@ -87,7 +83,6 @@ class LiveRepairs:
                 if (left := await records.repair(damage, write)) is not None:
                     await self._wait(replica, left, "; ".join(f"{n}: {why}" for n, why in records.failures.items()))
                 else:
-                    self.repaired += 1
                     _LOG.warning(
                         "entries repaired: group=%s start=%d end=%d path=%s position=%d",
                         replica.group,
@@ -140,9 +135,6 @@ class Scrub:
         pause_s: pause between two rounds, in seconds.
         environment: time and the thread that reads; by default the running event loop's time and a thread of its own.
         limits: the node's limits.
-
-    Attributes:
-        rounds: completed rounds.
     """
 
     def __init__(
@@ -160,7 +152,6 @@ class Scrub:
         self._executor = ThreadPoolExecutor(1, "scrub")
         self._environment = environment or EventLoopRepairs(self._executor)
         self._task: asyncio.Task[None] | None = None
-        self.rounds = 0
 
     def start(self) -> None:
         """Start reading."""
@@ -181,7 +172,6 @@ class Scrub:
                     await self.read_all(replica)
                 except Exception:  # noqa: BLE001 - the scrub continues with the other groups
                     _LOG.exception("scrub failed: group=%s", replica.group)
-            self.rounds += 1
             await asyncio.sleep(self._pause_s)
 
     async def read_all(self, replica: Replica) -> None:
