@@ -285,16 +285,6 @@ def test_partially_connected_group_elects_the_member_that_reaches_a_majority() -
     assert group[N2].role is Role.LEADER
 
 
-def test_member_with_a_higher_term_makes_the_leader_step_down() -> None:
-    group = Group(3)
-    group.elect(N0)
-    group.members[N2] = Member(N2, term=7, store=group[N2].store)
-    group.tick(2 * CONFIG.election_ticks_max)
-    (term,) = {member.term for member in group.members.values()}
-    assert term > 7
-    assert [member.role for member in group.members.values()].count(Role.LEADER) == 1
-
-
 # --- check-quorum (6.2) -------------------------------------------------------------------------------------------
 
 

@@ -127,25 +127,6 @@ def test_acknowledgement_of_an_earlier_term_does_not_count() -> None:
     assert leader.commit_index == 1
 
 
-def test_one_confirmation_covers_all_earlier_readys() -> None:
-    leader = led()
-    for _ in range(3):
-        leader.propose("x")
-        leader.take()
-    leader.raw.advance(leader.readys[-1].number)
-    assert leader.raw.durable_index == 3
-
-
-def test_late_confirmation_does_not_cover_truncated_entries() -> None:
-    member = Member(store=MemoryStore(log_of(1)), term=2)
-    for term, count in ((2, 5), (3, 2)):
-        member.raw.step(append(batch(1, term, count), prev=(0, 1), term=term))
-        member.take()
-    for durable_index in (0, 2):
-        member.persist(1)
-        assert member.raw.durable_index == durable_index
-
-
 def test_ready_has_a_hard_state_only_after_a_change() -> None:
     group = Group(3)
     leader = group.elect(N0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dledger_core.errors import CorruptRecordError, InvariantViolationError, NotLeaderError
+from dledger_core.errors import CorruptRecordError, InvariantViolationError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index
 from dledger_core.raft import (
     AppendEntries,
@@ -67,13 +67,6 @@ def test_append_carries_the_commit_index() -> None:
     assert {group[node].commit_index for node in (N1, N2)} == {1}
 
 
-def test_commit_covers_entries_of_earlier_terms_before_it() -> None:
-    old = log_of(1, 1, 2)
-    leader = Group(3, logs={N0: old, N1: old[:1], N2: []}).elect(N0)
-    assert leader.commit_index == 3
-    assert [ready.committed for ready in leader.readys if ready.committed] == [(0, 4)]
-
-
 def test_entry_of_an_earlier_term_does_not_commit_by_counting() -> None:
     """Figure 8, in profile A, where no no-op hides it."""
     old = log_of(1, 2)
@@ -86,15 +79,6 @@ def test_entry_of_an_earlier_term_does_not_commit_by_counting() -> None:
     leader.propose("x")
     group.deliver()
     assert leader.commit_index == 2
-
-
-def test_deposed_leader_appends_nothing() -> None:
-    _, leader = led()
-    leader.raw.step(heartbeat(5))
-    with pytest.raises(NotLeaderError):
-        leader.propose("x")
-    leader.run()
-    assert leader.log_terms() == [1]
 
 
 def test_deposed_leader_learns_its_new_role_before_the_commit_at_its_index() -> None:
@@ -144,24 +128,6 @@ def test_follower_rejects_a_gap_with_the_conflicting_term_range(
     if hint is not None:
         assert (response.hint_term, response.hint_first_index, response.last_index) == hint
     assert member.log_terms() == [1, 2, 2, 4, 4, 4]
-
-
-def test_follower_overwrites_conflicting_entries() -> None:
-    member = Member(store=MemoryStore(log_of(1, 1, 2, 2)), term=2)
-    response = one(member.step(append(batch(1, 1), batch(2, 3), prev=(0, 1), term=3)), AppendEntriesResponse)
-    assert (response.accepted, response.match_index) == (True, 2)
-    assert member.log_terms() == [kept.term for kept in member.store.batches] == [1, 1, 3]
-
-
-@pytest.mark.parametrize("copies", [1, 3])
-def test_repeated_and_late_appends_change_nothing(copies: int) -> None:
-    member = Member()
-    first = append(batch(0, 1, 2), prev=(-1, NO_TERM), term=1)
-    second = append(batch(2, 1, 3), prev=(1, 1), term=1)
-    for message in [first, second] + [first, second] * copies + [first]:
-        assert one(member.step(message), AppendEntriesResponse).accepted
-    assert member.log_terms() == [1] * 5
-    assert all(ready.truncate_from is None for ready in member.readys)
 
 
 @pytest.mark.parametrize(
@@ -250,20 +216,6 @@ def test_window_limits_messages_in_flight_and_acks_open_it(limits: dict[str, int
     group.deliver(sent)
     group.deliver()
     assert group[N1].log_terms() == [1] * 11
-
-
-@pytest.mark.parametrize("recent_bytes_max", [0, 1 << 20], ids=["from the store", "from memory"])
-def test_late_follower_catches_up(recent_bytes_max: int) -> None:
-    group, leader = led(append_bytes_max=100, recent_bytes_max=recent_bytes_max)
-    group.drop = lambda message: N2 in (message.target, message.sender)
-    for at in range(50):
-        leader.propose(f"x{at}", 3, 40)
-        group.deliver()
-    group.drop = lambda message: False
-    leader.raw.report_unreachable(N2)
-    group.deliver()
-    assert group[N2].log_terms() == leader.log_terms()
-    assert (leader.store.reads > 0) is (recent_bytes_max == 0)
 
 
 def test_sending_starts_at_a_batch_boundary_before_the_hint() -> None:

@@ -120,25 +120,6 @@ def test_install_starts_again_if_the_leader_deletes_more() -> None:
     assert (group[N2].store.first_index(), group[N2].log_terms()) == (6, leader.log_terms())
 
 
-def test_empty_new_follower_is_installed() -> None:
-    group, leader = trimmed()
-    group.members[N2] = Member(N2, voters=(N0, N1, N2), term=leader.term, snapshots=Snapshots(300))
-    group.tick(6 * CONFIG.heartbeat_ticks)
-    assert (group[N2].store.first_index(), group[N2].log_terms()) == (4, leader.log_terms())
-
-
-def test_installed_follower_can_lead() -> None:
-    group, _ = trimmed()
-    group.drop = lambda message: isinstance(message, AppendEntries) and message.target == N2
-    group.tick(4 * CONFIG.heartbeat_ticks)
-    assert group[N2].store.first_index() == 4
-    group.drop = lambda _message: False
-    group.tick(4 * CONFIG.heartbeat_ticks)
-    group.elect(N2).propose("by n2")
-    group.tick(CONFIG.heartbeat_ticks)
-    assert [member.commit_index for member in group.members.values()] == [8, 8, 8]
-
-
 def test_without_snapshot_payloads_followers_wait() -> None:
     group, leader = trimmed(nbytes=None)
     group.tick(6 * CONFIG.heartbeat_ticks)

@@ -162,17 +162,6 @@ def test_marked_store_is_verified_before_its_group_participates(tmp_path: Path) 
         check_identical(cluster)
 
 
-def test_marked_store_of_single_node_needs_no_peers(tmp_path: Path) -> None:
-    with LocalCluster(1, tmp_path, **OPTIONS) as cluster, Client(cluster.peers) as client:
-        first = client.append([b"alone"]).first_index
-        cluster.kill("n0")
-        mark_needs_verification(OsFiles(), Layout(cluster.store_path("n0")), "Input/output error")
-        cluster.restart("n0")
-        cluster.leader()
-        assert client.get(first).body == b"alone"
-        assert verification_reason(OsFiles(), Layout(cluster.store_path("n0"))) is None
-
-
 def test_two_damaged_stores_of_three_wait_for_third(tmp_path: Path) -> None:
     with filled(tmp_path) as cluster:
         for node in cluster.node_ids:
