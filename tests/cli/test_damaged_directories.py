@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from pathlib import Path
@@ -26,33 +25,34 @@ KINDS = ("flip", "field", "shorter", "longer", "empty", "missing", "unexpected",
 
 
 def damage(file: Path, kind: str, chance: random.Random) -> None:
-    size = file.stat().st_size
-    content = bytearray(file.read_bytes()) if kind in ("flip", "field", "garbage") else bytearray()
+    content = bytearray(file.read_bytes())
+    used = min(len(content), 60_000)
     match kind:
         case "flip":
-            content[chance.randrange(min(size, 60_000))] ^= 1 << chance.randrange(8)
+            content[chance.randrange(used)] ^= 1 << chance.randrange(8)
         case "field":
             at = chance.choice(FIELDS)
             content[at : at + 4] = chance.choice(WORDS)
         case "garbage":
-            at = chance.randrange(min(size, 60_000) - 500)
+            at = chance.randrange(used - 500)
             content[at : at + 500] = chance.randbytes(500)
-        case "shorter" | "longer" | "empty":
-            lengths = {"shorter": chance.randrange(size), "longer": size + chance.choice((1, 32, 65_536)), "empty": 0}
-            os.truncate(file, lengths[kind])
-        case "missing":
-            file.unlink()
-        case "directory":
-            file.unlink()
-            file.mkdir()
+        case "shorter":
+            del content[chance.randrange(len(content)) :]
+        case "longer":
+            content += bytes(chance.choice((1, 32, 65_536)))
+        case "empty":
+            content.clear()
         case "unexpected":
-            (file.parent / chance.choice((".DS_Store", "0" * 17 + "999", "x.tmp", "\u0660" * 20))).write_bytes(
-                b"x" * 10
-            )
+            file = file.parent / chance.choice((".DS_Store", "0" * 17 + "999", "x.tmp", "\u0660" * 20))
+            content = bytearray(b"x" * 10)
         case "name":
-            file.rename(file.parent / f"{int(file.name) + chance.choice((1, 100)):020d}")
-    if content:
-        file.write_bytes(content)
+            file = file.rename(file.parent / f"{int(file.name) + chance.choice((1, 100)):020d}")
+        case "missing" | "directory":
+            file.unlink()
+            if kind == "directory":
+                file.mkdir()
+            return
+    file.write_bytes(content)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,16 @@
-"""The commands with a real cluster, as in the README's first session."""
+"""The commands with a real cluster: the README's first session, and notifications of role changes."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +25,62 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(
-        3, tmp_path_factory.mktemp("cluster"), ("default", "empty"), data_segment_bytes=4 << 20
-    ) as cluster:
-        yield cluster
+    directory = tmp_path_factory.mktemp("cluster")
+    line = '"$DLEDGER_GROUP $DLEDGER_NODE $DLEDGER_ROLE $DLEDGER_BROKER_ROLE $DLEDGER_TERM $DLEDGER_LEADER"'
+    command = shlex.join(["sh", "-c", f"echo {line} >>{shlex.quote(str(directory / 'notified'))}"])
+    # The order of the groups differs from that in which their leaders are spread.
+    with LocalCluster(3, directory, ("empty", "default"), data_segment_bytes=4 << 20, on_role_change=command) as nodes:
+        yield nodes
+
+
+@contextmanager
+def watching(cluster: LocalCluster, group: str, output: Path, form: str) -> Iterator[None]:
+    """Run ``dledger status --watch``; its lines are in ``output``."""
+    command = [*DLEDGER, "status", "--watch", "--peers", cluster.peers, "--group", group, "--format", form]
+    with output.open("wb") as file, subprocess.Popen([*command], stdout=file) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+            assert process.wait(120) == 130
+
+
+def test_leaders_of_groups_are_spread_over_nodes(cluster: LocalCluster) -> None:
+    for group, home in (("default", "n0"), ("empty", "n1")):
+        found = result_of("status", "--peers", cluster.peers, "--group", group)
+        assert (found["preferred_leaders"], found["leader_id"]) == ([home], home)
+
+
+def test_role_change_reaches_watch_and_command_after_kill_9(cluster: LocalCluster, tmp_path: Path) -> None:
+    def newest() -> dict[str, dict[str, Any]]:
+        lines = [json.loads(line) for line in (tmp_path / "watch").read_text().splitlines()]
+        return {line["node_id"]: line for line in lines}
+
+    def commands() -> list[list[str]]:
+        return [line.split() for line in (cluster.directory / "notified").read_text().splitlines()]
+
+    with watching(cluster, "empty", tmp_path / "watch", "json"):
+        soon(lambda: newest().get("n1", {}).get("broker_role") == "master")
+        soon(lambda: set(newest()) == {"n0", "n1", "n2"})
+        term, count = newest()["n1"]["term"], len(commands())
+        cluster.kill("n1")
+        soon(lambda: newest()["n1"]["role"] == "unreachable")
+        new = soon(lambda: next((n for n in ("n0", "n2") if newest()[n]["role"] == "leader"), None))
+        seen = newest()[new]
+        assert (seen["broker_role"], seen["leader_id"], seen["group"]) == ("master", new, "empty")
+        assert seen["term"] > term
+        other = "n2" if new == "n0" else "n0"
+        soon(lambda: newest()[other]["leader_id"] == new)
+        soon(lambda: ["empty", new, "leader", "master", str(seen["term"]), new] in commands()[count:])
+        soon(lambda: ["empty", other, "follower", "slave", str(seen["term"]), new] in commands()[count:])
+        assert {row[0] for row in commands()[count:]} == {"empty"}, "the other group's leader lives"
+        cluster.restart("n1")
+        soon(lambda: newest()["n1"]["role"] not in ("unreachable", "leader"))
+
+
+def test_watch_as_text_shows_broker_roles(cluster: LocalCluster, tmp_path: Path) -> None:
+    with watching(cluster, "default", tmp_path / "watch", "table"):
+        soon(lambda: "n0  leader (master)" in (tmp_path / "watch").read_text())
 
 
 def test_entries_from_arguments_stdin_and_file_are_read_back(cluster: LocalCluster, tmp_path: Path) -> None:
