@@ -22,26 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.sim.member import CoreMember
-from tests.sim.replica_member import ReplicaMember
-from tests.sim.shrink import shrink
-from tests.sim.simulator import Simulator, replay_command, run_seed
+from tests.sim.runs import KINDS, run_one, shrink
+from tests.sim.simulator import Simulator, replay_command
 from tests.support.soak_record import SoakRecord
 
 RECORD = Path(__file__).with_name("SOAK.jsonl")
 SEEDS_PER_LINE = 500
-KINDS: dict[bool, type[Any]] = {True: CoreMember, False: ReplicaMember}
-
-
-def run_one(core: bool, numbers: list[int] | None, seed: int) -> tuple[int, Counter[str], str]:
-    """Run one seed; the text is the failure, or empty."""
-    logging.disable(logging.CRITICAL)
-    kind = KINDS[core]
-    faults = None if numbers is None else [Simulator(seed, kind).faults[number] for number in numbers]
-    try:
-        return seed, run_seed(seed, kind, faults), ""
-    except Exception as error:  # noqa: BLE001 - printed with the command that replays it
-        return seed, Counter(), f"{type(error).__name__}: {error}\n{'; '.join(getattr(error, '__notes__', ()))}"
 
 
 def run_seeds(

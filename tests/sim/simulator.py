@@ -7,7 +7,7 @@ What a member is, is given: ``CoreMember`` (``member``) is the Raft core alone, 
 (``replica_member``) is a complete replica with its store, its repairs and its clients.
 
 The schedule is a list of ``Fault``s that the seed draws before the run. Each draws its details from a source of its
-own, so that a run with a part of the schedule is a run of its own, and a failure can be shrunk (``shrink``).
+own, so that a run with a part of the schedule is a run of its own, and a failure can be shrunk (``runs``).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +15,7 @@ import pytest
 
 from tests.sim.member import CoreMember
 from tests.sim.replica_member import ReplicaMember
-from tests.sim.shrink import minimal
+from tests.sim.runs import minimal
 from tests.sim.simulator import run_seed
 from tests.support.soak_record import ROOT
 
@@ -75,6 +76,13 @@ def test_trace_is_equal_for_different_hash_seeds(core: bool) -> None:
     first, second = (run.communicate()[0] for run in runs)
     assert len(first.splitlines()) == 2
     assert first == second
+
+
+@pytest.mark.sim
+def test_seeds_run_in_several_processes() -> None:
+    command = [sys.executable, "-m", "tests.sim", "--core", "--seeds", "0..2", "--jobs", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+    assert re.search(r"\bseeds +3$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("needed", [(), (3,), (0, 17), (5, 6, 7, 40), tuple(range(50))])

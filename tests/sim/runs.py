@@ -1,17 +1,37 @@
-"""Shrink a failing seed: find a small part of its schedule of faults that still fails in the same way."""
+"""Run a seed in a process of a pool, and shrink one that fails.
+
+Shrinking finds a small part of a seed's schedule of faults that still fails in the same way. A process of a pool cannot
+import ``__main__``, so this module is apart.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tests.sim.simulator import Fault, Simulator
+from tests.sim.member import CoreMember
+from tests.sim.replica_member import ReplicaMember
+from tests.sim.simulator import Fault, Simulator, run_seed
 
 T = TypeVar("T")
 
 SHRINK_S = 60.0
+KINDS: dict[bool, type[Any]] = {True: CoreMember, False: ReplicaMember}
+
+
+def run_one(core: bool, numbers: list[int] | None, seed: int) -> tuple[int, Counter[str], str]:
+    """Run one seed; the text is the failure, or empty."""
+    logging.disable(logging.CRITICAL)
+    kind = KINDS[core]
+    faults = None if numbers is None else [Simulator(seed, kind).faults[number] for number in numbers]
+    try:
+        return seed, run_seed(seed, kind, faults), ""
+    except Exception as error:  # noqa: BLE001 - printed with the command that replays it
+        return seed, Counter(), f"{type(error).__name__}: {error}\n{'; '.join(getattr(error, '__notes__', ()))}"
 
 
 def failure_of(seed: int, member_type: type[Any], faults: Sequence[Fault] | None = None) -> str:
