@@ -14,8 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core import HEADER_BYTES, DLedgerError
-from jobs._audit.model import KEY, OTHER, RESULTS, AuditFinding, Class, ReadTask, aligned, result
+from dledger_core import HEADER_BYTES, DLedgerError, merge_ranges
+from jobs._audit.model import COVERED, KEY, OTHER, RESULTS, AuditFinding, Class, ReadTask, aligned, result
 from jobs._audit.replicas import READ_BYTES, Gap, RangeSeen, RateLimiter, open_source
 
 _READABLE: Final = pa.array(["", "damaged"])
@@ -146,6 +146,33 @@ def compared_by_replica(digests: pa.Table) -> pa.Table:
     shared = of_ranges(readable, holders.filter(pc.greater(holders["count_all"], 1)))
     entries = pc.subtract(shared["end"], shared["start"])
     return _summed(shared.append_column("entries", entries), ["group", "replica", "run_id"])
+
+
+def covered_ranges(digests: pa.Table, ranges: pa.Table) -> pa.Table:
+    """Return what was compared of each replica: ranges that at least two of them could read, now or before.
+
+    Args:
+        digests: of this run and of the runs that it resumes (DIGESTS).
+        ranges: the plan (RANGES).
+
+    Returns:
+        The columns group, replica, start, end and state (``read now`` or ``proven before``), adjacent ranges joined.
+    """
+    readable = digests.filter(pc.is_in(digests["problem"], _READABLE))
+    holders = readable.group_by(KEY).aggregate([([], "count_all")])
+    shared = of_ranges(readable, holders.filter(pc.greater(holders["count_all"], 1)))
+    found: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
+    for row in shared.select([*KEY, "replica"]).to_pylist():
+        found[row["group"], row["replica"], "read now"].append((row["start"], row["end"]))
+    for row in ranges.filter(pc.is_valid(ranges["proven_at"])).to_pylist():
+        for name in row["replicas"]:
+            found[row["group"], name, "proven before"].append((row["start"], row["end"]))
+    rows = [
+        {"group": group, "replica": name, "start": start, "end": end, "state": state}
+        for (group, name, state), bounds in found.items()
+        for start, end in merge_ranges(bounds)
+    ]
+    return pa.Table.from_pylist(rows, COVERED)
 
 
 def proven_by_replica(ranges: pa.Table) -> pa.Table:

@@ -57,6 +57,8 @@ RESULTS: Final = _schema(
 )
 """Results of comparing ranges by digests or entry by entry: ``unread`` has the reasons of missing replicas, ``drill``
 is set if the range must be compared entry by entry, ``cleared`` counts entries that a second read found equal."""
+COVERED: Final = _schema("group string, replica string, start long, end long, state string")
+"""The compared ranges of each replica; the picture of the page and the one of the notebook are drawn from them."""
 FINDINGS: Final = _schema(f"run_id string, found_at time, {_FINDING}")
 RUNS: Final = _schema(
     "run_id string, group string, started_at time, duration_s double, mode string, verdict string,"

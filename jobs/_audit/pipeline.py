@@ -27,6 +27,7 @@ from jobs._audit.digests import (
     bytes_read,
     compare_digests,
     compared_by_replica,
+    covered_ranges,
     digest_rows,
     of_ranges,
     proven_by_replica,
@@ -86,7 +87,8 @@ class Audit:
         digests = self._read_digests(spark, ranges)
         results = self._compare_entries(spark, ranges, compare_digests(digests))
         compared = pa.concat_tables([compared_by_replica(digests), proven_by_replica(ranges)])
-        reports, findings = report_groups(self.snapshot, results, compared, self.run_id)
+        covered = covered_ranges(digests, ranges)
+        reports, findings = report_groups(self.snapshot, results, compared, covered, self.run_id)
         if options.table is not None:
             self._write(spark, options.table, reports, findings)
         cost = self._cost(digests, results)
@@ -99,7 +101,7 @@ class Audit:
             "resumed": options.resume,
             "cost": cost,
         }
-        return summary, page(summary, ranges, self._frame()) if options.report is not None else ""
+        return summary, page(summary, self._frame()) if options.report is not None else ""
 
     def _trust_proven(self, spark: SparkSession, ranges: pa.Table) -> pa.Table:
         """Mark the ranges that need not be read, with --skip-proven."""

@@ -24,7 +24,7 @@ Report = dict[str, Any]
 
 
 def report_groups(
-    snapshot: Snapshot, results: pa.Table, compared: pa.Table, run_id: str
+    snapshot: Snapshot, results: pa.Table, compared: pa.Table, covered: pa.Table, run_id: str
 ) -> tuple[list[Report], list[AuditFinding]]:
     """Return the report of each group, and the findings of all of them, merged, worst first.
 
@@ -32,12 +32,14 @@ def report_groups(
         snapshot: the replicas.
         results: of all comparisons (RESULTS).
         compared: entries and bytes compared now or before, from ``digests.compared_by_replica``.
+        covered: the compared ranges (COVERED).
         run_id: this run.
     """
     sides = [[r for r in replicas if r.other is side] for replicas in snapshot.values() for side in (False, True)]
     findings = merge_findings([*findings_of(results), *(finding for side in sides for finding in end_findings(side))])
     rows = results.select(["group", "unread", "cleared"]).to_pylist()
     done = compared.sort_by([(name, "ascending") for name in ("replica", "run_id", "first")]).to_pylist()
+    parts = covered.to_pylist()
     reports = [
         _report(
             group,
@@ -47,6 +49,7 @@ def report_groups(
             [one for one in done if one["group"] == group],
             run_id,
         )
+        | {"ranges": _ranges(replicas, [one for one in parts if one["group"] == group])}
         for group, replicas in snapshot.items()
     ]
     return reports, findings
@@ -91,6 +94,20 @@ def _report(
         "notes": [*_notes(usable), *([alignment_note(aligned)] if aligned else [])],
         **({"alignment": aligned} if aligned else {}),
     }
+
+
+def _ranges(replicas: Sequence[AuditedReplica], covered: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the ranges of each replica with their state; what is left of its entries is ``not compared``."""
+    found: list[dict[str, Any]] = []
+    for replica in (one for one in replicas if one.reachable):
+        own = [one for one in covered if one["replica"] == replica.name]
+        at = replica.first_index
+        for start, end in [*merge_ranges((one["start"], one["end"]) for one in own), (replica.last_index + 1,) * 2]:
+            if at < start:
+                found.append({"replica": replica.name, "start": at, "end": start, "state": "not compared"})
+            at = max(at, end)
+        found += [{name: one[name] for name in ("replica", "start", "end", "state")} for one in own]
+    return sorted(found, key=lambda one: (one["replica"], one["start"]))
 
 
 def expected_end(replica: AuditedReplica, replicas: Sequence[AuditedReplica]) -> int:
@@ -240,22 +257,20 @@ _WIDTH_MIN: Final = 0.65
 _TICKS: Final = 5
 
 
-def page(summary: Mapping[str, Any], ranges: pa.Table, frame: Mapping[str, Any]) -> str:
+def page(summary: Mapping[str, Any], frame: Mapping[str, Any]) -> str:
     """Return the report.
 
     Args:
         summary: the JSON summary.
-        ranges: the compared ranges (RANGES).
         frame: options and versions.
     """
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"shown": _shown, "evidence": _evidence}
-    rows = ranges.to_pylist()
     pictures = {
         report["group"]: _picture(
             [one for one in summary["replicas"] if one["group"] == report["group"]],
-            [row for row in rows if row["group"] == report["group"]],
+            report["ranges"],
             [one for one in summary["findings"] if one["group"] == report["group"]],
         )
         for report in summary["groups"]
@@ -297,12 +312,10 @@ def _picture(
         return shown | {"kind": kind, "title": title}
 
     def boxes(one: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        first, end = one["first_index"], one["last_index"] + 1
-        yield box(first, end, "not compared", f"[{first:,}, {end:,}) stored, not compared")
-        for kind, proven in (("proven before", True), ("read now", False)):
-            own = [r for r in ranges if one["name"] in r["replicas"] and (r["proven_at"] is not None) is proven]
-            for start, end in merge_ranges((r["start"], r["end"]) for r in own):
-                yield box(start, end, kind, f"[{start:,}, {end:,}) {kind}")
+        for each in (each for each in ranges if each["replica"] == one["name"]):
+            yield box(
+                each["start"], each["end"], each["state"], f"[{each['start']:,}, {each['end']:,}) {each['state']}"
+            )
         for finding in reversed(findings):  # the worst come last, on top
             if one["name"] in finding["replica"].split(","):
                 title = f"{finding['class']} [{finding['start']:,}, {finding['end']:,})"

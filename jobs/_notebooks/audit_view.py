@@ -24,8 +24,9 @@ __all__ = ["Verdict", "findings_table", "load_audit", "plot_audit", "replicas_ta
 _JOB: Final = Path(__file__).resolve().parents[1] / "audit_replicas.py"
 _VERDICT_COLORS: Final = {"CONSISTENT": "#1f7a4f", "INCONSISTENT": "#b3261e", "INCOMPLETE": "#9a6700"}
 _COLORS: Final = {
-    "compared, equal": "#a5d8bf",
-    "stored, not compared on all": "#d8dce2",
+    "read now": "#2e9e6b",
+    "proven before": "#a5d8bf",
+    "not compared": "#d8dce2",
     "critical": "#c62828",
     "error": "#e0661f",
     "warning": "#e8b100",
@@ -129,19 +130,20 @@ def plot_audit(summary: Mapping[str, Any], group: str | None = None) -> Figure:
     stored = [one for one in replicas if one["reachable"]]
     low = min((one["first_index"] for one in stored), default=0)
     high = max([low + 1, *(one["last_index"] + 1 for one in stored), *(finding["end"] for finding in findings)])
-    compared = next((one["compared"] for one in summary["groups"] if one["group"] == group), summary["compared"])
+    ranges: list[dict[str, Any]] = next((one["ranges"] for one in summary["groups"] if one["group"] == group), [])
     figure, axes = new_figure(10.0, row_height(2 * len(replicas)) + 0.4)
     for row, replica in enumerate(replicas):
         mine = [finding for finding in findings if replica["name"] in finding["replica"].split(",")]
-        _plot_replica(axes, row, replica, (compared["start"], compared["end"]), mine, (low, high))
+        own = [one for one in ranges if one["replica"] == replica["name"]]
+        _plot_replica(axes, row, replica, own, mine, (low, high))
     axes.set_yticks(range(len(replicas)), [label(one["name"]) for one in replicas])
     axes.invert_yaxis()
     axes.set_xlim(low, high)
     axes.set_ylim(len(replicas) - 0.4, -0.6)
     axes.xaxis.set_major_formatter(lambda value, _position: f"{value:,.0f}")
     axes.set(title=f"Group {group}: {summary['verdict']}", xlabel="index")
-    used = {finding["severity"] for finding in findings}
-    shown = [name for name in _COLORS if name in used or name in list(_COLORS)[:2]]
+    used = {finding["severity"] for finding in findings} | {one["state"] for one in ranges}
+    shown = [name for name in _COLORS if name in used]
     handles = [Patch(color=_COLORS[name], label=name) for name in shown]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     return finished(figure)
@@ -151,7 +153,7 @@ def _plot_replica(
     axes: Axes,
     row: int,
     replica: Mapping[str, Any],
-    compared: tuple[int, int],
+    ranges: Sequence[Mapping[str, Any]],
     findings: Sequence[Mapping[str, Any]],
     axis: tuple[int, int],
 ) -> None:
@@ -160,10 +162,8 @@ def _plot_replica(
         text = f"could not be read: {replica['error']}"
         axes.annotate(text, (0.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8)
         return
-    first, end = replica["first_index"], replica["last_index"] + 1
-    axes.barh(row, end - first, _BAR, left=first, color=_COLORS["stored, not compared on all"])
-    start, stop = max(first, compared[0]), min(end, compared[1])
-    axes.barh(row, max(0, stop - start), _BAR, left=start, color=_COLORS["compared, equal"])
+    for one in ranges:
+        axes.barh(row, one["end"] - one["start"], _BAR, left=one["start"], color=_COLORS[one["state"]])
     order = list(_COLORS)
     for finding in sorted(findings, key=lambda one: -order.index(one["severity"])):  # the worst on top
         begin, count = finding["start"], max(finding["end"] - finding["start"], 1)

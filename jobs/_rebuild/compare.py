@@ -261,7 +261,10 @@ def _differences(claims: DataFrame, found: DataFrame, added: tuple[int, int], *,
         f.when(in_place & wrong_tag, "CQ_WRONG_TAG"),
     )
     moved = indexed.withColumn("kind", f.explode(f.array_compact(kinds)))
-    moved = moved.withColumn("expected", f.col("position")).withColumn("found", f.col("position"))
+    # In a slot that is not the message's own, the rebuild has another message: the two positions show the shift.
+    in_slot = _kept(claims).withColumnRenamed("expected", "own")
+    moved = moved.join(in_slot, [*_QUEUE, "slot"], "left").withColumn("found", f.col("position"))
+    moved = moved.withColumn("expected", f.when(f.col("kind") == "CQ_ORDER", f.col("own")).otherwise(f.col("position")))
     unmatched = _unmatched(claims, joined, added)
     duplicated = _duplicated(claims, found)
     missing = _missing(joined, unmatched, duplicated)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pyarrow as pa
 import pytest
 
-from jobs._audit.digests import compare_digests, compared_by_replica
+from jobs._audit.digests import compare_digests, compared_by_replica, covered_ranges
 from jobs._audit.judge import findings_of
 from jobs._audit.model import RANGES, RESULTS, AuditedReplica, AuditFinding, Class, result
 from jobs._audit.plan import plan_ranges, sections
@@ -34,18 +34,20 @@ def finding(kind: Class, name: str, start: int, end: int) -> AuditFinding:
     return AuditFinding(kind=kind, group="g", replica=name, start=start, end=end, count=end - start, evidence=evidence)
 
 
-def summarized(replicas: tuple[AuditedReplica, ...], *findings: AuditFinding) -> dict[str, Any]:
+def summarized(replicas: tuple[AuditedReplica, ...], *findings: AuditFinding, proven: bool = False) -> dict[str, Any]:
     results = pa.Table.from_pylist([result(("g", 0, 100), findings)], RESULTS)
-    compared = compared_by_replica(digest_table(digest_row("n0"), digest_row("n1")))
-    return summarize({"g": replicas}, *report_groups({"g": replicas}, results, compared, "run"))
+    digests = digest_table() if proven else digest_table(digest_row("n0"), digest_row("n1"))
+    rows = plan_ranges({"g": replicas}).to_pylist()
+    ranges = pa.Table.from_pylist([row | {"proven_at": NOW if proven else None} for row in rows], RANGES)
+    compared, covered = compared_by_replica(digests), covered_ranges(digests, ranges)
+    return summarize({"g": replicas}, *report_groups({"g": replicas}, results, compared, covered, "run"))
 
 
 def drawn(*findings: AuditFinding, replicas: tuple[AuditedReplica, ...] = (*HERE, AWAY), proven: bool = False) -> str:
     facts = {"run_id": "run", "started_at": "2026-05-01T00:00:00+00:00", "duration_s": 1.5}
     cost = {"bytes_read": {"n0": 9}, "bytes_read_second_pass": 1, "bytes_per_second": 5, "max_bytes_per_second": None}
-    rows = plan_ranges({"g": replicas}).to_pylist()
-    ranges = pa.Table.from_pylist([row | {"proven_at": NOW if proven else None} for row in rows], RANGES)
-    return page(summarized(replicas, *findings) | facts | {"cost": cost}, ranges, {"mode": "digest"})
+    summary = summarized(replicas, *findings, proven=proven)
+    return page(summary | facts | {"cost": cost}, {"mode": "digest"})
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,18 @@ def test_picture_shows_each_replica_and_finding(proven: bool, title: str) -> Non
     boxes = [(float(r.attrib["x"][:-1]), float(r.attrib["width"][:-1])) for r in svg.iter("rect")]
     assert all(x >= -0.5 and x + width <= 100.5 for x, width in boxes)
     assert min(width for _, width in boxes) > 0.5
+
+
+def test_ranges_that_one_replica_could_not_read_are_not_compared() -> None:
+    replicas = tuple(replace(one, last_index=299, end=300, commit_index=299) for one in HERE)
+    unread = {"problem": "unread", "reason": "no answer"}
+    rows = [digest_row("n0", at) for at in (0, 100, 200)] + [digest_row("n1"), digest_row("n1", 100, **unread)]
+    digests = digest_table(*rows, digest_row("n1", 200))
+    covered = covered_ranges(digests, RANGES.empty_table())
+    (report,), _ = report_groups({"g": replicas}, RESULTS.empty_table(), compared_by_replica(digests), covered, "run")
+    for name in ("n0", "n1"):
+        states = [(r["start"], r["end"], r["state"]) for r in report["ranges"] if r["replica"] == name]
+        assert states == [(0, 100, "read now"), (100, 200, "not compared"), (200, 300, "read now")]
 
 
 def test_two_logs_are_compared_after_their_first_entries() -> None:

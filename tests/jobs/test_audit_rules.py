@@ -21,7 +21,7 @@ from jobs._audit.judge import (
     merge_findings,
     verdict_of,
 )
-from jobs._audit.model import CLASSES, RESULTS, AuditedReplica, AuditFinding, Class, Verdict, result
+from jobs._audit.model import CLASSES, COVERED, RESULTS, AuditedReplica, AuditFinding, Class, Verdict, result
 from jobs._audit.plan import (
     SPAN_MIN,
     aligned,
@@ -358,7 +358,7 @@ def test_summary_of_several_groups() -> None:
         digest_row("b", group="g", end=10, bytes=100),
     ]
     compared = compared_by_replica(digest_table(*rows))
-    reports, findings = report_groups(snapshot, results, compared, "run")
+    reports, findings = report_groups(snapshot, results, compared, COVERED.empty_table(), "run")
     summary = summarize(snapshot, reports, findings)
     assert summary["verdict"] == "INCONSISTENT"
     assert summary["compared"] == {"start": 0, "end": 10}

@@ -105,6 +105,8 @@ def test_each_class_of_difference_is_found(spark: Any, tmp_path: Path) -> None:
     }
     doubled = ranges["CQ_DUPLICATE_OFFSET", 1, 0, 1]
     assert (doubled["expected_position"], doubled["found_position"]) == (1200, 1300)
+    shifted = ranges["CQ_ORDER", 0, 5, 7]
+    assert (shifted["expected_position"], shifted["found_position"]) == (5000, 6000)
     assert report.counts["CQ_WRONG_POSITION"] == 2
     assert ranges["CQ_MISSING", 0, 5, 6]["consumers"] == {"readers": 3}
     assert all(found["cause"] and found["next"] for found in report.findings)

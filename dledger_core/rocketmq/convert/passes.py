@@ -117,11 +117,11 @@ def _bodies(
     plan: Plan, state: ConversionState, kept: Chunk, numbers: _I64, positions: _I64
 ) -> tuple[Buffer, npt.NDArray[Any]]:
     """Return the bodies, with corrected offsets of messages, and their CRCs."""
-    if not plan.patches:
+    if not plan.messages:
         return kept.bodies, kept.crcs
     located = located_in(kept.bodies, kept.starts, kept.lengths)
     state.messages += located.count
-    if not located.count:
+    if not located.count or not plan.patches:
         return kept.bodies, kept.crcs
     chosen = may_move(plan, kept, located)
     state.moved += int(chosen.sum())

@@ -100,7 +100,7 @@ class Report:
         moved: entries have other positions than before.
         control_dropped: dropped control entries.
         hidden_dropped: dropped entries of orphaned attempts.
-        messages: bodies that are message records (0 if no entry moved).
+        messages: bodies that are message records; 0 with ``--opaque``.
         messages_moved: messages with new offsets.
         messages_odd: unchanged messages, because their offset was not their position.
         term: current term.

@@ -67,7 +67,8 @@ def test_converted_messages_have_new_physical_offsets(tmp_path: Path, mixed: Pat
 def test_broker_log_in_place_keeps_every_byte(tmp_path: Path, name: str) -> None:
     store = extract(name, "n0/dledger-n0", tmp_path)
     report = converted(store.parent, tmp_path / "new", index_segment_bytes=1 << 20)
-    assert (report.kind, report.moved, report.renumbered, report.messages) == ("java-a", False, False, 0)
+    assert (report.kind, report.moved, report.renumbered, report.messages_moved) == ("java-a", False, False, 0)
+    assert report.messages == report.entries == len(messages(name))
     assert {row["position"] + 48: row["body"] for row in rows_of(tmp_path / "new")} == messages(name)
 
 
