@@ -149,7 +149,7 @@ def compared_by_replica(digests: pa.Table) -> pa.Table:
 
 
 def covered_ranges(digests: pa.Table, ranges: pa.Table) -> pa.Table:
-    """Return what was compared of each replica: ranges that at least two of them could read, now or before.
+    """Return the compared ranges of each replica: those that at least two of them could read, now or before.
 
     Args:
         digests: of this run and of the runs that it resumes (DIGESTS).

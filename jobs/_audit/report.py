@@ -97,7 +97,7 @@ def _report(
 
 
 def _ranges(replicas: Sequence[AuditedReplica], covered: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the ranges of each replica with their state; what is left of its entries is ``not compared``."""
+    """Return the ranges of each replica with their state; the rest is ``not compared``."""
     found: list[dict[str, Any]] = []
     for replica in (one for one in replicas if one.reachable):
         own = [one for one in covered if one["replica"] == replica.name]
