@@ -297,8 +297,8 @@ class TestLogClient:
         async with opened(kind, timeout_ms=20_000) as (nodes, client):
             await client.append([b"a"])
             nodes.hang()
-            calls = [client.fetch(0, 1), client.append([b"x"])]
-            if not isinstance(nodes, JavaNodes):
+            calls, is_java = [client.fetch(0, 1), client.append([b"x"])], isinstance(nodes, JavaNodes)
+            if not is_java:
                 calls.append(client.append([b"y"], producer_id="p", sequence=0))
             running = [asyncio.ensure_future(call) for call in calls]
             await asyncio.sleep(0.2)
@@ -307,6 +307,7 @@ class TestLogClient:
             errors = await asyncio.gather(*running, return_exceptions=True)
             assert all(isinstance(error, (DLedgerError, *CANCELLED)) for error in errors), errors
             assert all(isinstance(error, CANCELLED) or error.outcome_unknown for error in errors[1:]), errors
+            assert is_java or isinstance(errors[1], CANCELLED)
             assert nodes.end == 1
 
     @pytest.mark.parametrize("name", OPTIONAL)
