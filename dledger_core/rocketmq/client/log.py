@@ -369,11 +369,7 @@ class JavaBounds:
             return -1 if is_deleted(error) else None
 
     async def _is_deleted(self, index: int) -> bool:
-        try:
-            await self._get(index)
-        except IndexOutOfRangeError as error:
-            return is_deleted(error)
-        return False
+        return await self._term_at(index) == -1
 
     async def _probe(self, end: int) -> None:
         """Append a probe if there are new entries to serve; probes of other readers do not count."""
