@@ -9,17 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from dledger_core.cli import convert as command
-from dledger_core.cli import main
 from dledger_core.rocketmq.convert import ConvertRequest, Report, Step
 from dledger_core.storage import open_store
+from tests.cli.command import error_of, result_of, run
 from tests.rocketmq.convert.stores import PEERS
 
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+GIVEN = ("--group", "orders", "--self-id", "n1", "--peers", PEERS)
 
 
 @pytest.fixture
@@ -27,63 +24,45 @@ def source(three: Path) -> Path:
     return three.with_name("dledger-n1")
 
 
-OPTIONS = {"--group": "orders", "--self-id": "n1", "--peers": PEERS}
-
-
-def words(options: dict[str, str]) -> list[str]:
-    return [word for pair in options.items() for word in pair]
-
-
 def test_convert_prints_json_report(tmp_path: Path, source: Path) -> None:
-    options = words(OPTIONS | {"--format": "json"})
-    planned = run(source, tmp_path / "dir", *options, "--dry-run")
-    assert (planned.exit_code, planned.stderr) == (0, "")
+    planned = result_of("convert", source, tmp_path / "dir", *GIVEN, "--dry-run")
     assert not (tmp_path / "dir").exists()
-    done = run(source, tmp_path / "dir", *options)
-    assert (done.exit_code, done.stderr) == (0, "")
-    report = json.loads(done.stdout)
+    report = result_of("convert", source, tmp_path / "dir", *GIVEN)
     assert report["destination"] == str(tmp_path / "dir/orders/dledger-n1")
-    assert (report["entries"], report["kind"], report["profile"]) == (267, "java-a", "B")
-    assert json.loads(planned.stdout)["entries"] == 267
+    assert (report["entries"], report["kind"], report["profile"]) == (planned["entries"], "java-a", "B")
     with open_store(tmp_path / "dir/orders/dledger-n1") as reader:
         assert (reader.group, reader.node_id, reader.log_uuid) == ("orders", "n1", report["log_uuid"])
 
 
 def test_convert_prints_table_and_index_map(tmp_path: Path, source: Path) -> None:
-    options = words(OPTIONS | {"--profile": "A", "--data-segment-bytes": "32KiB"})
-    done = run(source, tmp_path / "x" / "dledger-n1", *options)
-    assert done.exit_code == 0, done.output
+    store = tmp_path / "x" / "dledger-n1"
+    done = run("convert", source, store, *GIVEN, "--profile", "A", "--data-segment-bytes", "32KiB")
     assert "converted and verified" in done.stdout
-    meta = json.loads((tmp_path / "x/dledger-n1/meta/log.json").read_text())
-    assert (meta["data_segment_bytes"], meta["profile"]) == (32768, "A")
-    index_map = tmp_path / "x/dledger-n1/meta/index-map.json"
+    meta, index_map = store / "meta/log.json", store / "meta/index-map.json"
     assert str(index_map) in done.stderr
-    (run_,) = json.loads(index_map.read_text())["ranges"]
-    assert (run_["part"], run_["start"], run_["end"], run_["new_start"]) == ("log", 0, 267, 0)
+    fields = json.loads(meta.read_text())
+    assert (fields["data_segment_bytes"], fields["profile"]) == (32768, "A")
+    (ranges,) = json.loads(index_map.read_text())["ranges"]
+    assert (ranges["part"], ranges["start"], ranges["end"], ranges["new_start"]) == ("log", 0, 267, 0)
 
 
 @pytest.mark.parametrize(
-    ("changes", "name"),
+    ("option", "value", "name"),
     [
-        ({"--self-id": "n7"}, "n7"),
-        ({"--group": "../x"}, "../x"),
-        ({"--peers": "n1"}, "n1"),
-        ({"--profile": "C"}, "--profile"),
-        ({"--data-segment-bytes": "many"}, "--data-segment-bytes"),
-        ({"--data-segment-bytes": "1KiB"}, "--data-segment-bytes"),
-        ({"--data-segment-bytes": "12"}, "data_segment_bytes"),
-        ({"--index-segment-bytes": "33"}, "index_segment_bytes"),
-        ({"--commitlog": "/nowhere"}, "--commitlog"),
-        ({"--log-uuid": "short"}, "--log-uuid"),
+        ("--self-id", "n7", "n7"),
+        ("--group", "../x", "../x"),
+        ("--peers", "n1", "n1"),
+        ("--profile", "C", "--profile"),
+        ("--data-segment-bytes", "many", "--data-segment-bytes"),
+        ("--data-segment-bytes", "1KiB", "--data-segment-bytes"),
+        ("--data-segment-bytes", "12", "data_segment_bytes"),
+        ("--index-segment-bytes", "33", "index_segment_bytes"),
+        ("--commitlog", "/nowhere", "--commitlog"),
+        ("--log-uuid", "short", "--log-uuid"),
     ],
 )
-def test_convert_rejects_wrong_options_in_one_line(
-    tmp_path: Path, source: Path, changes: dict[str, str], name: str
-) -> None:
-    done = run(source, tmp_path / "dir", *words(OPTIONS | changes))
-    assert (done.exit_code, done.stdout) == (3, ""), done.output
-    assert name in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_convert_rejects_wrong_options(tmp_path: Path, source: Path, option: str, value: str, name: str) -> None:
+    assert name in error_of("convert", source, tmp_path / "dir", *GIVEN, option, value)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -100,10 +79,7 @@ def test_convert_stops_between_steps_on_signal_and_continues(
 
         return real(request, step)
 
-    options = words(OPTIONS | {"--format": "json"})
     with monkeypatch.context() as patch:
         patch.setattr(command, "run_conversion", signalled)
-        stopped = run(source, tmp_path / "dir", *options)
-    assert (stopped.exit_code, stopped.stdout) == (130, "")
-    done = run(source, tmp_path / "dir", *options)
-    assert (done.exit_code, json.loads(done.stdout)["resumed"]) == (0, True)
+        assert run("convert", source, tmp_path / "dir", *GIVEN, "--format", "json", code=130).stdout == ""
+    assert result_of("convert", source, tmp_path / "dir", *GIVEN)["resumed"] is True

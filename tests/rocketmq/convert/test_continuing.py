@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dledger_core import Client, LocalCluster
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
-from dledger_core.rocketmq import decode_messages, encode_messages
+from dledger_core.rocketmq import encode_messages
 from dledger_core.rocketmq.convert import read_commitlog, start_store_after
 from dledger_core.rocketmq.store.commit_log import ClassicCommitLog
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
-from dledger_core.storage import open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.log_info import load_log_meta
+from tests.cli.command import rows_of, run, run_process
 from tests.rocketmq.convert.stores import converted, entries, flip, overwrite, running_broker
 from tests.rocketmq.convert.test_take_over import wait_for_all
 from tests.rocketmq.golden import MIXED, messages
@@ -179,53 +175,50 @@ def test_malformed_fingerprint_is_rejected(text: str) -> None:
         CommitLogFingerprint.parse(text)
 
 
-def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", "n0", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
 def options_of(commitlog: Path) -> dict[str, str]:
     """Options of ``dledger serve``."""
     return {"commitlog": str(commitlog), "fingerprint": str(read_commitlog(commitlog).fingerprint)}
 
 
+WRONG = f"0-{END}-{'0' * 32}"
+
+
 @pytest.mark.integration
 def test_serve_requires_and_checks_fingerprint_that_convert_prints(open_: Path, closed: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dledger_core.cli", "convert", "--fingerprint", str(open_)]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout.strip()
+    printed = run("convert", "--fingerprint", open_).stdout.strip()
     assert printed == str(read_commitlog(closed).fingerprint)
-    given = ["--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2", "--dir", str(tmp_path / "node"), "--commitlog", str(open_)]
-    for options, named in (
-        ([], "dledger convert --fingerprint"),
-        (["--fingerprint", f"0-{END}-{'0' * 32}"], printed),
-        (["--fingerprint", printed, "--group", "a,b"], "one group"),
-    ):
-        refused = serve(*given, *options)
-        assert (refused.returncode, named in refused.stderr) == (3, True), refused.stderr
-    checked = serve(*given, "--fingerprint", printed, "--check")
-    assert checked.returncode == 0, checked.stderr
+    peers = "n0-127.0.0.1:1;n1-127.0.0.1:2"
+    given = ("serve", "--self-id", "n0", "--peers", peers, "--dir", tmp_path / "node", "--commitlog", open_)
+    assert "dledger convert --fingerprint" in run_process(*given, code=3).stderr
+    assert printed in run_process(*given, "--fingerprint", WRONG, code=3).stderr
+    assert "one group" in run_process(*given, "--fingerprint", printed, "--group", "a,b", code=3).stderr
+    run_process(*given, "--fingerprint", printed, "--check")
     assert not (tmp_path / "node").exists()
 
 
 def test_restarted_node_checks_recorded_fingerprint(open_: Path, tmp_path: Path) -> None:
     start(open_, tmp_path / "node")
-    given = ["--peers", "n0-127.0.0.1:1", "--dir", str(tmp_path / "node"), "--group", "g", "--check"]
-    given += ["--commitlog", str(tmp_path)]  # the files may be elsewhere by now
-    options = options_of(open_)
-    assert serve(*given).returncode == 0
-    assert serve(*given, "--fingerprint", options["fingerprint"]).returncode == 0
-    wrong = serve(*given, "--fingerprint", f"0-{END}-{'0' * 32}")
-    assert (wrong.returncode, options["fingerprint"] in wrong.stderr) == (3, True), wrong.stderr
+    fingerprint = options_of(open_)["fingerprint"]
+    given = ("serve", "--self-id", "n0", "--peers", "n0-127.0.0.1:1", "--dir", tmp_path / "node", "--group", "g")
+    given = (*given, "--check", "--commitlog", tmp_path)  # the files may be elsewhere by now
+    run_process(*given)
+    run_process(*given, "--fingerprint", fingerprint)
+    assert fingerprint in run_process(*given, "--fingerprint", WRONG, code=3).stderr
 
 
 @pytest.mark.integration
 def test_three_nodes_and_replacement_start_after_prefix(open_: Path, tmp_path: Path) -> None:
-    directory, options = tmp_path / "nodes", options_of(open_)
-    with LocalCluster(3, directory, **options) as cluster, Client(cluster.peers) as client:
+    directory, alone = tmp_path / "nodes", tmp_path / "alone"
+    with LocalCluster(3, directory, **options_of(open_)) as cluster, Client(cluster.peers) as client:
         result = client.append([b"after the prefix"] * 100)
         assert client.records(0, 1).batch.column("position")[0].as_py() == END
         cluster.kill("n2")
         shutil.rmtree(cluster.store_path("n2"))
+        n2 = ("serve", "--self-id", "n2", "--dir", alone, "--peers")
+        assert "does not continue the log" in run_process(*n2, cluster.peers, code=4).stderr
+        assert entries(alone / "default" / "dledger-n2") == []
+        refused = run_process(*n2, "n2-127.0.0.1:1", "--commitlog", open_, code=3)
+        assert "did not start after a CommitLog" in refused.stderr
         cluster.restart("n2")
         wait_for_all(client, result.last_index)
         cluster.restart("n1")  # with the same options, though its store exists
@@ -233,7 +226,6 @@ def test_three_nodes_and_replacement_start_after_prefix(open_: Path, tmp_path: P
         cluster.leader()
         last = client.append([b"with the new node"]).last_index
         wait_for_all(client, last)
-        assert result.first_index > 0
         shutil.rmtree(directory / "default" / COMMITLOG_DIRECTORY)  # the prefix is no longer needed
         cluster.restart("n0")
         wait_for_all(client, last)
@@ -245,52 +237,30 @@ def test_three_nodes_and_replacement_start_after_prefix(open_: Path, tmp_path: P
 
 
 @pytest.mark.integration
-def test_node_without_prefix_stops_without_entries(open_: Path, tmp_path: Path) -> None:
-    with LocalCluster(3, tmp_path / "nodes", **options_of(open_)) as cluster:
-        with Client(cluster.peers) as client:
-            client.append([b"after the prefix"])
-        cluster.kill("n2")
-        shutil.rmtree(cluster.store_path("n2"))
-        command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", "n2", "--peers", cluster.peers]
-        alone = tmp_path / "alone"
-        done = subprocess.run([*command, "--dir", str(alone)], capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, "does not continue the log" in done.stderr) == (4, True), done.stderr
-    store = alone / "default" / "dledger-n2"
-    assert entries(store) == []
-    again = serve("--self-id", "n2", "--peers", "n2-127.0.0.1:1", "--dir", str(alone), "--commitlog", str(open_))
-    assert (again.returncode, "did not start after a CommitLog" in again.stderr) == (3, True)
-
-
-@pytest.mark.integration
-def test_positions_lead_from_prefix_into_log(open_: Path, tmp_path: Path) -> None:
-    with LocalCluster(1, tmp_path, **options_of(open_)) as cluster, Client(cluster.peers) as client:
-        client.append([b"after the prefix"])
-        near = max(messages(MIXED), key=lambda at: (at < END, at))
-        served = lines_of("tail", "--peers", cluster.peers, "--from", f"@{near}", "--no-follow")
-        (message,) = lines_of("get", "--peers", cluster.peers, f"@{near}")
-        (entry,) = lines_of("get", "--peers", cluster.peers, f"@{served[1]['position'] + 48}")
-    assert [(row["index"], row["position"]) for row in served] == [(None, near), (1, served[1]["position"])]
-    assert (entry["index"], entry["body"]) == (1, "after the prefix")
-    (offline,) = dump(tmp_path / "default", "--from", f"@{near}", "--count", "1")
-    assert message == {name: value for name, value in offline.items() if name != "magic"}
-    assert message["topic"]
-    shown = dump(tmp_path / "default", "--from", f"@{near}")
-    assert [row["position"] for row in shown[:2]] == [near, END]
-    assert [row["index"] for row in shown[1:]] == [0, 1]
-    # Messages of the prefix have the broker's queue offsets.
-    both, alone = (dump(path, "--from", f"@{near}", "--decode", "message")[0] for path in (tmp_path / "default", open_))
-    assert both["queue_offset"] == alone["queue_offset"] is not None
-
-
-@pytest.mark.integration
-def test_conversion_to_java_continues_queues_of_prefix(open_: Path, tmp_path: Path) -> None:
-    """Equal offsets in prefix and log would make RocketMQ serve one of two messages."""
-    last = dump(open_, "--from", "-1", "--decode", "message")[0]
-    ends = max(row["queue_offset"] for row in dump(open_, "--topic", last["topic"], "--queue", str(last["queue_id"])))
+def test_positions_and_queues_lead_from_prefix_into_log(open_: Path, tmp_path: Path) -> None:
+    near = max(messages(MIXED), key=lambda at: (at < END, at))
+    (last,) = rows_of("dump", open_, "--from", f"@{near}", "--decode", "message")
+    queue = ("--topic", last["topic"], "--queue", last["queue_id"])
+    ends = max(row["queue_offset"] for row in rows_of("dump", open_, *queue))
+    new = encode_messages(last["topic"], last["queue_id"], [b"a", b"b"]).to_pylist()
     with LocalCluster(1, tmp_path / "nodes", **options_of(open_)) as cluster, Client(cluster.peers) as client:
-        client.append(encode_messages(last["topic"], last["queue_id"], [b"a", b"b"]).to_pylist())
-    root = tmp_path / "nodes" / "default"
-    store = root / "dledger-n0"
+        client.append(new)
+        served = rows_of("tail", "--peers", cluster.peers, "--from", f"@{near}", "--no-follow")
+        (message,) = rows_of("get", "--peers", cluster.peers, f"@{near}")
+        (entry,) = rows_of("get", "--peers", cluster.peers, f"@{served[1]['position'] + 48}")
+    assert [(row["index"], row["position"]) for row in served[:2]] == [(None, near), (1, served[1]["position"])]
+    assert entry == served[1]
+    root, store = tmp_path / "nodes" / "default", tmp_path / "nodes" / "default" / "dledger-n0"
+    offline = rows_of("dump", root, "--from", f"@{near}")
+    assert message == {name: value for name, value in offline[0].items() if name != "magic"}
+    assert message["topic"]
+    assert [(row["index"], row["position"]) for row in offline[:2]] == [(None, near), (0, END)]
+    assert offline[2]["index"] == 1
+    # Messages of the prefix have the broker's queue offsets.
+    both = rows_of("dump", root, "--from", f"@{near}", "--count", 1, "--decode", "message")
+    assert both[0]["queue_offset"] == last["queue_offset"] is not None
+
+    # Equal offsets in prefix and log would make RocketMQ serve one of two messages.
     with pytest.raises(ConfigError):
         converted(store, tmp_path / "alone", profile="A")
     for number, (source, commitlog) in enumerate(((root, None), (store, root / "commitlog"))):
@@ -298,24 +268,10 @@ def test_conversion_to_java_continues_queues_of_prefix(open_: Path, tmp_path: Pa
         report = converted(source, made, profile="A", commitlog=commitlog)
         assert (report.kind, report.entries, report.messages) == ("dledger", 2, 2)
         assert any("CommitLog was not converted" in note for note in report.notes)
-        rows = dump(made, "--decode", "message")
-        bodies = open_store(made).read(0, 2)
-        found = decode_messages(bodies.column("body"), ["queue_offset", "physical_offset"]).to_pydict()
-        assert found["queue_offset"] == [ends + 1, ends + 2]
-        assert [at - 48 for at in found["physical_offset"]] == [row["position"] for row in rows]
+        rows = rows_of("dump", made, "--decode", "message")
+        assert [row["queue_offset"] for row in rows] == [ends + 1, ends + 2]
+        assert [row["physical_offset"] - 48 for row in rows] == [row["position"] for row in rows]
         assert rows[0]["position"] == END
     assert converted(store, tmp_path / "dledger-b").entries == 3  # no entry moves, so no offsets are assigned
     metas = [load_log_meta(OsFiles(), Layout(path).log_meta) for path in (store, tmp_path / "dledger-b")]
-    assert metas[0] is not None
-    assert metas[1] is not None
-    assert metas[0].commitlog_prefix == metas[1].commitlog_prefix == str(read_commitlog(open_).fingerprint)
-
-
-def dump(directory: Path, *arguments: str) -> list[dict[str, Any]]:
-    return lines_of("dump", str(directory), *arguments)
-
-
-def lines_of(*arguments: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "dledger_core.cli", *arguments, "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    assert {meta and meta.commitlog_prefix for meta in metas} == {options_of(open_)["fingerprint"]}
