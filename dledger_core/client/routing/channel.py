@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
 from dledger_core.checksum import Buffer
 from dledger_core.config import Peer
@@ -48,13 +49,62 @@ class ClosedError(ConfigError):
         super().__init__(*(args or ("the client is closed", "", "make a new one")))
 
 
+class Unanswered(Generic[_T]):
+    """The requests of one connection without a response, by number; the response of each is a ``_T``."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._waiting: dict[int, asyncio.Future[_T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def response(self, number: int, send: Callable[[], object], timeout_s: float) -> _T:
+        """Send a request and wait for its response.
+
+        Raises:
+            ConnectionLostError: the connection was lost.
+            RequestTimedOutError: no response arrived in time.
+            DLedgerError: the error that ``settle`` got.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+        self._waiting[number] = future
+        timer = loop.call_later(timeout_s, self._expire, number, timeout_s)
+        try:
+            send()
+            return await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(number, None)
+
+    def settle(self, number: object, response: _T | DLedgerError) -> None:
+        """Pass a response to its caller; drop it if the caller has stopped waiting."""
+        future = self._waiting.get(number) if isinstance(number, int) else None
+        if future is None or future.done():
+            return
+        if isinstance(response, DLedgerError):
+            future.set_exception(response)
+        else:
+            future.set_result(response)
+
+    def _expire(self, number: int, timeout_s: float) -> None:
+        values = {"seconds": round(timeout_s, 3)}
+        self.settle(number, RequestTimedOutError("no response in time", self._address, "", values))
+
+    def lost(self, reason: str) -> None:
+        """Fail all requests because the connection was lost."""
+        for number in self._waiting:
+            self.settle(number, ConnectionLostError(reason, self._address))
+
+
 class Channel:
     """A connection to one node; numbers the requests and passes each response to its caller."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self._connection: Connection | None = None
-        self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._unanswered = Unanswered[Frame](peer.address)
         self._last_request = 0
 
     @property
@@ -65,7 +115,7 @@ class Channel:
     @property
     def in_flight(self) -> int:
         """Requests without a response."""
-        return len(self._waiting)
+        return len(self._unanswered)
 
     async def open(self, timeout_s: float) -> None:
         """Connect; raise UnreachableError, or the error that the node returned for hello."""
@@ -88,48 +138,29 @@ class Channel:
         connection = self._connection
         if connection is None or not connection.is_open:
             raise UnreachableError("the connection is closed", self.peer.address)
-        loop = asyncio.get_running_loop()
         self._last_request = number = self._last_request + 1
-        future: asyncio.Future[Frame] = loop.create_future()
-        self._waiting[number] = future
-        timer = loop.call_later(timeout_s, self._expire, future, timeout_s)
-        try:
-            connection.send({**header, "r": number}, *payload)
-            frame = await future
-        finally:
-            timer.cancel()
-            self._waiting.pop(number, None)
+        send = partial(connection.send, {**header, "r": number}, *payload)
+        frame = await self._unanswered.response(number, send, timeout_s)
         if frame.header["t"] != header["t"] + 1:
             error = ProtocolError("the response is of another type", self.peer.address, "", {"type": frame.header["t"]})
             connection.close(error)
             raise error
         return frame
 
-    def _expire(self, future: asyncio.Future[Frame], timeout_s: float) -> None:
-        if not future.done():
-            values = {"seconds": round(timeout_s, 3)}
-            future.set_exception(RequestTimedOutError("no response in time", self.peer.address, "", values))
-
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """Pass a response to its caller; drop it if the caller has stopped waiting."""
+        """Pass a response to its caller."""
         del connection
-        number = frame.header.get("r")
-        future = self._waiting.get(number) if isinstance(number, int) else None
-        if future is None or future.done():
-            return
         if frame.header["t"] == Type.FAILURE:
             fields = frame.header.get("e")
-            future.set_exception(error_from_wire(fields if isinstance(fields, dict) else {}))
+            error = error_from_wire(fields if isinstance(fields, dict) else {})
+            self._unanswered.settle(frame.header.get("r"), error)
         else:
-            future.set_result(frame)
+            self._unanswered.settle(frame.header.get("r"), frame)
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
-        """Fail all waiting requests."""
+        """Fail all requests without a response."""
         del connection
-        reason = f"the connection was lost: {error}" if error else "the node closed the connection"
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(ConnectionLostError(reason, self.peer.address))
+        self._unanswered.lost(f"the connection was lost: {error}" if error else "the node closed the connection")
 
     async def close(self) -> None:
         """Close the connection and wait until it is closed."""

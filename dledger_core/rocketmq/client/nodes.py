@@ -8,9 +8,10 @@ import itertools
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Final, TypeVar, cast
 
-from dledger_core.client.routing.channel import ClosedError, ConnectionLostError, as_responded
+from dledger_core.client.routing.channel import ClosedError, Unanswered, as_responded
 from dledger_core.client.routing.retry import LEADER_FAILED, Retry, Timeouts
 from dledger_core.config import Peer
 from dledger_core.errors import (
@@ -19,7 +20,6 @@ from dledger_core.errors import (
     NoLeaderError,
     NotLeaderError,
     ProtocolError,
-    RequestTimedOutError,
     UnknownGroupError,
     UnreachableError,
 )
@@ -45,7 +45,7 @@ class JavaChannel(asyncio.Protocol):
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self._decoder = FrameDecoder()
-        self._waiting: dict[int, asyncio.Future[RemotingFrame]] = {}
+        self._unanswered = Unanswered[RemotingFrame](peer.address)
         self._numbers = itertools.cycle(range(1, _OPAQUE_MAX))
         self._transport: asyncio.Transport | None = None
         self._closed = asyncio.get_running_loop().create_future()
@@ -77,28 +77,14 @@ class JavaChannel(asyncio.Protocol):
         """
         if self._transport is None or not self.is_open:
             raise UnreachableError("the connection is closed", self.peer.address)
-        loop = asyncio.get_running_loop()
         number = next(self._numbers)
-        data = encode_frame(encode_request(request, number))
-        future: asyncio.Future[RemotingFrame] = loop.create_future()
-        self._waiting[number] = future
-        timer = loop.call_later(timeout_s, self._expire, future, timeout_s)
-        try:
-            self._transport.write(data)
-            frame = await future
-        finally:
-            timer.cancel()
-            self._waiting.pop(number, None)
+        send = partial(self._transport.write, encode_frame(encode_request(request, number)))
+        frame = await self._unanswered.response(number, send, timeout_s)
         response = decode_response(kind, frame, self.peer.address)
         failure = response.failure(self.peer.address)
         if failure is not None:
             raise failure
         return response
-
-    def _expire(self, future: asyncio.Future[RemotingFrame], timeout_s: float) -> None:
-        if not future.done():
-            values = {"seconds": round(timeout_s, 3)}
-            future.set_exception(RequestTimedOutError("no response in time", self.peer.address, "", values))
 
     async def close(self) -> None:
         """Close the connection and wait until it is closed."""
@@ -116,28 +102,22 @@ class JavaChannel(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        """Pass complete responses to their callers; drop those whose caller has stopped waiting."""
+        """Pass complete responses to their callers."""
         try:
             self._decoder.receive_data(data)
             while (frame := self._decoder.next_frame()) is not None:
-                future = self._waiting.get(frame.opaque) if frame.is_response else None
-                if future is not None and not future.done():
-                    future.set_result(frame)
+                if frame.is_response:
+                    self._unanswered.settle(frame.opaque, frame)
         except ProtocolError as error:
-            self._fail(f"the node does not speak DLedger's protocol: {error.what}")
+            self._unanswered.lost(f"the node does not speak DLedger's protocol: {error.what}")
             assert self._transport is not None
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all waiting requests."""
-        self._fail(f"the connection was lost: {exc}" if exc else "the node closed the connection")
+        """Fail all requests without a response."""
+        self._unanswered.lost(f"the connection was lost: {exc}" if exc else "the node closed the connection")
         if not self._closed.done():
             self._closed.set_result(None)
-
-    def _fail(self, reason: str) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(ConnectionLostError(reason, self.peer.address))
 
 
 class JavaNodes:
