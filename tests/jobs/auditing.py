@@ -27,7 +27,8 @@ def digests(replicas: tuple[AuditedReplica, ...], **limits: int) -> pa.Table:
 
 
 def audit(stores: dict[str, Path]) -> list[AuditFinding]:
-    """Audit stores in one process."""
+    """Audit stores in one process; that changes none of their files."""
+    before = [content(path) for path in stores.values()]
     replicas = store_replicas(stores)
     results = compare_digests(digests(replicas)).to_pylist()
     for row in [row for row in results if row["drill"]]:
@@ -35,7 +36,17 @@ def audit(stores: dict[str, Path]) -> list[AuditFinding]:
         results.append(compare_entries(holders, row["start"], row["end"]))
     assert not [reason for row in results for reason in row["unread"]]
     found = findings_of(pa.Table.from_pylist(results, RESULTS))
+    assert [content(path) for path in stores.values()] == before
     return merge_findings([*end_findings(replicas), *found])
+
+
+def brief(findings: list[AuditFinding]) -> list[tuple[str, str, int, int]]:
+    """Kind, replica, start and end of each finding."""
+    return [(found.kind.value, found.replica, found.start, found.end) for found in findings]
+
+
+def content(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def digest_row(replica: str, start: int = 0, **more: Any) -> dict[str, Any]:
