@@ -3,11 +3,57 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dledger_core.rocketmq import UNIT, encode_messages
 
 PREFILL = (0, 0x7FFFFFFF, 0)
+STORED_MS = 1_700_000_000_000
+DELAY_LEVELS = "1s 2s 3s 7s"
+DELAY_TOPIC = "SCHEDULE_TOPIC_XXXX"
 INDEX_BYTES = 32 * 4096
+
+
+def messages(
+    offsets: Iterable[int],
+    topic: str = "T",
+    queue_ids: int | list[int] = 0,
+    *,
+    body: bytes = b"x",
+    properties: list[dict[str, str]] | None = None,
+    **fields: Any,
+) -> list[bytes]:
+    """Messages with these queue offsets."""
+    offsets = list(offsets)
+    if properties is not None:
+        pairs = [list(each.items()) for each in properties]
+        fields["properties"] = pa.array(pairs, pa.map_(pa.string(), pa.string()))
+    bodies: list[bytes] = encode_messages(
+        topic, queue_ids, [body] * len(offsets), queue_offset=offsets, **fields
+    ).to_pylist()
+    return bodies
+
+
+def delayed_messages(levels: list[int]) -> list[bytes]:
+    """A message for each delay level, all in queue 0."""
+    properties = [{"DELAY": str(level)} for level in levels]
+    return messages(range(len(levels)), DELAY_TOPIC, tags="TagA", properties=properties, store_timestamp=STORED_MS)
+
+
+def write_queue(root: Path, units: list[tuple[int, int, int]], topic: str = "T", size: int = 100) -> None:
+    """Write a broker's file of queue 0 with room for ``size`` units."""
+    rows = np.zeros(size, UNIT)
+    for slot, unit in enumerate(units):
+        rows[slot] = unit
+    path = root / "consumequeue" / topic / "0" / f"{0:020d}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(rows.tobytes())
 
 
 def write_broker_store(

@@ -53,6 +53,12 @@ def test_compare_digests_finds_unequal_or_faulty_ranges(rows: list[dict[str, Any
         ([digest_row("a"), digest_row("b", content=b"d", layout=b"m")], True, [], []),
         ([digest_row("a"), digest_row("b", damaged=[7])], True, [], []),
         ([digest_row("a"), digest_row("b", content=b"", layout=b"", problem="damaged")], True, [], []),
+        (
+            [digest_row("a"), digest_row("other/b", layout=b"L"), digest_row("other/c", layout=b"M")],
+            False,
+            ["LAYOUT_DIFFERS other/b,other/c"],
+            [],
+        ),
         ([digest_row("a"), digest_row("b", layout=b"m"), digest_row("c")], False, ["LAYOUT_DIFFERS b"], []),
         ([digest_row("a"), digest_row("b", layout=b"m")], False, ["LAYOUT_DIFFERS a,b"], []),
         ([digest_row("a"), digest_row("b", content=b"", problem="unread", reason="down")], False, [], ["b: down"]),

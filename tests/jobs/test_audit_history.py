@@ -169,10 +169,6 @@ def test_ranges_are_read_again_in_time_and_spread_over_runs(days: list[float], r
         read_at = [*known[due:], *[now] * (ranges - len(known) + due)]
 
 
-def test_due_count_is_zero_without_verified_ranges() -> None:
-    assert due_count([], HOUR, NOW) == 0
-
-
 def test_chain_of_resumed_runs() -> None:
     assert chain_of({"a": "", "b": "a", "c": "b"}, "c") == ["c", "b", "a"]
     with pytest.raises(ConfigError, match="run x"):

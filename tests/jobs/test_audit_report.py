@@ -149,14 +149,6 @@ def test_other_log_is_noted_and_lag_counts_in_one_cluster() -> None:
     assert "no index in common" in summarized((*HERE, *far))["incomplete"][0]
 
 
-def test_layouts_count_within_cluster_alone() -> None:
-    layouts = {"n0": b"x", "n1": b"x", "other/n0": b"y", "other/n1": b"y"}
-    apart = [digest_row(name, layout=layout) for name, layout in layouts.items()]
-    assert findings_of(compare_digests(digest_table(*apart))) == []
-    (found,) = findings_of(compare_digests(digest_table(*apart[:3], digest_row("other/n1", layout=b"z"))))
-    assert (found.kind, found.replica) == (Class.LAYOUT_DIFFERS, "other/n0,other/n1")
-
-
 def test_index_row_of_wrong_entry_is_not_a_second_finding() -> None:
     digests = digest_table(digest_row("n0", content=b"a"), digest_row("n1", content=b"b", index_wrong=[5, 8]))
     drilled = pa.Table.from_pylist([result(("g", 0, 100), [finding(Class.TERM_REGRESSION, "n1", 6, 7)])], RESULTS)

@@ -8,78 +8,68 @@ from pathlib import Path
 import pytest
 
 from dledger_core.errors import ConfigError
-from jobs._directories import (
-    check_apart,
-    check_audit_directory,
-    check_checkpoint,
-    check_file,
-    check_table,
-)
+from jobs._directories import check_apart, check_audit_directory, check_checkpoint, check_file, check_table
 
-CHECKS = [check_table, check_checkpoint, check_audit_directory]
-NOWHERE = "/proc/dledger"
-
-
-def with_entries(directory: Path, *names: str) -> str:
-    directory.mkdir(parents=True)
-    for name in names:
-        (directory / name).mkdir()
-    return str(directory)
+Check = Callable[[str], None]
+CHECKS = pytest.mark.parametrize("check", [check_table, check_checkpoint, check_audit_directory])
+EARLIER = {
+    check_table: [["_delta_log"], ["_delta_log", "part-0.parquet"]],
+    check_checkpoint: [["metadata"], ["offsets", "commits", "sources"]],
+    check_audit_directory: [["audit_runs"]],
+}
+"""Directories in the output of an earlier run."""
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("path", ["new", "new/below/it", "empty", "s3a://bucket/x", "hdfs://name/x"])
-def test_new_or_empty_directory_is_accepted_and_not_created(
-    check: Callable[[str], None], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a file, a link and directories of other programs."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    check(path)
-    assert [found.name for found in tmp_path.rglob("*")] == ["empty"]
-
-
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("below", ["", "/table", "/a/b"])
-def test_file_is_rejected_as_directory(check: Callable[[str], None], below: str, tmp_path: Path) -> None:
+    for directory in (
+        "empty",
+        "photos/holidays",
+        "table/_delta_log",
+        "table/metadata",
+        "spark/metadata",
+        "spark/offsets",
+    ):
+        (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(ConfigError, match=r"--\w+ .*/file is a file"):
-        check(f"{tmp_path}/file{below}")
-    assert (tmp_path / "file").read_text() == "kept"
+    (tmp_path / "link").symlink_to("x")
+    return tmp_path
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_unwritable_directory_is_rejected(check: Callable[[str], None]) -> None:
-    with pytest.raises(ConfigError, match=rf"--\w+ {NOWHERE}"):
-        check(NOWHERE)
+@CHECKS
+@pytest.mark.parametrize("path", ["new", "new/below/it", "empty", "s3a://bucket/x", "hdfs://name/x"])
+def test_new_or_empty_directory_is_accepted_and_not_created(check: Check, path: str, work: Path) -> None:
+    before = sorted(work.rglob("*"))
+    check(path)
+    assert sorted(work.rglob("*")) == before
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_directory_with_other_files_is_rejected(check: Callable[[str], None], tmp_path: Path) -> None:
-    path = with_entries(tmp_path / "photos", "holidays")
-    with pytest.raises(ConfigError, match=r"--\w+ .*/photos"):
+@CHECKS
+@pytest.mark.parametrize("path", ["file", "file/table", "file/a/b", "photos", "/proc/dledger"])
+def test_path_that_cannot_be_used_is_rejected_unchanged(check: Check, path: str, work: Path) -> None:
+    before = sorted(work.rglob("*"))
+    with pytest.raises(ConfigError, match=r"--\w+ .*(file|photos|dledger)"):
         check(path)
-    assert [found.name for found in tmp_path.rglob("*")] == ["photos", "holidays"]
+    assert sorted(work.rglob("*")) == before
+    assert (work / "file").read_text() == "kept"
+
+
+@CHECKS
+def test_output_of_earlier_run_is_accepted(check: Check, work: Path) -> None:
+    for number, names in enumerate(EARLIER[check]):
+        for name in names:
+            (work / str(number) / name).mkdir(parents=True)
+        check(str(number))
 
 
 @pytest.mark.parametrize(
-    ("check", "names"),
-    [
-        (check_table, ["_delta_log"]),
-        (check_table, ["_delta_log", "part-0.parquet"]),
-        (check_checkpoint, ["metadata"]),
-        (check_checkpoint, ["offsets", "commits", "sources"]),
-        (check_audit_directory, ["audit_runs"]),
-    ],
+    ("check", "path", "option"), [(check_checkpoint, "table", "--checkpoint"), (check_table, "spark", "--table")]
 )
-def test_output_of_earlier_run_is_accepted(check: Callable[[str], None], names: list[str], tmp_path: Path) -> None:
-    check(with_entries(tmp_path / "earlier", *names))
-
-
-def test_table_and_checkpoint_are_distinguished(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--checkpoint"):
-        check_checkpoint(with_entries(tmp_path / "table", "_delta_log", "metadata"))
-    with pytest.raises(ConfigError, match="--table"):
-        check_table(with_entries(tmp_path / "checkpoint", "metadata", "offsets"))
+def test_table_and_checkpoint_are_distinguished(check: Check, path: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=option):
+        check(path)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +86,7 @@ def test_table_and_checkpoint_are_distinguished(tmp_path: Path) -> None:
         ("s3a://b/x", "s3a://b/x/c"),
     ],
 )
-def test_overlapping_directories_are_rejected(
-    one: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "link").symlink_to(tmp_path / "x")
+def test_overlapping_directories_are_rejected(one: str, other: str) -> None:
     for written in ({"--table": one, "--checkpoint": other}, {"--checkpoint": other, "--table": one}):
         with pytest.raises(ConfigError, match=r"--\w+ and --\w+"):
             check_apart(written)
@@ -108,23 +94,19 @@ def test_overlapping_directories_are_rejected(
         check_apart({"--table": one}, {"--store": other})
 
 
-def test_separate_directories_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_separate_directories_are_accepted() -> None:
     check_apart({"--table": "x", "--checkpoint": "x.checkpoint", "--files": None}, {"--store": "y", "--compare": "y/c"})
     check_apart({"--table": "s3a://b/x", "--checkpoint": "/b/x", "--files": "s3a://c/x"})
 
 
-@pytest.mark.parametrize("path", ["/nowhere/x.html", f"{NOWHERE}.html", "directory", "file/x.html"])
-def test_unwritable_report_is_rejected(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "directory").mkdir()
-    (tmp_path / "file").touch()
+@pytest.mark.parametrize("path", ["/nowhere/x.html", "/proc/dledger.html", "photos", "file/x.html"])
+def test_unwritable_report_is_rejected(path: str) -> None:
     with pytest.raises(ConfigError, match="--report"):
         check_file(path, "--report")
 
 
-def test_writable_report_is_accepted_and_not_created(tmp_path: Path) -> None:
-    (tmp_path / "old.html").write_text("old")
-    check_file(str(tmp_path / "old.html"), "--report")
-    check_file(str(tmp_path / "new.html"), "--report")
-    assert [path.name for path in tmp_path.iterdir()] == ["old.html"]
+@pytest.mark.parametrize("path", ["file", "new.html"])
+def test_writable_report_is_accepted_and_not_created(path: str, work: Path) -> None:
+    check_file(path, "--report")
+    assert (work / "file").read_text() == "kept"
+    assert not (work / "new.html").exists()
