@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dledger_core import Client, LocalCluster, open_store
+from jobs._audit import pipeline
+from jobs._audit.compare import compare_entries
+from jobs._audit.digests import compare_digests
+from jobs._audit.model import DIGESTS, FINDINGS, RESULTS, AuditFinding, Class
+from jobs._audit.plan import ReadTask, sections
+from jobs._audit.replicas import store_replicas
 from jobs.audit_replicas import command
+from tests.jobs.auditing import NOW, SPAN, digest_row, digest_table, digests, overwrite
+from tests.spark_connector.store_writer import StoreWriter
 from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
@@ -43,11 +51,8 @@ def flip_body_byte(store: Path, index: int) -> None:
     with open_store(store) as reader:
         position = reader.read(index, index + 1).column("position")[0].as_py()
     file = max(path for path in (store / "data").iterdir() if int(path.name) <= position)
-    with file.open("r+b") as opened:
-        opened.seek(position - int(file.name) + 48 + 2)
-        byte = opened.read(1)
-        opened.seek(-1, os.SEEK_CUR)
-        opened.write(bytes([byte[0] ^ 1]))
+    offset = position - int(file.name) + 48 + 2
+    overwrite(file, offset, bytes([file.read_bytes()[offset] ^ 1]))
 
 
 @pytest.mark.spark
@@ -100,8 +105,6 @@ def test_flipped_byte_is_named_on_live_nodes_and_stores(
 @pytest.mark.spark
 def test_proven_ranges_are_read_again_in_turn(spark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from delta.tables import DeltaTable
-
-    from tests.spark_connector.store_writer import StoreWriter
 
     with StoreWriter(tmp_path / "made") as writer:
         writer.append_numbers(2048)
@@ -162,3 +165,41 @@ def test_unreachable_node_makes_audit_incomplete(
     assert any(away in reason for reason in summary["incomplete"])
     assert summary["coverage"][away]["entries_eligible"] is None
     assert sorted(part["percent"] for part in summary["coverage"].values()) == [0.0, 100.0, 100.0]
+
+
+@pytest.mark.spark
+def test_appended_rows_are_read_again_and_table_exists_without_rows(spark: Any, tmp_path: Path) -> None:
+    directory = str(tmp_path / "a b%20ü")
+    assert pipeline.earlier_digests(spark, directory) is None
+    finding = AuditFinding.of(Class.CORRUPT, "g", "n0", 5, 6, {"stored": "00"}).to_row()
+    for rows in ([], [finding | {"run_id": "run", "found_at": NOW}], []):
+        pipeline.append(spark, pa.Table.from_pylist(rows, FINDINGS), f"{directory}/audit_findings")
+    (row,) = spark.read.format("delta").load(f"{directory}/audit_findings").collect()
+    assert (row["class"], row["severity"], row["evidence"]) == ("CORRUPT", "critical", '{"stored": "00"}')
+    assert row["found_at"].timestamp() == NOW.timestamp()
+    ranges = digest_table(digest_row("ü", damaged=[1, 2]), digest_row("b", 1 << 62, log_uuid=None))
+    for _ in range(2):
+        pipeline.append(spark, ranges, f"{directory}/audit_ranges")
+    earlier = pipeline.earlier_digests(spark, directory)
+    assert earlier is not None
+    found = earlier.where(earlier["read_at"] >= NOW).toArrow().select(DIGESTS.names).cast(DIGESTS)
+    assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, 2 * ranges.to_pylist()))
+
+
+@pytest.mark.spark
+def test_passes_on_spark_equal_their_steps_without_spark(spark: Any, tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "a") as writer:
+        writer.append_numbers(3000, "a body of some length")
+    shutil.copytree(writer.path, tmp_path / "b")
+    overwrite(min((tmp_path / "b" / "data").iterdir()), 5000, b"\xff\xff")
+    replicas = store_replicas({"a": writer.path, "b": tmp_path / "b"})
+    (part,) = sections(replicas)
+    found = pipeline.digest_pass(spark, [ReadTask(each, part.start, part.end, SPAN) for each in replicas], "run")
+    order = [("replica", "ascending"), ("start", "ascending")]
+    assert found.drop_columns("read_at").sort_by(order) == digests(replicas).drop_columns("read_at").sort_by(order)
+    drill = [(replicas, row["start"], row["end"]) for row in compare_digests(found).to_pylist() if row["drill"]]
+    entries = pipeline.entry_pass(spark, drill)
+    assert entries == pa.Table.from_pylist([compare_entries(*each) for each in drill], RESULTS)
+    assert entries["findings"][0][0]["class"].as_py() == "CORRUPT"
+    assert pipeline.index_pass(spark, replicas)["findings"].to_pylist() == [[], []]
+    assert pipeline.digest_pass(spark, [], "run") == DIGESTS.empty_table()

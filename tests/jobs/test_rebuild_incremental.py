@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -16,20 +15,16 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from dledger_core.rocketmq import encode_messages
-from jobs import rebuild_consume_queue
 from jobs._rebuild import table as rebuild_table
 from jobs._rebuild.plan import RebuildOptions, plan_for
 from jobs._rebuild.slots import Queue, Queues, advanced, place, summary_of
 from jobs._rebuild.table import TableStream
+from tests.jobs.broker_store import messages
+from tests.jobs.conftest import Rebuild
 from tests.spark_connector.store_writer import StoreWriter
-from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
 
 pytestmark = pytest.mark.spark
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    return run_in_process(rebuild_consume_queue.command, capsys, *arguments)[:2]
 
 
 def rows_of(spark: Any, table: Path) -> list[Any]:
@@ -70,16 +65,8 @@ def test_ends_of_queues_continue_after_brokers() -> None:
         ("g", "T", 0): Queue(1, 3, 2, 2, non_monotonic=False),
         ("g", "%RETRY%ü", 7): Queue(0, 1 << 40, 9, 9, non_monotonic=False),
     }
-    none = {
-        "group": "g",
-        "topic": "T",
-        "low": None,
-        "high": 0,
-        "given": 0,
-        "slots": 0,
-        "fresh": 0,
-        "non_monotonic": False,
-    }
+    none = dict.fromkeys(("high", "given", "slots", "fresh"), 0)
+    none |= {"group": "g", "topic": "T", "low": None, "non_monotonic": False}
     found: list[dict[str, Any]] = [
         none | {"queue_id": 0, "fresh": 2},
         none | {"queue_id": 1, "low": 4, "high": 9, "given": 6, "slots": 5, "non_monotonic": True},
@@ -105,48 +92,45 @@ def place_after_signal(*arguments: Any) -> Any:
 
 
 def test_signal_keeps_old_rows_until_next_run_completes(
-    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    spark: Any, tmp_path: Path, run_rebuild: Rebuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old rows stay readable, and nothing of a stopped run is in the table."""
     table = tmp_path / "table"
     with StoreWriter(tmp_path) as writer:
-        writer.append(encode_messages("T", 0, [b"x"] * 5).to_pylist())
-        arguments = ("--store", str(writer.path), "--table", str(table))
-        assert run(capsys, *arguments)[0] == 0
-        writer.append(encode_messages("T", 0, [b"x"] * 5).to_pylist())
+        writer.append(messages([0] * 5))
+        assert run_rebuild(store=writer.path, table=table)[0] == 0
+        writer.append(messages([0] * 5))
         with monkeypatch.context() as patched:
             patched.setattr(rebuild_table, "place", place_after_signal)
-            code, summary = run(capsys, *arguments)
+            code, summary = run_rebuild(store=writer.path, table=table)
             assert (code, summary["status"]) == (2, "stopped")
         assert len(rows_of(spark, table)) == 5
-        assert run(capsys, *arguments)[1]["rows"] == 10
+        assert run_rebuild(store=writer.path, table=table)[1]["rows"] == 10
     assert len(rows_of(spark, table)) == 10
 
 
 @pytest.mark.integration
-def test_runs_add_up_to_full_rebuild(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_add_up_to_full_rebuild(spark: Any, tmp_path: Path, run_rebuild: Rebuild) -> None:
     """Between the runs entries are added; the last run first does a micro-batch again that was written already."""
     table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
     with LocalCluster(**SLOW_ELECTIONS) as cluster, Client(cluster.peers) as client:
-        common = ("--peers", cluster.peers, "--checkpoint", str(checkpoint))
-        append: Callable[[list[int]], Any] = lambda ids: client.append(  # noqa: E731
-            [b"no message", *encode_messages("T", ids, [b"x"] * len(ids)).to_pylist()]
-        )
-        append([0, 1, 0])
-        code, summary = run(capsys, *common, "--table", str(table))
+        peers: dict[str, Any] = {"peers": cluster.peers}
+        client.append([b"no message", *messages([0] * 3, "T", [0, 1, 0])])
+        code, summary = run_rebuild(**peers, table=table, checkpoint=checkpoint)
         assert (code, summary["rows"], summary["skipped"]["not_messages"]) == (0, 3, 1)
         forget_last_commit(checkpoint)
-        append([1, 0, 2, 1, 0])
-        code, summary = run(capsys, *common, "--table", str(table), "--files", str(tmp_path / "out"))
+        client.append([b"no message", *messages([0] * 5, "T", [1, 0, 2, 1, 0])])
+        code, summary = run_rebuild(**peers, table=table, checkpoint=checkpoint, files=tmp_path / "out")
         assert (code, summary["rows"], summary["dense"]) == (0, 8, True)
         assert summary["files"]["files"] == 3
-        run(capsys, "--peers", cluster.peers, "--table", str(tmp_path / "full"))
-        assert rows_of(spark, table) == rows_of(spark, tmp_path / "full")
-        for arguments in (
-            (*common, "--table", str(tmp_path / "full")),
-            ("--peers", cluster.peers, "--table", str(table)),
-            ("--peers", cluster.peers, "--table", str(table), "--checkpoint", str(tmp_path / "other")),
+        full = tmp_path / "full"
+        run_rebuild(**peers, table=full)
+        assert rows_of(spark, table) == rows_of(spark, full)
+        for options in (
+            {"table": full, "checkpoint": checkpoint},
+            {"table": table},
+            {"table": table, "checkpoint": tmp_path / "other"},
         ):
-            code, summary = run(capsys, *arguments)
+            code, summary = run_rebuild(**peers, **options)
             assert (code, "--checkpoint" in summary["message"] or "full" in summary["message"]) == (3, True)
         assert len(rows_of(spark, table)) == 8

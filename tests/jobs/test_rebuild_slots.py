@@ -14,13 +14,12 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.rocketmq import UNIT, encode_messages
-from jobs import rebuild_consume_queue
 from jobs._rebuild.files import write_files
 from jobs._rebuild.slots import count_units, place, queues_of, summary_of
 from jobs._rebuild.table import Table, kept_in
 from jobs._rebuild.units import DECODED_SCHEMA, EntryRules, decoded, units_of
 from tests.jobs.broker_store import PREFILL, BrokersQueue, write_broker_store
-from tests.support.run_job import run_in_process
+from tests.jobs.conftest import Rebuild
 
 pytestmark = pytest.mark.spark
 
@@ -61,14 +60,8 @@ class Log:
 def brokers_log(seed: int) -> Log:
     """All kinds of topics; queues ``twice`` 0-3 have offsets that were given out twice."""
     chance, log = random.Random(seed), Log()
-    monotonic = [
-        ("T", 0),
-        ("%DLQ%g", 0),
-        ("RMQ_SYS_TRANS_HALF_TOPIC", 0),
-        ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0),
-        (_LONG_TOPIC, 0),
-    ]
-    feeds = {queue: iter(range(9, 999)) for queue in monotonic}
+    monotonic = ["T", "%DLQ%g", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", _LONG_TOPIC]
+    feeds = {(topic, 0): iter(range(9, 999)) for topic in monotonic}
     feeds |= {("twice", i): iter(offsets_of_a_broker(chance, 999)) for i in range(4)}
     lmq = iter(offsets_of_a_broker(chance, 999))
     delayed: dict[int, Iterator[int]] = {level: iter(range(99)) for level in (1, 3, 18)}
@@ -80,12 +73,8 @@ def brokers_log(seed: int) -> Log:
         elif kind < 0.1:
             level, at = chance.choice([1, 3, 18]), 1_700_000_000_000 + number
             delay = {1: 1_000, 3: 10_000, 18: 7_200_000}[level]
-            properties = {
-                "DELAY": str(level),
-                "REAL_TOPIC": "T",
-                "INNER_MULTI_DISPATCH": "b",
-                "INNER_MULTI_QUEUE_OFFSET": "0",
-            }
+            properties = {"DELAY": str(level), "REAL_TOPIC": "T"}
+            properties |= {"INNER_MULTI_DISPATCH": "b", "INNER_MULTI_QUEUE_OFFSET": "0"}
             queue = [(("SCHEDULE_TOPIC_XXXX", level - 1), next(delayed[level]))]
             log.add(queue, at + delay, properties=properties, store_timestamp=at, tags="TagA")
         elif kind < 0.3:
@@ -136,7 +125,7 @@ def state(directory: Path) -> dict[str, tuple[int, int, str]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size, digests.get(path, "")) for path in paths}
 
 
-def test_log_with_all_that_occurs(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_with_all_that_occurs(spark: Any, tmp_path: Path, run_rebuild: Rebuild) -> None:
     """Table and files follow RocketMQ's rules; the input, with a comparison of it, is left as it was."""
     log, store = brokers_log(4), tmp_path / "in" / "dledger-n0"
     places = write_broker_store(store, log.bodies, committed=250)
@@ -149,10 +138,9 @@ def test_log_with_all_that_occurs(spark: Any, tmp_path: Path, capsys: pytest.Cap
     offsets = '{"offsetTable": {"twice@readers": {"0": 900, "1": 900, "2": 900, "3": 900}}}'
     (tmp_path / "in" / "config" / "consumerOffset.json").write_text(offsets)
     before = state(tmp_path / "in")
-    code, summary, _ = run_in_process(
-        rebuild_consume_queue.command, capsys, "--store", str(store), "--table", str(tmp_path / "t"),
-        "--files", str(tmp_path / "first"), "--consume-queue-file-size", str(_UNITS_PER_FILE * 20),
-        "--compare", str(own),
+    code, summary = run_rebuild(
+        store=store, table=tmp_path / "t", files=tmp_path / "first", compare=own,
+        consume_queue_file_size=_UNITS_PER_FILE * 20,
     )  # fmt: skip
     assert state(tmp_path / "in") == before
     table = Table(spark, str(tmp_path / "t")).rows()
@@ -163,16 +151,11 @@ def test_log_with_all_that_occurs(spark: Any, tmp_path: Path, capsys: pytest.Cap
     assert content(tmp_path / "first" / "consumequeue") == files_of(slots["first"])
     write_files(kept_in(table, "last"), str(tmp_path / "last"), _UNITS_PER_FILE * 20)
     assert content(tmp_path / "last" / "consumequeue") == files_of(slots["last"]) == content(own)
-    assert {(row[0], row[1]) for row in table.selectExpr("index <= 250", "committed").distinct().collect()} == {
-        (True, True),
-        (False, None),
-    }
+    committed = table.selectExpr("index <= 250", "committed").distinct().collect()
+    assert {tuple(row) for row in committed} == {(True, True), (False, None)}
     lost = [row for row in rows if not row[6]]
-    assert (code, summary["duplicate_slots"], summary["duplicates"]["not_served_by_broker"]) == (
-        1,
-        len(lost),
-        len(lost),
-    )
+    assert code == 1
+    assert summary["duplicate_slots"] == summary["duplicates"]["not_served_by_broker"] == len(lost)
     counted = summary_of(Table(spark, str(tmp_path / "t")).queues(), ())
     assert counted == {name: summary[name] for name in counted}
     ranges = summary["duplicates"]["ranges"]
