@@ -19,9 +19,17 @@ entries in Python, except ``encode`` for a handful of them, where numpy's fixed 
 The module is pure: no I/O, no clock. All functions are thread-safe.
 """
 
-from dledger_core.record.arrow import Fetch, Isolation, data_entries, empty_batch, to_arrow
+from dledger_core.record.arrow import (
+    DESCRIPTIONS,
+    Fetch,
+    Isolation,
+    data_entries,
+    description_batch,
+    empty_batch,
+    key_of,
+    to_arrow,
+)
 from dledger_core.record.columns import Columns, ProposedBatch
-from dledger_core.record.descriptions import DESCRIPTIONS, description_batch, key_of
 from dledger_core.record.encoding import encode
 from dledger_core.record.layout import (
     BATCH_END,
@@ -46,8 +54,7 @@ from dledger_core.record.layout import (
     segment_name,
 )
 from dledger_core.record.ranges import inside, merge_ranges
-from dledger_core.record.records import Records, index_records, records_of
-from dledger_core.record.slices import slices_of
+from dledger_core.record.records import Records, index_records, records_of, slices_of
 
 __all__ = [
     "BATCH_END",

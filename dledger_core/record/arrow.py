@@ -1,4 +1,4 @@
-"""Records as the Arrow batches that readers receive, and the result of a read.
+"""Records and descriptions of a log as the Arrow batches that readers receive, and the result of a read.
 
 Arrays are made over the records' own memory, without a copy.
 """
@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from dledger_core.record.layout import HEADER_BYTES, MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, append_times
 from dledger_core.record.ranges import inside
-from dledger_core.record.records import Records
-from dledger_core.record.slices import slices_of
+from dledger_core.record.records import Records, slices_of
 
 _YEAR_10000_MS: Final = 253_402_300_800_000
 
@@ -102,3 +101,69 @@ def data_entries(records: Records, first_index: int, skip: Sequence[Any] = ()) -
     if len(skip):
         keep &= ~inside(np.arange(first_index, first_index + records.count), skip)
     return to_arrow(records, keep) if keep.any() else empty_batch(READ_SCHEMA)
+
+
+# --- tables that describe a log -----------------------------------------------------------------------------------
+
+# A row is a list that fits into a message. It starts with its key, by which the rows of a table are sorted. Times are
+# ms since the epoch in a row, and None where unknown.
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+
+DESCRIPTIONS: Final[dict[str, pa.Schema]] = {
+    "terms": pa.schema([("first_index", pa.int64()), ("end", pa.int64()), ("term", pa.int64())]),
+    "segments": pa.schema(
+        [
+            ("first_index", pa.int64()),
+            ("end", pa.int64()),
+            ("position", pa.int64()),
+            ("bytes", pa.int64()),
+            ("last_timestamp", _TIME),
+        ]
+    ),
+    "producers": pa.schema(
+        [
+            ("producer_id", pa.string()),
+            ("kind", pa.string()),
+            ("epoch", pa.int64()),
+            ("run_id", pa.string()),
+            ("next_sequence", pa.int64()),
+            ("first_index", pa.int64()),
+            ("last_index", pa.int64()),
+            ("last_timestamp", _TIME),
+        ]
+    ),
+}
+"""Columns per table. Ranges of indexes are [first_index, end), those of producers [first_index, last_index].
+
+``terms`` has one row per term range, ``segments`` one per data file. ``producers`` has one row per producer (kind
+``producer``: epoch, next sequence, range of its newest append) and per query that wrote transactions (kind ``query``:
+its newest run, the micro-batch after its newest committed one, and the range that this one spans).
+"""
+
+_KEY_WIDTH: Final = {"terms": 1, "segments": 1, "producers": 2}
+
+
+def key_of(table: str, row: Sequence[Any]) -> list[Any]:
+    """Return the key of a row."""
+    return list(row[: _KEY_WIDTH[table]])
+
+
+def description_batch(table: str, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    """Return rows as a batch of the table's columns.
+
+    Raises:
+        pa.ArrowInvalid, pa.ArrowTypeError: they are not rows of this table.
+    """
+    schema = DESCRIPTIONS[table]
+    if any(len(row) != len(schema) for row in rows):
+        raise pa.ArrowInvalid(f"a row of {table} has not {len(schema)} fields")
+    arrays = []
+    for number, field in enumerate(schema):
+        values = [row[number] for row in rows]
+        if field.type == _TIME:
+            values = [None if value is None else value * 1000 for value in values]
+            arrays.append(pa.array(values, pa.int64()).cast(_TIME))
+        else:
+            arrays.append(pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

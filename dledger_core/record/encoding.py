@@ -21,8 +21,7 @@ from dledger_core.record.layout import (
     pack_header,
     place,
 )
-from dledger_core.record.records import Records
-from dledger_core.record.slices import slices_of
+from dledger_core.record.records import Records, slices_of
 
 _SCALAR_COUNT_MAX = 12
 
