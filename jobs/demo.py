@@ -25,8 +25,7 @@ from dledger_core import Client, ConfigError, LocalCluster
 from dledger_core.cli import EXIT_FINDING, EXIT_OK, DurationType, examples
 from jobs import audit_replicas, ingest, rebuild_consume_queue
 from jobs._cli import Outcome, StoppedError, dry_run_option, progress, run_job
-from jobs._demo.flights import FLIGHTS_COUNT, flight_messages
-from jobs._demo.producer import AppendReport, append_with_failover
+from jobs._demo.flights import FLIGHTS_COUNT, AppendReport, append_with_failover, flight_messages
 from jobs._demo.stream import IngestProcess
 from jobs._session import check_versions, run_stoppable, spark_session
 

@@ -17,7 +17,7 @@ from typing import Final
 from dledger_core import open_store
 from dledger_core.record import HEADER_BYTES
 from dledger_core.storage.files.file_system import OsFiles
-from dledger_core.storage.files.log_info import load_log_meta
+from dledger_core.storage.files.layout import load_log_meta
 from dledger_core.storage.files.meta_files import load_checkpoint
 
 PAGE_BYTES: Final = 4096

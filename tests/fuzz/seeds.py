@@ -24,7 +24,7 @@ from dledger_core.raft.batch import Batch
 from dledger_core.record import Columns, Records, encode, index_records
 from dledger_core.rocketmq.message.layout import RECORD_BYTES_MIN
 from dledger_core.storage.files.index_file import IndexFile
-from dledger_core.storage.files.log_info import LogMeta, save_log_meta
+from dledger_core.storage.files.layout import LogMeta, save_log_meta
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.tables.tables import LogTables

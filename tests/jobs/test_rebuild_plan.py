@@ -13,7 +13,7 @@ from dledger_core import Client, ConfigError, LogRange, open_store
 from dledger_core.rocketmq import encode_messages
 from dledger_core.rocketmq.message.layout import DELAY_LEVELS_MS
 from dledger_core.storage.files.file_system import OsFiles
-from dledger_core.storage.files.log_info import LogMeta, save_log_meta
+from dledger_core.storage.files.layout import LogMeta, save_log_meta
 from jobs._rebuild.broker import batch_topics
 from jobs._rebuild.compare import check_compared
 from jobs._rebuild.plan import RebuildOptions, RebuildPlan, check_assignable, delay_levels_of, plan_for

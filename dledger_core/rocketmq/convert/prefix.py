@@ -35,8 +35,7 @@ from dledger_core.rocketmq.store.commit_log import (
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
 from dledger_core.storage.files.file_system import Files, OsFiles
-from dledger_core.storage.files.layout import Layout, lock_store, open_identity, refuse
-from dledger_core.storage.files.log_info import LogMeta, save_log_meta
+from dledger_core.storage.files.layout import Layout, LogMeta, lock_store, open_identity, refuse, save_log_meta
 
 _BLANK: Final = struct.Struct(">ii")
 _DIGEST_CHARS: Final = 32

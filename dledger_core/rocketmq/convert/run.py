@@ -34,8 +34,7 @@ from dledger_core.rocketmq.convert.plan import (
 from dledger_core.rocketmq.convert.source import ConversionSource, open_source
 from dledger_core.rocketmq.message.decode import MESSAGES
 from dledger_core.storage.files.file_system import Files, OsFiles
-from dledger_core.storage.files.layout import Layout, lock_store
-from dledger_core.storage.files.log_info import LogMeta, save_log_meta
+from dledger_core.storage.files.layout import Layout, LogMeta, lock_store, save_log_meta
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint, save_hard_state
 
 

@@ -24,8 +24,7 @@ from dledger_core.rocketmq.store.commit_log import commit_log_files
 from dledger_core.storage.check.judge import BodyFormat
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile
-from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.log_info import LogMeta
+from dledger_core.storage.files.layout import Layout, LogMeta
 from dledger_core.storage.files.meta_files import read_properties, recovering_above
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.store_reader import StoreReader, open_store

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from dledger_core.errors import ConfigError, CorruptRecordError
 from dledger_core.rocketmq.message.decode import decode_messages
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA, in_queue
-from dledger_core.storage.files.log_info import LogMeta
+from dledger_core.storage.files.layout import LogMeta
 from dledger_core.storage.read.store_reader import StoreReader
 
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])

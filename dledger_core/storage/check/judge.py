@@ -46,7 +46,7 @@ import pyarrow as pa
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import HEADER_BYTES, Records, append_times, ends_batch, index_records
 from dledger_core.storage.files.index_file import Rows, contradiction
-from dledger_core.storage.files.log_info import LogMeta
+from dledger_core.storage.files.layout import LogMeta
 from dledger_core.storage.files.segments import Segments
 
 _ALL = (1 << 63) - 1

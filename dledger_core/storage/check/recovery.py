@@ -17,7 +17,7 @@ from dledger_core.storage.check.damage import wrong_rows
 from dledger_core.storage.check.judge import Fault, ScanCursor, ScanStop, Verdict, complete_end, corrupt, verdict
 from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.index_file import IndexFile
-from dledger_core.storage.files.log_info import LogMeta
+from dledger_core.storage.files.layout import LogMeta
 from dledger_core.storage.files.meta_files import Checkpoint
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.record_reader import RecordReader

@@ -33,8 +33,7 @@ from dledger_core.storage.check.judge import ScanCursor, Verdict, first_fault, n
 from dledger_core.storage.check.scan import RecordBlock
 from dledger_core.storage.files.file_system import File, Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile, contradiction
-from dledger_core.storage.files.layout import Layout, lock_store, open_identity, refuse
-from dledger_core.storage.files.log_info import LogMeta, load_log_meta
+from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, lock_store, open_identity, refuse
 from dledger_core.storage.files.meta_files import (
     clear_needs_verification,
     clear_recovering,

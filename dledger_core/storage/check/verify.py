@@ -24,8 +24,7 @@ from dledger_core.storage.check.recovery import missing_start, wrong_sizes
 from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.index_file import IndexFile, agreement, contradiction
-from dledger_core.storage.files.layout import Layout, lacks_identity
-from dledger_core.storage.files.log_info import LogMeta
+from dledger_core.storage.files.layout import Layout, LogMeta, lacks_identity
 from dledger_core.storage.files.meta_files import Checkpoint, load_hard_state
 from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.tables.tables import load_tables

@@ -1,7 +1,7 @@
 """The small files of a store: hard state, checkpoint and the two markers. Each is replaced atomically and durably.
 
 A file in ``meta/`` is a JSON map with a CRC (``file_system.write_checked``), like the store's identity in
-``log_info``. ``currterm`` has DLedger's own text form, so that Java can read it.
+``layout``. ``currterm`` has DLedger's own text form, so that Java can read it.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ from dledger_core.storage.check.scan import Scanner
 from dledger_core.storage.check.verify import Finding, StoreReport, start_findings, verify_store
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile, OverlaidIndex, agreement, term_ranges
-from dledger_core.storage.files.layout import Layout, check_complete, lacks_identity
-from dledger_core.storage.files.log_info import LogMeta, load_log_meta
+from dledger_core.storage.files.layout import Layout, LogMeta, check_complete, lacks_identity, load_log_meta
 from dledger_core.storage.files.meta_files import Checkpoint, load_checkpoint, read_properties
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.log_queries import (

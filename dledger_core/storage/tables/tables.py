@@ -12,8 +12,7 @@ from dledger_core.checksum import Buffer, crc32
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index
 from dledger_core.storage.files.file_system import Files
-from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.log_info import LogMeta
+from dledger_core.storage.files.layout import Layout, LogMeta
 from dledger_core.storage.tables.producers import ProducerTable
 from dledger_core.storage.tables.transactions import TransactionTable
 

@@ -34,8 +34,7 @@ from dledger_core.storage.check.recovery import RecoveredEnd, recover
 from dledger_core.storage.check.repair import write_back
 from dledger_core.storage.files.file_system import DiskSpace, File, Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile
-from dledger_core.storage.files.layout import Layout, claim_store, refuse
-from dledger_core.storage.files.log_info import LogMeta, save_log_meta
+from dledger_core.storage.files.layout import Layout, LogMeta, claim_store, refuse, save_log_meta
 from dledger_core.storage.files.meta_files import (
     Checkpoint,
     RecoveringMarker,

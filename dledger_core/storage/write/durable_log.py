@@ -16,8 +16,7 @@ from dledger_core.raft.batch import Batch, TermRange
 from dledger_core.record import Records
 from dledger_core.storage.check.damage import Damage, damage_near, wrong_rows
 from dledger_core.storage.files.index_file import IndexFile, term_ranges
-from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.log_info import LogMeta
+from dledger_core.storage.files.layout import Layout, LogMeta
 from dledger_core.storage.read import log_queries
 from dledger_core.storage.read.record_reader import RecordReader, out_of_range
 from dledger_core.storage.write.staging import StagedEnd

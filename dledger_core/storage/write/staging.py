@@ -20,7 +20,7 @@ from dledger_core.errors import BadRequestError, CorruptRecordError, invariant
 from dledger_core.ids import Index, Position, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.record import HEADER_BYTES, ProposedBatch, Records, encode, ends_batch, place, records_of
-from dledger_core.storage.files.log_info import LogMeta
+from dledger_core.storage.files.layout import LogMeta
 
 _TIME_MS_MIN: Final = 1  # flags of 0 would mean "written by Java"
 

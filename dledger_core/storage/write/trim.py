@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from dledger_core.ids import Index, Position, Term
 from dledger_core.record import is_segment_name, segment_name
 from dledger_core.storage.files.file_system import Files
-from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.log_info import LogMeta, save_log_meta
+from dledger_core.storage.files.layout import Layout, LogMeta, save_log_meta
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
 from dledger_core.storage.tables.tables import TablesSnapshot
 

@@ -9,7 +9,7 @@ from dledger_core.checksum import crc32
 from dledger_core.errors import CorruptRecordError, DLedgerError, StoreMismatchError
 from dledger_core.ids import Index
 from dledger_core.storage import CommitLog
-from dledger_core.storage.files.log_info import load_log_meta, save_log_meta
+from dledger_core.storage.files.layout import load_log_meta, save_log_meta
 from dledger_core.storage.files.meta_files import load_checkpoint, load_hard_state, save_checkpoint, save_hard_state
 from dledger_core.storage.read.visibility import Visibility
 from dledger_core.storage.tables.tables import LogTables

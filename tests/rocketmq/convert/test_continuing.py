@@ -18,8 +18,7 @@ from dledger_core.rocketmq.store.commit_log import ClassicCommitLog
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
 from dledger_core.storage.files.file_system import OsFiles
-from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.log_info import load_log_meta
+from dledger_core.storage.files.layout import Layout, load_log_meta
 from tests.cli.command import rows_of, run, run_process
 from tests.rocketmq.convert.stores import converted, entries, flip, overwrite, running_broker
 from tests.rocketmq.convert.test_take_over import wait_for_all

@@ -20,8 +20,7 @@ from dledger_core.rocketmq.convert.source import open_source
 from dledger_core.rocketmq.store.commit_log import scan_records
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.file_system import OsFiles
-from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.log_info import LogMeta, load_log_meta, save_log_meta
+from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, save_log_meta
 from dledger_core.storage.files.meta_files import clear_recovering, mark_recovering
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 from tests.jobs.broker_store import write_broker_store, write_commitlog
