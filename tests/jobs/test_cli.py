@@ -7,17 +7,15 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import click
 import pytest
 from py4j.protocol import Py4JJavaError
-from pydantic import BeforeValidator
 from pyspark.errors import PySparkException
 
-from dledger_core import ConfigError, CorruptRecordError, DLedgerError, NoLeaderError, UnreachableError, parse_groups
-from dledger_core.cli import stop_requests
-from jobs._cli import JobOptions, Outcome, StoppedError, find_failure, naming_all_nodes, progress, run_job
+from dledger_core import ConfigError, CorruptRecordError, DLedgerError, NoLeaderError, UnreachableError
+from jobs._cli import Outcome, StoppedError, find_failure, naming_all_nodes, progress, run_job
 from spark_connector.errors import LogRecreatedError
 
 
@@ -107,29 +105,6 @@ def test_signal_stops_job_and_restores_handler(number: int, capsys: pytest.Captu
         signal.signal(number, before)
 
 
-def test_signal_sets_event_of_stream(capsys: pytest.CaptureFixture[str]) -> None:
-    def body() -> Outcome:
-        with stop_requests() as stop:
-            signal.raise_signal(signal.SIGTERM)
-            return Outcome({"asked": stop.wait(10)})
-
-    code, summary, _ = run(capsys, body)
-    assert (code, summary["asked"]) == (0, True)
-
-
-class _Options(JobOptions):
-    count: int
-    groups: Annotated[tuple[str, ...], BeforeValidator(parse_groups)] = ()
-
-
-def test_wrong_option_is_config_error_in_one_line() -> None:
-    assert _Options.parse({"count": 1, "groups": "a, b"}).groups == ("a", "b")
-    for wrong in ({"count": "x"}, {}, {"count": 1, "other": 2}, {"count": 1, "groups": "a,a"}):
-        with pytest.raises(ConfigError) as caught:
-            _Options.parse(wrong)
-        assert "\n" not in str(caught.value)
-
-
 SOURCE = {"groups": "a,b", "peers": "n0-h:1;n1-h:2"}
 REMEDY = "start them"
 DATA_LOSS = LogRecreatedError.of("a", "log-1", "log-2", 5, 0, 9)
@@ -166,10 +141,6 @@ def test_error_of_spark_is_its_condition_with_parameters() -> None:
     assert failure.text.startswith("[SPARK_FAILED] STREAM_FAILED (message: ValueError: bad column); ")
 
 
-def test_error_of_neither_is_not_failure() -> None:
-    assert find_failure(RuntimeError("bug in [CORRUPT] code")) is None
-
-
 @pytest.mark.parametrize(
     "error", [UnreachableError("refused", "h:2", "start it"), NoLeaderError("no leader")], ids=repr
 )
@@ -183,11 +154,14 @@ def test_unreachable_nodes_are_all_named(error: DLedgerError) -> None:
         assert part in str(caught.value)
 
 
-def test_naming_all_nodes_passes_on_other_errors() -> None:
-    error = in_task(CorruptRecordError("damaged"))
-    with pytest.raises(PySparkException) as caught, naming_all_nodes(SOURCE, REMEDY):
+@pytest.mark.parametrize(
+    "error", [in_task(CorruptRecordError("damaged")), RuntimeError("bug in [CORRUPT] code")], ids=["damage", "a bug"]
+)
+def test_other_errors_are_passed_on(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, naming_all_nodes(SOURCE, REMEDY):
         raise error
     assert caught.value is error
+    assert (find_failure(error) is None) == isinstance(error, RuntimeError)
 
 
 def fail_task(batches: Any) -> Any:
