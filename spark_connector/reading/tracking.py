@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dledger_core import LogRange, find_loss
 from spark_connector.connections import client_for
@@ -26,7 +26,9 @@ from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
 from spark_connector.planning import Extent, Range, core_count, ends_within_bytes, partition_count, split
 from spark_connector.reading.logs import Log, Pin, RecordInfo, ServerLog, open_log
-from spark_connector.reading.partitions import RangesPartition
+
+if TYPE_CHECKING:
+    from spark_connector.reading.partitions import RangesPartition
 
 
 class GroupFinder:
@@ -319,6 +321,8 @@ class Tracker:
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogRange]
     ) -> list[RangesPartition]:
         """Plan the partitions for [start, end) of each group, without the entries that retention deleted."""
+        from spark_connector.reading.partitions import RangesPartition  # needs PySpark, which a check does without
+
         extents = []
         for group in self.groups:
             start, end, view = starts[group], ends[group], bounds[group]
