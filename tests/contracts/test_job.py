@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +14,9 @@ import pytest
 from dledger_core import Client, LocalCluster
 from dledger_core.rocketmq import encode_messages
 from jobs import audit_replicas, demo, ingest, rebuild_consume_queue
-from tests.support.run_job import run_in_process
+from tests.support.run_job import run_in_process, start_job, wait_for
 from tests.support.slow_elections import SLOW_ELECTIONS
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 COMMANDS: dict[str, click.Command] = {
     "ingest": ingest.command,
     "rebuild_consume_queue": rebuild_consume_queue.command,
@@ -174,7 +169,7 @@ def test_missing_package_is_one_line_with_install_command(
     (tmp_path / "other" / package).mkdir(parents=True)
     (tmp_path / "other" / package / "__init__.py").write_text(text + "\n")
     arguments = [] if job == "demo" else [*DOWN, *OUTPUTS[job]]
-    process = start(job, arguments, work, PYTHONPATH=str(tmp_path / "other"))
+    process = start_job(job, arguments, work, PYTHONPATH=str(tmp_path / "other"))
     out, err = process.communicate(timeout=600)
     [line] = err.splitlines()
     assert line.startswith("error: [CONFIG] ")
@@ -182,17 +177,6 @@ def test_missing_package_is_one_line_with_install_command(
     assert "pip install 'pyspark" in line
     assert (process.returncode, json.loads(out.splitlines()[-1])["error"]) == (3, "CONFIG")
     assert not list(work.iterdir())
-
-
-def start(job: str, arguments: list[str], directory: Path, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(CHECKOUT / "jobs" / f"{job}.py"), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=directory,
-        env={**os.environ, "SPARK_MASTER": "local[1]", **environment},
-    )
 
 
 @pytest.fixture(scope="module")
@@ -224,13 +208,6 @@ def test_dry_run_writes_nothing(
     assert not list(work.iterdir())
 
 
-def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 400
-    while not condition() and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.2)
-
-
 STREAMING: dict[str, tuple[str, ...]] = {
     INGEST: ("--trigger", "0.5 seconds", "--max-offsets-per-trigger", "50"),
     REBUILD: ("--checkpoint", "checkpoint", "--trigger", "0.5 seconds"),
@@ -248,7 +225,7 @@ def test_sigterm_stops_job_and_next_run_completes(
 ) -> None:
     del spark
     arguments = ["--peers", cluster.peers, *absolute(OUTPUTS[job], work)]
-    process = start(job, [*arguments, *absolute(STREAMING[job], work)], work)
+    process = start_job(job, [*arguments, *absolute(STREAMING[job], work)], work)
     try:
         if job == AUDIT:  # its first step takes longer than this test
             assert process.stderr is not None

@@ -1,38 +1,30 @@
+"""The ingest job: what it adds to its table, what it reports, and how it continues."""
+
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dledger_core import Client, LocalCluster
 from jobs.ingest import command
-from tests.support.run_job import run_in_process
+from tests.support.run_job import run_in_process, start_job, wait_for
 from tests.support.slow_elections import SLOW_ELECTIONS
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-
 
 run = partial(run_in_process, command)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from dledger_core import LocalCluster
-
     with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
         yield running
 
 
 def append(cluster: Any, group: str, *bodies: bytes) -> None:
-    from dledger_core import Client
-
     with Client(cluster.peers, group) as client:
         client.append(bodies)
 
@@ -80,40 +72,19 @@ def test_second_ingest_adds_only_new_entries(
     assert in_table(spark, table) == expected
 
 
-def started(arguments: list[str], directory: Path, program: Sequence[str] = (sys.executable,)) -> subprocess.Popen[str]:
-    """The job as a process of its own, in an empty working directory."""
-    work = directory / "work"
-    work.mkdir()
-    return subprocess.Popen(
-        [*program, str(CHECKOUT / "jobs" / "ingest.py"), *arguments, "--checkpoint", str(directory / "checkpoint")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=work,
-        env={**os.environ, "SPARK_MASTER": "local[1]"},
-    )
-
-
-def wait_for(job: subprocess.Popen[str], done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 400
-    while not done() and time.monotonic() < deadline:
-        assert job.poll() is None
-        time.sleep(0.2)
-
-
 @pytest.mark.spark
 @pytest.mark.integration
 def test_stream_without_nodes_fails_and_is_continued_by_next_run(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dledger_core import LocalCluster
-
-    table, nodes = tmp_path / "table", ("n0", "n1", "n2")
+    table, nodes, work = tmp_path / "table", ("n0", "n1", "n2"), tmp_path / "work"
+    work.mkdir()
     with LocalCluster(3, groups=("a",), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as cluster:
         append(cluster, "a", *(b"%05d" % number for number in range(4000)))
         arguments = ["--peers", cluster.peers, "--groups", "a", "--table", str(table)]
+        arguments += ["--checkpoint", str(tmp_path / "checkpoint")]
         limits = ["--trigger", "0.5 seconds", "--max-offsets-per-trigger", "50", "--retry-for", "2"]
-        job = started(arguments + limits, tmp_path)
+        job = start_job("ingest", arguments + limits, work)
         try:
             wait_for(job, lambda: len(list((table / "_delta_log").glob("*.json"))) >= 3)
             for node in nodes:
@@ -125,14 +96,14 @@ def test_stream_without_nodes_fails_and_is_continued_by_next_run(
         summary = json.loads(out.strip().splitlines()[-1])
         assert "\tat " not in err
         assert "Traceback" not in err
-        assert not list((tmp_path / "work").iterdir())
+        assert not list(work.iterdir())
         assert (job.returncode, summary["status"], summary["error"]) == (3, "error", "UNREACHABLE")
         [line] = [line for line in err.splitlines() if line.startswith("error: ")]
         assert line.startswith("error: [UNREACHABLE] ")
         assert cluster.peers in line
         for node in nodes:
             cluster.restart(node)
-        code, summary, _ = run(capsys, *arguments, "--checkpoint", str(tmp_path / "checkpoint"))
+        code, summary, _ = run(capsys, *arguments)
         assert (code, summary["exit_reason"]) == (0, "available data read")
         assert in_table(spark, table) == [("a", b"%05d" % number) for number in range(4000)]
 

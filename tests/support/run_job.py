@@ -1,14 +1,42 @@
-"""A job, run in this process as its command line would."""
+"""A job, run as its command line would: in this process, or in one of its own."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
 from jobs._cli import run_job
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+
+
+def start_job(job: str, arguments: list[str], directory: Path, **environment: str) -> subprocess.Popen[str]:
+    """Start a job as a process in a working directory."""
+    return subprocess.Popen(
+        [sys.executable, str(JOBS / f"{job}.py"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=directory,
+        env={**os.environ, "SPARK_MASTER": "local[1]", **environment},
+    )
+
+
+def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    """Wait for an effect of a running job."""
+    deadline = time.monotonic() + 400
+    while not condition() and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.2)
 
 
 def run_in_process(
