@@ -41,7 +41,7 @@ BODIES = st.lists(st.binary(max_size=40), max_size=40) | st.integers(1, 20).flat
 
 
 def encoded(bodies: list[bytes], **given: Any) -> Records:
-    """Encode a batch; what is not given does not matter."""
+    """Encode a batch; fields that do not matter have defaults."""
     usual = {"first_index": 0, "term": 1, "position": 0, "timestamp_ms": 5, "segment_bytes": 1 << 30}
     return encode(Columns.from_bodies(bodies), **(usual | given))
 
