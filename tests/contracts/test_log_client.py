@@ -26,6 +26,7 @@ from dledger_core.net.protocol import Type
 from dledger_core.record import MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, Columns
 from tests.client.fake_group import FakeGroup
 from tests.rocketmq.remoting.fake_nodes import NAME, RunningGroup
+from tests.support.server_group import eventually
 
 KEY = TransactionId("query", 0, "run")
 CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)
@@ -71,6 +72,11 @@ class Nodes:
             for kind in Type:
                 node.script[kind] = ["ignore"] * 100
 
+    @property
+    def ignored(self) -> int:
+        """Number of requests since ``hang``."""
+        return sum(100 - len(node.script[kind]) for node in self.group for kind in Type)
+
     def resume(self) -> None:
         """Respond to new requests; the ignored ones stay without a response."""
         for node in self.group:
@@ -100,6 +106,10 @@ class JavaNodes(Nodes):
 
     def hang(self) -> None:
         self.group.group.gate = asyncio.Event()
+
+    @property
+    def ignored(self) -> int:
+        return int(self.group.group.at_gate)
 
     def resume(self) -> None:
         self.group.group.gate = None
@@ -301,7 +311,7 @@ class TestLogClient:
             if not is_java:
                 calls.append(client.append([b"y"], producer_id="p", sequence=0))
             running = [asyncio.ensure_future(call) for call in calls]
-            await asyncio.sleep(0.2)
+            await eventually(lambda: nodes.ignored >= len(calls))
             await client.close()
             nodes.resume()
             errors = await asyncio.gather(*running, return_exceptions=True)

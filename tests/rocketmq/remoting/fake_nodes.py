@@ -29,6 +29,7 @@ class FakeGroup:
         self.entries: list[WireEntry] = []
         self.raises: list[Exception] = []
         self.gate: asyncio.Event | None = None
+        self.at_gate = 0
 
     def write(self, body: bytes, magic: int = 1) -> WireEntry:
         position = self.entries[-1].position + 48 + len(self.entries[-1].body) if self.entries else 0
@@ -44,6 +45,7 @@ class FakeService:
 
     async def _lead(self) -> None:
         if self._group.gate is not None:
+            self._group.at_gate += 1
             await self._group.gate.wait()
         if self._group.raises:
             raise self._group.raises.pop(0)
