@@ -159,11 +159,12 @@ async def test_read_by_position_survives_concurrent_trim(
             return int(found)
 
         monkeypatch.setattr(log, moment, interrupted)
-        position = int(log.position_of(segments[1].first_index + 1)) if moment == "first_index" else None
+        kept = segments[1].first_index + 1
+        position = int(log.position_of(kept))
         left[:] = [1]
         positions = Positions(replica, ThreadPoolExecutor(1))
-        if position is not None:
-            assert await positions.at(position, 1) == segments[1].first_index + 1
+        if moment == "first_index":
+            assert await positions.at(position, 1) == kept
         else:
             with pytest.raises(IndexOutOfRangeError):
                 await positions.at(0, 1)
@@ -182,37 +183,25 @@ async def test_read_during_snapshot_install_is_behind(tmp_path: Path, monkeypatc
             await positions.at(0, 1)
 
 
-async def test_damaged_prefix_message_fails_over(tmp_path: Path, classic: Path) -> None:
-    damaged = sorted(PREFIX)[7]
-    for node_id in ("n0", "n1", "n2"):
-        path = create_prefix(classic, tmp_path / node_id, node_id) / f"{0:020}"
-        if node_id != "n2":
-            data = path.read_bytes()
-            path.unlink()  # it is a link to the first CommitLog
-            path.write_bytes(data)
-            flip(path, damaged + 100)
-    async with Apart(tmp_path, 3, storage=STORAGE, **PARTS) as group, AsyncClient(group.peers) as client:
-        await client.append([b"first"])
-        results = await asyncio.gather(*(client.read_at(damaged, max_bytes=1) for _ in range(6)))
-        assert {tuple(batch.column("body").to_pylist()) for batch in results} == {(PREFIX[damaged],)}
-        for node in ("n0", "n1"):
-            with pytest.raises(CorruptRecordError):
-                await client.read_at(damaged, node=node)
-            before = await client.fetch_at(0, node=node)
-            assert (before.batch.num_rows, before.next_position) == (7, damaged)
-
-
-async def test_node_with_shorter_prefix_joins(tmp_path: Path, classic: Path) -> None:
-    """Its fingerprint starts later and ends at the same position."""
+async def test_damaged_or_shorter_prefix_fails_over(tmp_path: Path, classic: Path) -> None:
+    """Two nodes have a damaged message; the fingerprint of the third starts later and ends at the same position."""
+    second = [at for at in sorted(PREFIX) if at >= FILE_BYTES]
+    damaged = second[7]
     for node_id in ("n0", "n1"):
-        create_prefix(classic, tmp_path / node_id, node_id)
+        flip(create_prefix(classic, tmp_path / node_id, node_id) / f"{FILE_BYTES:020}", damaged - FILE_BYTES + 100)
     later = shutil.copytree(classic, tmp_path / "later")
     (later / f"{0:020}").unlink()
     create_prefix(later, tmp_path / "n2", "n2")
     async with Apart(tmp_path, 3, storage=STORAGE, **PARTS) as group, AsyncClient(group.peers) as client:
         last = (await client.append([b"first"])).last_index
+        results = await asyncio.gather(*(client.read_at(damaged, max_bytes=1) for _ in range(6)))
+        assert {tuple(batch.column("body").to_pylist()) for batch in results} == {(PREFIX[damaged],)}
+        for node in ("n0", "n1"):
+            with pytest.raises(CorruptRecordError):
+                await client.read_at(damaged, node=node)
+            before = await client.fetch_at(FILE_BYTES, node=node)
+            assert (before.batch.num_rows, before.next_position) == (7, damaged)
         await eventually(lambda: group.hosted("n2").replica.log.last_index() >= last)
-        assert (await client.read_at(max(PREFIX), node="n2")).column("body").to_pylist() == [PREFIX[max(PREFIX)]]
         with pytest.raises(IndexOutOfRangeError):
             await client.read_at(0, node="n2")
         assert (await client.read_at(0, max_bytes=1)).column("body").to_pylist() == [PREFIX[0]]
