@@ -15,8 +15,15 @@ from tests.fuzz.targets.messages import run_message, run_records, run_request
 from tests.fuzz.targets.remoting import run_remoting
 from tests.fuzz.targets.rocketmq import run_properties, run_rocketmq
 from tests.fuzz.targets.scanning import run_scan
-from tests.fuzz.targets.settings import run_config, run_peers
-from tests.fuzz.targets.small_files import run_checkpoint, run_control, run_currterm, run_log_json, run_tables
+from tests.fuzz.targets.small_files import (
+    run_checkpoint,
+    run_config,
+    run_control,
+    run_currterm,
+    run_log_json,
+    run_peers,
+    run_tables,
+)
 from tests.fuzz.targets.stores import run_store
 
 REGRESSIONS = Path(__file__).parent / "regressions"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.sim.member import CoreMember
 from tests.sim.replica_member import ReplicaMember
 from tests.sim.runs import minimal
 from tests.sim.simulator import run_seed
-from tests.support.soak_record import ROOT
+from tests.support.soak_record import ROOT, SoakRecord
 
 HAPPENED: dict[type[Any], tuple[str, ...]] = {
     CoreMember: (
@@ -88,3 +89,18 @@ def test_seeds_run_in_several_processes() -> None:
 @pytest.mark.parametrize("needed", [(), (3,), (0, 17), (5, 6, 7, 40), tuple(range(50))])
 def test_minimal_returns_exactly_needed_items(needed: tuple[int, ...]) -> None:
     assert minimal(range(50), lambda items: set(needed) <= set(items)) == list(needed)
+
+
+def test_soak_record_returns_rows_until_code_changes(tmp_path: Path) -> None:
+    record = SoakRecord(tmp_path / "SOAK.jsonl", "this")
+    assert record.rows() == []
+    record.add(seed=7, verdict="ok")
+    record.add(seed=8, verdict="violated")
+    assert [(row["seed"], row["verdict"]) for row in record.rows()] == [(7, "ok"), (8, "violated")]
+    assert SoakRecord(record.path, "another").rows() == []
+
+
+@pytest.mark.parametrize("path", ["tests/sim/SOAK.jsonl", "tests/chaos/SOAK.jsonl"])
+def test_committed_soak_record_is_readable(path: str) -> None:
+    record = SoakRecord(ROOT / path)
+    assert all({"commit", "at"} <= row.keys() for row in record.rows())
