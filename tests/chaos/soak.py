@@ -27,8 +27,6 @@ from tests.support.soak_record import SoakRecord
 
 RECORD: Final = Path(__file__).with_name("SOAK.jsonl")
 ROUND_MINUTES_MAX: Final = 5.0
-SHOWN_MAX: Final = 4
-"""Violations of a kind that are printed; the file has more."""
 OPTIONS: Final = {
     "data_segment_bytes": 1 << 20,
     "index_segment_bytes": 128 << 10,
@@ -71,18 +69,13 @@ class Round:
         }
 
     def show(self) -> None:
-        """Print the line; after a violation also the first ones of each kind, and where the rest is kept."""
+        """Print the line; after a violation also what was violated, and where the files are kept."""
         sys.stdout.write(json.dumps(self.row()) + "\n")
         if self.skipped:
             sys.stdout.write(f"skipped: disk-full: {self.skipped}\n")
         if self.ok:
             return
-        every = [f"{violation.kind}: {violation.detail}" for violation in self.verdict.violations]
-        (self.directory / "violations.txt").write_text("\n".join(every) + "\n")
-        shown = [
-            list(some)[:SHOWN_MAX] for _, some in itertools.groupby(sorted(every), lambda line: line.split(":")[0])
-        ]
-        sys.stdout.writelines(f"VIOLATION {line}\n" for some in shown for line in some)
+        sys.stdout.writelines(f"VIOLATION {each.kind}: {each.detail}\n" for each in self.verdict.violations)
         sys.stdout.write(f"kept: {self.directory}\n")
         sys.stdout.write(f"replay: python -m tests.chaos --minutes {self.minutes:g} --seed {self.seed}\n")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,17 +42,12 @@ class History:
         self.calls: list[Operation] = []
         self._sim = sim
 
-    def bodies(self) -> Columns:
-        """Return a few bodies that no other call has."""
+    def append(self, client: str, **fields: str) -> tuple[int, Columns]:
+        """Add an append of a few bodies that no other call has; return its number and the bodies."""
         source, padding = self._sim.source, b"." * self._sim.source.choice((0, 20, 90, 400))
-        return Columns.from_bodies([b"%d/" % self._sim.number() + padding for _ in range(source.choice((1, 1, 2, 5)))])
-
-    def append(self, client: str, columns: Columns, **fields: str) -> int:
-        """Add an append; return its number."""
-        ends = np.cumsum(columns.lengths).tolist()
-        data = bytes(columns.bodies)
-        hashes = tuple(hash_of(data[start:stop]) for start, stop in pairwise([0, *ends]))
-        return self._add(Append(client=client, hashes=hashes, **self._unknown, **fields))
+        bodies = [b"%d/" % self._sim.number() + padding for _ in range(source.choice((1, 1, 2, 5)))]
+        call = Append(client=client, hashes=tuple(map(hash_of, bodies)), **self._unknown, **fields)
+        return self._add(call), Columns.from_bodies(bodies)
 
     def commit(self, client: str, transaction: str, attempts: tuple[str, ...]) -> int:
         """Add a commit; return its number."""
@@ -142,8 +136,7 @@ class PlainClient(SimClient):
     """Appends without a producer id; never retries an append of unknown outcome."""
 
     def work(self) -> None:
-        columns = self.history.bodies()
-        number = self.history.append(self.name, columns)
+        number, columns = self.history.append(self.name)
 
         def done(outcome: Outcome | None) -> None:
             self.history.end(number, outcome)
@@ -161,11 +154,10 @@ class ProducerClient(SimClient):
     def work(self) -> None:
         if self.sim.chance(0.03):
             self.epoch, self.sequence = self.epoch + 1, 0
-        columns, key = self.history.bodies(), ProducerKey(self.name, self.epoch, self.sequence)
+        key = ProducerKey(self.name, self.epoch, self.sequence)
         self.sequence += 1
-        self._send(
-            columns, key, self.history.append(self.name, columns, producer=f"{self.name}/{key.epoch}/{key.sequence}")
-        )
+        number, columns = self.history.append(self.name, producer=f"{self.name}/{key.epoch}/{key.sequence}")
+        self._send(columns, key, number)
 
     def _send(self, columns: Columns, key: ProducerKey, number: int) -> None:
         def request(member: ReplicaMember, reply: Reply) -> None:
@@ -239,9 +231,9 @@ class QueryClient(SimClient):
         if not tasks_left:
             self._commit(parts)
             return
-        columns, key = self.history.bodies(), self.key
+        key = self.key
         attempt = f"{self.name}/{self.batch}/{self.sim.number()}"
-        number = self.history.append(self.name, columns, attempt=attempt)
+        number, columns = self.history.append(self.name, attempt=attempt)
 
         def request(member: ReplicaMember, reply: Reply) -> None:
             member.appends.append_attempt(columns, key, attempt, reply)
