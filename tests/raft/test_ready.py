@@ -127,6 +127,15 @@ def test_acknowledgement_of_an_earlier_term_does_not_count() -> None:
     assert leader.commit_index == 1
 
 
+def test_one_confirmation_covers_all_earlier_readys() -> None:
+    leader = led()
+    for _ in range(3):
+        leader.propose("x")
+        leader.take()
+    leader.raw.advance(leader.readys[-1].number)
+    assert leader.raw.durable_index == 3
+
+
 def test_ready_has_a_hard_state_only_after_a_change() -> None:
     group = Group(3)
     leader = group.elect(N0)

@@ -306,18 +306,6 @@ def test_append_larger_than_budget_is_served_alone(n0):
     assert ask.ranges == [(1, 1)]
 
 
-def test_budget_is_shared_by_all_groups(n0, tmp_path):
-    budget = Budget(1 << 20)
-    with HandDriven(tmp_path / "b", voters=THREE) as other:
-        other.lead()
-        ask, other_ask = Asker(n0, budget), Asker(other, budget)
-        ask.plain(bytes(700 << 10))
-        with pytest.raises(BusyError):
-            other_ask.plain(bytes(700 << 10))
-        commit(n0)
-        other_ask.plain(bytes(700 << 10))
-
-
 @pytest.mark.parametrize("end", ["commit", "depose", "reject"])
 def test_every_reply_gives_bytes_back(n0, end):
     ask = Asker(n0, budget := Budget(1 << 20))

@@ -52,15 +52,6 @@ async def test_listener_gets_every_change_and_leader_once_it_serves(tmp_path):
         assert [each.term for each in events] == sorted(each.term for each in events)
 
 
-async def test_leader_without_commit_is_not_reported_as_master(tmp_path):
-    reported = []
-    async with ServerGroup(tmp_path, nodes=1, on_role=reported.append) as cluster:
-        replica = cluster.hosted("n0").replica
-        replica.raft.advance = lambda _: None  # its disk never reports
-        await eventually(lambda: replica.soft_state.role is Role.CANDIDATE)
-    assert "master" not in {each.broker_role for each in reported}
-
-
 async def test_listener_that_raises_does_not_stop_node(tmp_path, caplog):
     def mistaken(each):
         raise ZeroDivisionError("broken on purpose")

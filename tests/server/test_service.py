@@ -150,6 +150,17 @@ async def test_wrong_request_is_refused_and_node_continues(tmp_path, caplog):
     assert "request failed" not in caplog.text
 
 
+@pytest.mark.parametrize("number", [0, -1, None, "1", True, 1 << 63])
+async def test_request_without_valid_number_closes_its_connection(tmp_path, number):
+    async with one_node(tmp_path) as (cluster, client):
+        other = await Client.open(cluster)
+        other.connection.send({"t": Type.METADATA, "g": "default", "r": number})
+        async with asyncio.timeout(60):
+            await other.connection.closed
+        assert other.frames == []
+        await client.append([b"continues"])
+
+
 async def test_error_too_long_for_frame_is_shortened(tmp_path):
     async with one_node(tmp_path) as (_, client):
         with pytest.raises(UnknownGroupError):
