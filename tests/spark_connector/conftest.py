@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from dledger_core import Client, LocalCluster
+from spark_connector import register
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.slow_elections import SLOW_ELECTIONS
 
@@ -17,8 +19,6 @@ GROUPS = tuple(f"g{number}" for number in range(32))
 @pytest.fixture(scope="session")
 def dledger(spark: Any) -> Any:
     """The session, with the data source registered."""
-    from spark_connector import register
-
     register(spark)
     return spark
 
@@ -26,8 +26,6 @@ def dledger(spark: Any) -> Any:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Three nodes that host all of GROUPS."""
-    from dledger_core import LocalCluster
-
     with LocalCluster(3, groups=GROUPS, data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
         yield running
 
@@ -46,8 +44,6 @@ def new_group(_fresh_groups: Iterator[str]) -> Any:
 @pytest.fixture
 def log(cluster: Any, new_group: Any) -> Iterator[Any]:
     """A client of a fresh group; ``log.group`` names it."""
-    from dledger_core import Client
-
     with Client(cluster.peers, new_group()) as client:
         yield client
 

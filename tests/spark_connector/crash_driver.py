@@ -24,10 +24,6 @@ from jobs._session import spark_session
 from tests.spark_connector.dying_source import FOLDER, DyingSource, newest, stand
 from tests.support.spark_jvm import jvm_pid
 
-__all__ = ["BATCH_INDEXES", "main"]
-
-BATCH_INDEXES = 200
-"""Indexes in a micro-batch."""
 CHEAP = {
     "spark.master": "local[4]",
     "spark.sql.shuffle.partitions": "2",
@@ -36,28 +32,32 @@ CHEAP = {
     "spark.databricks.delta.stats.collect": "false",
 }
 """It lives for seconds and sees few rows."""
-_SMALL = {"fetchMaxBytes": "20000", "maxOffsetsPerTrigger": str(BATCH_INDEXES), "pinFor": "1s"}
+_SMALL = {"fetchMaxBytes": "20000", "maxOffsetsPerTrigger": "200", "pinFor": "1s"}
+
+
+def logs(spark: Any, run: dict[str, Any], pipeline: str) -> Any:
+    source = {"peers": run["peers"], "groups": "s1,s2", "startingOffsets": "earliest", "pipeline": pipeline}
+    return spark.readStream.format("dying").options(**source, **_SMALL).load()
+
+
+def sink(rows: Any, run: dict[str, Any], pipeline: str, **options: str) -> Any:
+    return rows.coalesce(1).writeStream.format("dying").options(peers=run["peers"], pipeline=pipeline, **options)
 
 
 def log_to_delta(spark: Any, run: dict[str, Any]) -> Any:
-    source = {"peers": run["peers"], "groups": "s1,s2", "startingOffsets": "earliest", "pipeline": "log to delta"}
-    rows = spark.readStream.format("dying").options(**source, **_SMALL).load()
-    return rows.select("group", "index", "body").writeStream.format("delta").option("path", f"{run['directory']}/table")
+    rows = logs(spark, run, "log to delta").select("group", "index", "body")
+    return rows.writeStream.format("delta").option("path", f"{run['directory']}/table")
 
 
 def log_to_log(spark: Any, run: dict[str, Any]) -> Any:
-    source = {"peers": run["peers"], "groups": "s1,s2", "startingOffsets": "earliest", "pipeline": "log to log"}
-    rows = spark.readStream.format("dying").options(**source, **_SMALL).load()
-    renamed = rows.selectExpr("concat('t', substring(group, 2)) AS group", "body").coalesce(1)
-    sink = {"peers": run["peers"], "pipeline": "log to log", "appendMaxBytes": "8000"}
-    return renamed.writeStream.format("dying").options(**sink)
+    rows = logs(spark, run, "log to log").selectExpr("concat('t', substring(group, 2)) AS group", "body")
+    return sink(rows, run, "log to log", appendMaxBytes="8000")
 
 
 def delta_to_log(spark: Any, run: dict[str, Any]) -> Any:
     rows = spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(f"{run['directory']}/numbers")
-    bodies = rows.selectExpr("CAST(number AS STRING) AS body").coalesce(1)
-    sink = {"peers": run["peers"], "pipeline": "delta to log", "group": "d", "appendMaxBytes": "1000"}
-    return bodies.writeStream.format("dying").options(**sink)
+    bodies = rows.selectExpr("CAST(number AS STRING) AS body")
+    return sink(bodies, run, "delta to log", group="d", appendMaxBytes="1000")
 
 
 PIPELINES: dict[str, Callable[[Any, dict[str, Any]], Any]] = {

@@ -16,30 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    InputPartition,
-    WriterCommitMessage,
-)
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
+from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
+from spark_connector.options import DLedgerOptions
+from spark_connector.reading.readers import DLedgerStreamReader
 from spark_connector.source import DLedgerDataSource
 from spark_connector.writing.transactions import AttemptMessage
-
-__all__ = ["FOLDER", "POINTS", "DyingSource", "newest", "stand"]
+from spark_connector.writing.writers import DLedgerStreamWriter
 
 FOLDER = "DLEDGER_CRASH"
-POINTS = (
-    "before the offset log",
-    "offset log written",
-    "tasks running",
-    "tasks done",
-    "sink committed in part",
-    "sink committed",
-)
 _WAIT_S = 500.0
 
 
@@ -59,7 +47,7 @@ def reach(pipeline: str, point: str, batch_id: int | None = None) -> None:
     if mine is None or mine["point"] != point:
         return
     if batch_id is None:
-        batch_id = newest(mine["checkpoint"], "offsets") + (point == POINTS[0])
+        batch_id = newest(mine["checkpoint"], "offsets") + (point == "before the offset log")
     if batch_id != mine["batch"]:
         return
     if point == "offset log written" and newest(mine["checkpoint"], "commits") >= batch_id:
@@ -90,30 +78,21 @@ def _batch_of_task() -> int:
     return int(context.getLocalProperty("streaming.sql.batchId") or -1)
 
 
-class DyingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class DyingReader(DLedgerStreamReader):
     """The stream reader, and its steps."""
 
-    def __init__(self, reader: Any, pipeline: str) -> None:
-        self._reader = reader
+    def __init__(self, options: DLedgerOptions, pipeline: str) -> None:
+        super().__init__(options)
         self._pipeline = pipeline
 
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._reader.prepareForTriggerAvailableNow()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return self._reader.getDefaultReadLimit()
-
-    def initialOffset(self) -> dict[str, Any]:
-        return dict(self._reader.initialOffset())
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"pipeline": self._pipeline}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        end = self._reader.latestOffset(start, limit)
+        end = super().latestOffset(start, limit)
         if end != start or newest(plan()["pipelines"][self._pipeline]["checkpoint"], "offsets") < 0:
             reach(self._pipeline, "before the offset log")
-        return dict(end)
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._reader.reportLatestOffset()
+        return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         reach(self._pipeline, "offset log written")
@@ -121,43 +100,39 @@ class DyingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if mine["point"] == "commit log refused" and newest(mine["checkpoint"], "offsets") == mine["batch"]:
             # The sink is Delta's, whose commit no Python sees: a folder in the way of the commit log's entry.
             Path(mine["checkpoint"], "commits", str(mine["batch"])).mkdir(parents=True)
-        return list(self._reader.partitions(start, end))
+        return super().partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        for batch in self._reader.read(partition):
-            yield batch
-            reach(self._pipeline, "tasks running", _batch_of_task())
+        yield from _passing(self._pipeline, super().read(partition))
         reach(self._pipeline, "tasks done", _batch_of_task())
 
 
-class DyingWriter(DataSourceStreamArrowWriter):
+class DyingWriter(DLedgerStreamWriter):
     """The stream writer, and its steps."""
 
-    def __init__(self, writer: Any, pipeline: str) -> None:
-        self._writer = writer
+    def __init__(self, options: DLedgerOptions, schema: StructType, checkpoint: str, pipeline: str) -> None:
+        super().__init__(options, schema, False, checkpoint)
         self._pipeline = pipeline
         if not pipeline.startswith("log"):  # a query over our source meets this step in ``partitions``
             reach(pipeline, "offset log written")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._writer.write(self._passing(iterator))
-
-    def _passing(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in iterator:
-            yield batch
-            reach(self._pipeline, "tasks running", _batch_of_task())
+        return super().write(_passing(self._pipeline, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         reach(self._pipeline, "tasks done", batchId)
         first = min((group for message in messages if message is not None for group in message.parts), default="")
         if plan()["pipelines"][self._pipeline]["point"] == "sink committed in part":
-            self._writer.commit([_only(first, message) for message in messages], batchId)
+            super().commit([_only(first, message) for message in messages], batchId)
             reach(self._pipeline, "sink committed in part", batchId)
-        self._writer.commit(messages, batchId)
+        super().commit(messages, batchId)
         reach(self._pipeline, "sink committed", batchId)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        self._writer.abort(messages, batchId)
+
+def _passing(pipeline: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch
+        reach(pipeline, "tasks running", _batch_of_task())
 
 
 def _only(group: str, message: Any) -> AttemptMessage:
@@ -176,8 +151,9 @@ class DyingSource(DLedgerDataSource):
     def name(cls) -> str:
         return "dying"
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return DyingReader(super().streamReader(schema), self.pipeline)
+    def streamReader(self, schema: StructType) -> DyingReader:
+        return DyingReader(DLedgerOptions.for_reading(self.options), self.pipeline)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DyingWriter:
-        return DyingWriter(super().streamWriter(schema, overwrite), self.pipeline)
+        options = DLedgerOptions.for_writing(self.options)
+        return DyingWriter(options, schema, self.options["checkpointlocation"], self.pipeline)

@@ -1,38 +1,59 @@
-"""Spark's calls to a stream reader, in the orders in which Spark makes them; readers and options of a store."""
+"""Spark's calls to a reader, in the orders in which Spark makes them; readers of a store."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
-from tests.spark_connector.reading_as_executor import indexes
 from tests.spark_connector.store_writer import StoreWriter
-
-__all__ = ["ALL", "Engine", "make_batch_reader", "make_reader", "next_of", "options_of"]
 
 QUICK = {"pollMs": "1", "fetchRetryMs": "1"}
 ALL = ReadAllAvailable()
 
 
 def options_of(store: StoreWriter, **options: Any) -> DLedgerOptions:
-    texts = {name: str(value) for name, value in options.items()}
+    texts = {name: str(value) for name, value in options.items() if value is not None}
     return DLedgerOptions.for_reading({"path": str(store.path), **QUICK, **texts})
 
 
 def make_reader(store: StoreWriter, **options: Any) -> DLedgerStreamReader:
-    return DLedgerStreamReader(options_of(store, **options))
+    """A stream reader, by default from the first entry on."""
+    return DLedgerStreamReader(options_of(store, **{"startingOffsets": "earliest", **options}))
 
 
 def make_batch_reader(store: StoreWriter, **options: Any) -> DLedgerBatchReader:
     return DLedgerBatchReader(options_of(store, **options))
 
 
-def next_of(offset: dict[str, Any], group: str = "default") -> int:
-    return int(offset["groups"][group]["next"])
+def next_of(offset: dict[str, Any] | str, group: str = "default") -> int:
+    parsed = json.loads(offset) if isinstance(offset, str) else offset
+    return int(parsed["groups"][group]["next"])
+
+
+def pin_batch(reader: DLedgerStreamReader) -> dict[str, Any]:
+    """Plan the first micro-batch, which records the start only."""
+    return reader.latestOffset(reader.initialOffset(), ALL)
+
+
+def indexes(reader: Any, partitions: Any) -> list[int]:
+    """Read partitions as an executor, on copies that went through pickle; return the column ``index``."""
+    executor = pickle.loads(pickle.dumps(reader))
+    found: list[int] = []
+    for partition in pickle.loads(pickle.dumps(partitions)):
+        for batch in executor.read(partition):
+            assert isinstance(batch, pa.RecordBatch)
+            found += batch.column("index").to_pylist()
+    return found
+
+
+def read_batch(reader: DLedgerBatchReader) -> list[int]:
+    return indexes(reader, reader.partitions())
 
 
 class Engine:
@@ -48,8 +69,12 @@ class Engine:
         self.read: list[int] = []
         self._interrupted: list[int] | None = None
 
+    def run(self, reader: DLedgerStreamReader, times: int) -> None:
+        for _ in range(times):
+            self.start(reader)
+
     def start(self, reader: DLedgerStreamReader, *, crash_before_commit: bool = False) -> None:
-        """Plan and runs the next micro-batch, or replays one that was not committed."""
+        """Plan and run the next micro-batch, or replay one that was not committed."""
         if self.commits == len(self.offsets):
             begin = json.loads(self.offsets[-1]) if self.offsets else reader.initialOffset()
             end = json.dumps(reader.latestOffset(begin, self.limit))

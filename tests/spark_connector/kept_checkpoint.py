@@ -18,7 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GROUPS", "ROWS", "STORE", "TESTDATA", "go_on", "make", "rows"]
+from dledger_core import Client, LocalCluster
+from jobs._session import spark_session
+from spark_connector import register
 
 TESTDATA = Path(__file__).with_name("testdata")
 GROUPS = ("source", "target")
@@ -42,8 +44,6 @@ def go_on(spark: Any, peers: str, checkpoint: Path) -> Any:
 
 
 def make(spark: Any, archive: Path) -> None:
-    from dledger_core import Client, LocalCluster
-
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         checkpoint = directory / "checkpoint"
@@ -65,9 +65,6 @@ def make(spark: Any, archive: Path) -> None:
 
 
 def main() -> None:
-    from jobs._session import spark_session
-    from spark_connector import register
-
     archive = TESTDATA / f"checkpoint-{version('dledger')}.tar.xz"
     if archive.exists():
         sys.exit(f"{archive} is there already, and stays as it is")

@@ -18,6 +18,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyspark
+
+from dledger_core import find_java
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_S = 240.0
 STOP_S = 60.0
@@ -33,8 +37,6 @@ _SETTINGS = (
 
 
 def spark_home() -> Path:
-    import pyspark
-
     return Path(pyspark.__file__).parent
 
 
@@ -65,8 +67,6 @@ def make_python(directory: Path) -> Path:
 
 def environment(python: Path, local_dir: Path) -> dict[str, str]:
     """Environment of Spark's processes: loopback, their own directories, and no path to the checkout."""
-    from dledger_core import find_java
-
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "PYTHON"))}
     return kept | {
         "JAVA_HOME": str(find_java()),
@@ -116,36 +116,31 @@ class Standalone:
     Attributes:
         master: its URL.
         workers: the workers' directories, the only ones that their executors can read.
-        python: the interpreter of driver and executors.
     """
 
     master: str
     workers: tuple[Path, ...]
-    python: Path
 
 
 @contextmanager
-def standalone(directory: Path, workers: int = 2) -> Iterator[Standalone]:
-    """A master and workers of one core each, on loopback and free ports.
+def standalone(directory: Path, python: Path) -> Iterator[Standalone]:
+    """A master and two workers of one core each, on loopback and free ports.
 
     Each worker has an address of its own: Spark starts no second attempt of a task on the same host.
     """
-    python = make_python(directory / "environment")
     spark_class = spark_home() / "bin" / "spark-class"
     ports = ["--port", "0", "--webui-port", "0"]
     with ExitStack() as stack:
         command = [spark_class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", *ports]
         env = environment(python, directory / "master" / "local")
         master = stack.enter_context(process(command, directory / "master", env, r"Starting Spark master at (\S+)"))
-        folders = []
-        for number in range(workers):
-            folder = directory / f"worker-{number}"
+        folders = (directory / "worker-0", directory / "worker-1")
+        for number, folder in enumerate(folders):
             command = [spark_class, "org.apache.spark.deploy.worker.Worker", "--host", f"127.0.0.{number + 1}", *ports]
             command += ["--cores", "1", "--memory", "1g", "--work-dir", folder / "work", master[1]]
             env = environment(python, folder / "local")
             stack.enter_context(process(command, folder, env, "Successfully registered with master"))
-            folders.append(folder)
-        yield Standalone(master[1], tuple(folders), python)
+        yield Standalone(master[1], folders)
 
 
 @contextmanager
@@ -153,39 +148,41 @@ def connect_server(directory: Path, python: Path, package: Path) -> Iterator[str
     """A server of Spark Connect whose Python finds the package; yields its URL."""
     command = [spark_home() / "bin" / "spark-submit", "--master", "local[2]"]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    for setting in (*_SETTINGS, "spark.connect.grpc.binding.address=127.0.0.1", "spark.connect.grpc.binding.port=0"):
-        command += ["--conf", setting]
+    binding = ("spark.connect.grpc.binding.address=127.0.0.1", "spark.connect.grpc.binding.port=0")
+    # It says on which port it listens at level INFO only.
+    command += [*_conf(*_SETTINGS, *binding, "spark.log.level=INFO"), "spark-internal"]
     env = environment(python, directory / "local") | {"PYTHONPATH": str(package)}
-    # Says on which port it listens at level INFO only.
-    command += ["--conf", "spark.log.level=INFO", "spark-internal"]
     with process(command, directory, env, r"Spark Connect server started at: (\S+)") as started:
         yield f"sc://{started[1]}"
 
 
 def run_client(directory: Path, python: Path, package: Path, script: Path, *arguments: object) -> str:
     """Run a program that has the package and no Spark of its own; return its stdout."""
-    directory.mkdir(parents=True)
     env = environment(python, directory / "local") | {"PYTHONPATH": str(package)}
-    command = [*map(str, [python, "-W", "ignore::FutureWarning", script, *arguments])]
-    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return done.stdout
+    return _run([python, "-W", "ignore::FutureWarning", script, *arguments], directory, env)
 
 
-def submit(
-    directory: Path, python: Path, options: Sequence[object], script: Path, *arguments: object
-) -> subprocess.CompletedProcess[str]:
-    """Run ``spark-submit`` in a folder of its own."""
+def submit(directory: Path, python: Path, options: Sequence[object], script: Path, *arguments: object) -> str:
+    """Run ``spark-submit`` in a folder of its own; return its stdout."""
+    command = [spark_home() / "bin" / "spark-submit", *_conf(*_SETTINGS), *options, script, *arguments]
+    return _run(command, directory, environment(python, directory / "local"))
+
+
+def _run(command: Sequence[object], directory: Path, env: dict[str, str]) -> str:
     directory.mkdir(parents=True)
-    conf = [part for setting in _SETTINGS for part in ("--conf", setting)]
-    command = [spark_home() / "bin" / "spark-submit", *conf, *options, script, *arguments]
-    return subprocess.run(
+    done = subprocess.run(
         [*map(str, command)],
         cwd=directory,
-        env=environment(python, directory / "local"),
+        env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return done.stdout
+
+
+def _conf(*settings: str) -> list[str]:
+    return [part for setting in settings for part in ("--conf", setting)]

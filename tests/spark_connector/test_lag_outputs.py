@@ -7,6 +7,8 @@ import logging
 import math
 import socket
 import urllib.request
+import uuid
+from collections.abc import Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,17 +21,45 @@ from spark_connector import DLedgerListener, LagReport, lag_reports
 from spark_connector.errors import OptionError
 from spark_connector.monitoring.lag import REPORT_SCHEMA
 from spark_connector.monitoring.outputs import JsonOutput, LogOutput, PrometheusOutput
-from tests.spark_connector.progress_reports import QUERY_ID, RUN_ID, latest, offset, progress, source
+from tests.spark_connector.spark_directory import offset
+
+QUERY_ID = uuid.UUID("fd71ea2d-fd54-45c0-a396-24b68d750fc4")
+RUN_ID = uuid.UUID("0a562d20-3b4e-46ea-9ad3-0a5a3215d868")
+
+
+# --- progress reports, as PySpark 4.2 hands them to listeners ----------------------------------------------------
+
+
+def latest(losses: tuple[int, int] = (0, 0), **groups: tuple[int, Sequence[float | None] | None]) -> str:
+    """A latest offset: per group its end and the lag (records, bytes, seconds) of the micro-batch."""
+    told = {}
+    for group, (end, behind) in groups.items():
+        lag = None if behind is None else dict(zip(("records", "bytes", "seconds"), behind, strict=True))
+        told[group] = {"check": None, "log": "log-1", "next": end, "term": -1, "behind": lag}
+    return json.dumps({"groups": told, "losses": {"events": losses[0], "entries": losses[1]}, "v": 1})
+
+
+def source(start: str | None, end: str, last: str, rows: int = 0, rate: float = 0.0) -> dict[str, Any]:
+    rates = {"numInputRows": rows, "inputRowsPerSecond": rate, "processedRowsPerSecond": rate}
+    return {"startOffset": str(start), "endOffset": end, "latestOffset": last, **rates}
+
+
+def progress(*sources: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {
+        "id": QUERY_ID,
+        "runId": RUN_ID,
+        "name": "q",
+        "timestamp": "2026-11-21T10:39:55.781Z",
+        "batchId": 3,
+        "durationMs": {"addBatch": 100, "triggerExecution": 250},
+        "sources": list(sources),
+        **fields,
+    }
 
 
 def test_lag_reports_cover_each_group_of_native_sources() -> None:
-    ours = source(
-        offset(a=100, b=5),
-        offset(a=200, b=5),
-        latest(a=(500, (300, 9000, 12.5)), b=(7, (0, 0, 0.0)), losses=(2, 40)),
-        rows=98,
-        rate=392.04444,
-    )
+    last = latest(a=(500, (300, 9000, 12.5)), b=(7, (0, 0, 0.0)), losses=(2, 40))
+    ours = source(offset(a=100, b=5), offset(a=200, b=5), last, rows=98, rate=392.04444)
     foreign = source('{"topic":{"0":1}}', '{"topic":{"0":5}}', '{"topic":{"0":5}}')
     first, second = lag_reports(progress(foreign, ours))
     assert first == LagReport(
@@ -54,10 +84,9 @@ def test_lag_reports_cover_each_group_of_native_sources() -> None:
         lost_records=40,
     )
     assert (second.group, second.next_index, second.end_index, second.lag_records) == ("b", 5, 7, 0)
-    assert str(first) == (
-        "query q, group a: 300 records behind (9,000 bytes, 12.5 s) at index 200; 392 rows/s; 2 losses, 40 records"
-    )
+    assert "300 records behind (9,000 bytes, 12.5 s) at index 200; 392 rows/s; 2 losses, 40 records" in str(first)
     assert first.to_json()["time"] == "2026-11-21T10:39:55.781+00:00"
+    assert REPORT_SCHEMA.names == [field.name for field in fields(LagReport)]
 
 
 def test_unknown_lag_is_none() -> None:
@@ -67,9 +96,9 @@ def test_unknown_lag_is_none() -> None:
     assert (report.start_index, report.next_index) == (5, 5)
     assert (report.lag_records, report.lag_bytes, report.lag_seconds) == (None, None, None)
     assert (report.records_per_second, report.input_rows_per_second) == (None, None)
-    assert "an unknown number of records behind" in str(report)
+    assert "unknown" in str(report)
     (java,) = lag_reports(progress(source(None, offset(a=5), latest(a=(9, (4, 80, None))))))
-    assert str(java) == "query q, group a: 4 records behind (80 bytes) at index 5; 0 rows/s"
+    assert "4 records behind (80 bytes) at index 5; 0 rows/s" in str(java)
 
 
 @pytest.mark.parametrize("told", ["None", "null", "", "{", "17", '{"topic":{"0":5}}'])
@@ -79,85 +108,83 @@ def test_source_that_tells_nothing_is_left_out(told: str) -> None:
     assert lag_reports(progress(source(None, offset(a=1), told))) == []
 
 
-def test_report_schema_has_fields_in_their_order() -> None:
-    assert REPORT_SCHEMA.names == [field.name for field in fields(LagReport)]
+# --- outputs -----------------------------------------------------------------------------------------------------
 
 
 def reports(at: int, batch: int, *, losses: tuple[int, int] = (0, 0), **fields: Any) -> list[LagReport]:
     """Micro-batch ``batch`` read up to ``at`` of 100 entries of group a, and all of b."""
     lag = (100 - at, 10 * (100 - at), 1.5 if at < 100 else 0.0)
     lags = latest(a=(100, lag), b=(4, None), losses=losses)
-    return lag_reports(progress(source(offset(a=0, b=0), offset(a=at, b=4), lags, rows=30), batch=batch, **fields))
+    return lag_reports(progress(source(offset(a=0, b=0), offset(a=at, b=4), lags, rows=30), batchId=batch, **fields))
 
 
 def samples(text: str) -> dict[str, dict[str, float]]:
-    """Metric -> group (else query) -> value."""
+    """Metric without its prefix -> group (else query) -> value."""
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[sample.labels.get("group", sample.labels["query"])] = sample.value
+            name = sample.name.removeprefix("dledger_")
+            found.setdefault(name, {})[sample.labels.get("group", sample.labels["query"])] = sample.value
     return found
 
 
-def test_metrics_show_newest_reports_and_sums(tmp_path: Path) -> None:
+def test_metrics_show_newest_reports_and_sums_through_idle_end_and_restart(tmp_path: Path) -> None:
     file = tmp_path / "dledger.prom"
     output = PrometheusOutput(file)
     assert samples(file.read_text()) == {}
     output.take(reports(40, 1))
     output.take(reports(70, 2, losses=(1, 5)))
     found = samples(file.read_text())
-    assert found["dledger_lag_records"] == {"a": 30}  # unknown for b
-    assert found["dledger_lag_bytes"] == {"a": 300}
-    assert found["dledger_lag_seconds"] == {"a": 1.5}
-    assert found["dledger_next_index"] == {"a": 70, "b": 4}
-    assert found["dledger_end_index"] == {"a": 100, "b": 4}
-    assert found["dledger_rows_total"] == {"q": 60}
-    assert found["dledger_losses_total"] == {"q": 1}
-    assert found["dledger_lost_records_total"] == {"q": 5}
-    assert found["dledger_query_active"] == {"q": 1}
-    assert found["dledger_last_progress_timestamp_seconds"] == {"q": 1795257595.781}
+    assert {name: value for name, value in found.items() if not name.endswith(("_created", "rows_per_second"))} == {
+        "lag_records": {"a": 30},  # unknown for b
+        "lag_bytes": {"a": 300},
+        "lag_seconds": {"a": 1.5},
+        "next_index": {"a": 70, "b": 4},
+        "end_index": {"a": 100, "b": 4},
+        "records_per_second": {"a": 280, "b": 16},
+        "rows_total": {"q": 60},
+        "losses_total": {"q": 1},
+        "lost_records_total": {"q": 5},
+        "query_active": {"q": 1},
+        "last_progress_timestamp_seconds": {"q": 1795257595.781},
+    }
     labels = next(family for family in text_string_to_metric_families(file.read_text())).samples[0].labels
     assert labels == {"query": "q", "query_id": str(QUERY_ID), "source": "0", "group": "a"}
-
-
-def test_counters_continue_after_restart_and_ended_query_has_no_lag(tmp_path: Path) -> None:
-    file = tmp_path / "dledger.prom"
-    output = PrometheusOutput(file)
-    output.take(reports(40, 1, losses=(1, 5)))
+    output.idle(str(RUN_ID))
+    assert samples(file.read_text())["records_per_second"] == {"a": 0, "b": 0}
+    assert samples(file.read_text())["lag_records"] == {"a": 30}
     output.ended("another run")
-    assert samples(file.read_text())["dledger_query_active"] == {"q": 1}
+    assert samples(file.read_text())["query_active"] == {"q": 1}
     output.ended(str(RUN_ID))
     found = samples(file.read_text())
-    assert "dledger_lag_records" not in found
-    assert found["dledger_query_active"] == {"q": 0}
-    assert found["dledger_lost_records_total"] == {"q": 5}
+    assert "lag_records" not in found
+    assert (found["query_active"], found["lost_records_total"]) == ({"q": 0}, {"q": 5})
     output.take(reports(70, 1, losses=(2, 6), runId="run-2"))
     found = samples(file.read_text())
-    assert found["dledger_query_active"] == {"q": 1}
-    assert found["dledger_lag_records"] == {"a": 30}
-    assert found["dledger_rows_total"] == {"q": 60}
-    assert found["dledger_lost_records_total"] == {"q": 11}
+    assert (found["query_active"], found["lag_records"]) == ({"q": 1}, {"a": 30})
+    assert (found["rows_total"], found["lost_records_total"]) == ({"q": 90}, {"q": 11})
 
 
-def test_idle_query_has_no_rates(tmp_path: Path) -> None:
-    file = tmp_path / "dledger.prom"
-    output = PrometheusOutput(file)
-    output.take(reports(100, 1))
-    assert samples(file.read_text())["dledger_records_per_second"]["a"] == 400
-    output.idle(str(RUN_ID))
-    found = samples(file.read_text())
-    assert found["dledger_records_per_second"] == {"a": 0, "b": 0}
-    assert (found["dledger_lag_records"], found["dledger_lag_seconds"]) == ({"a": 0}, {"a": 0})
+class StoppedSession:
+    """A session that was stopped: its streams raise."""
+
+    @property
+    def streams(self) -> Any:
+        raise RuntimeError("the session is stopped")
 
 
-def test_metrics_are_served_until_closed() -> None:
+def test_metrics_are_served_until_listener_of_stopped_session_is_closed() -> None:
     output = PrometheusOutput("127.0.0.1:0")
+    listener = DLedgerListener([output])
+    listener.spark = cast("Any", StoppedSession())
     try:
         output.take(reports(40, 1))
         with urllib.request.urlopen(f"http://127.0.0.1:{output.port}/metrics", timeout=60) as response:
-            assert samples(response.read().decode())["dledger_lag_records"] == {"a": 60}
+            assert samples(response.read().decode())["lag_records"] == {"a": 60}
+        with pytest.raises(OptionError, match="Address already in use"):
+            PrometheusOutput(output.port or 0)
     finally:
-        output.close()
+        listener.close()
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", output.port or 0))
@@ -165,54 +192,31 @@ def test_metrics_are_served_until_closed() -> None:
 
 @pytest.mark.parametrize("target", ["", "nonsense", "host:", ":80", "h:99999", "-1", "/nowhere/x.prom"])
 def test_prometheus_output_rejects_invalid_target(target: str) -> None:
-    with pytest.raises(OptionError, match=r"\[DLEDGER_OPTION\] prometheus"):
+    with pytest.raises(OptionError, match="prometheus"):
         PrometheusOutput(target)
 
 
-def test_prometheus_output_rejects_used_port() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(OptionError, match="Address already in use"):
-            PrometheusOutput(taken.getsockname()[1])
-
-
 def test_json_output_creates_new_file_after_move(tmp_path: Path) -> None:
-    file = tmp_path / "lag.jsonl"
+    file, moved = tmp_path / "lag.jsonl", tmp_path / "lag.jsonl.1"
     output = JsonOutput(file)
     output.take(reports(40, 1))
-    file.rename(tmp_path / "lag.jsonl.1")
+    file.rename(moved)
     output.take(reports(100, 2))
-    lines = [json.loads(line) for line in (tmp_path / "lag.jsonl.1").read_text().splitlines()]
-    assert [(line["group"], line["lag_records"], line["lag_seconds"]) for line in lines] == [
-        ("a", 60, 1.5),
-        ("b", None, None),
-    ]
-    assert json.loads(file.read_text().splitlines()[0])["lag_records"] == 0
-
-
-def test_json_output_rejects_missing_directory(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"\[DLEDGER_OPTION\] json.*No such file or directory"):
+    lags = [[json.loads(line)["lag_records"] for line in each.read_text().splitlines()] for each in (moved, file)]
+    assert lags == [[60, None], [0, None]]
+    with pytest.raises(OptionError, match="json"):
         JsonOutput(tmp_path / "absent" / "lag.jsonl")
 
 
-def test_log_output_limits_rate_and_logs_last_report(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_output_limits_rate_and_logs_losses_and_last_report(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_connector.lag")
     output = LogOutput()
-    for batch, at in enumerate((40, 50, 100)):
-        output.take(reports(at, batch)[:1])
-    assert [record.args[0].lag_records for record in caplog.records] == [60]
+    for batch, (at, lost) in enumerate([(40, 0), (50, 0), (60, 5), (90, 5), (100, 5)]):
+        output.take(reports(at, batch, losses=(min(lost, 1), lost))[:1])
+    assert [record.args[0].lag_records for record in caplog.records] == [60, 40]
     output.idle(str(RUN_ID))
     output.ended(str(RUN_ID))
-    assert [record.args[0].lag_records for record in caplog.records] == [60, 0]
-
-
-def test_log_output_logs_loss_immediately(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "spark_connector.lag")
-    output = LogOutput()
-    output.take(reports(40, 1)[:1])
-    output.take(reports(50, 2, losses=(1, 5))[:1])
-    assert "1 losses, 5 records" in caplog.text
+    assert [record.args[0].lag_records for record in caplog.records] == [60, 40, 0]
 
 
 def test_log_output_uses_stderr_without_logging_setup(
@@ -228,21 +232,3 @@ def test_log_output_uses_stderr_without_logging_setup(
     output.take(reports(40, 1)[:1])
     assert capsys.readouterr().err.count("60 records behind") == 1
     logger.setLevel(logging.NOTSET)
-
-
-class StoppedSession:
-    """A session that was stopped: its streams raise."""
-
-    @property
-    def streams(self) -> Any:
-        raise RuntimeError("the session is stopped")
-
-
-def test_listener_close_closes_outputs_after_session_was_stopped(tmp_path: Path) -> None:
-    output = PrometheusOutput("127.0.0.1:0")
-    listener = DLedgerListener([output])
-    listener.spark = cast("Any", StoppedSession())
-    listener.close()
-    with socket.socket() as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", output.port or 0))

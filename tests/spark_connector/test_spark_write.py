@@ -12,12 +12,58 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql.functions import col
+from pyspark.taskcontext import TaskContext
 
+from dledger_core import Client
 from dledger_core.rocketmq import decode_messages
-from tests.spark_connector.sink_runs import put_lines, read_all, run_stream, sink
+from tests.support.soon import soon
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 WAIT_S = 200.0
+
+
+def read_all(log: Any, **options: Any) -> list[bytes]:
+    """All bodies of the log that the isolation shows; by default those of committed transactions."""
+    found: list[bytes] = []
+    at, more = 0, True
+    while more:  # acknowledged entries count, also before the nodes' own files contain them
+        fetched = log.fetch(at, 1 << 40, max_bytes=4 << 20, node=None, consistency="linearizable", **options)
+        found += fetched.batch.column("body").to_pylist()
+        more, at = fetched.next_index > at, fetched.next_index
+    return found
+
+
+def sink(writer: Any, cluster: Any, log: Any, **options: Any) -> Any:
+    return writer.format("dledger").options(peers=cluster.peers, group=log.group, **options)
+
+
+def run_stream(rows: Any, cluster: Any, log: Any, checkpoint: Path, **options: Any) -> None:
+    """Stream rows into the log, one AvailableNow run."""
+    writer = sink(rows.writeStream, cluster, log, checkpointLocation=str(checkpoint), **options)
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def stream_lines(
+    spark: Any, cluster: Any, log: Any, directory: Path, transform: Callable[[Any], Any] = lambda rows: rows
+) -> None:
+    """Stream the lines under ``directory/in`` into the log in small appends."""
+    rows = transform(spark.readStream.format("text").load(str(directory / "in")).selectExpr("value AS body"))
+    run_stream(rows, cluster, log, directory / "checkpoint", appendMaxBytes=5000)
+
+
+def put_lines(directory: Path, name: str, start: int, end: int) -> list[bytes]:
+    (directory / "in").mkdir(exist_ok=True)
+    lines = [f"line-{number:0200}" for number in range(start, end)]
+    (directory / "in" / name).write_text("\n".join(lines) + "\n")
+    return [line.encode() for line in lines]
+
+
+def partition_and_attempt() -> tuple[int, int]:
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId(), context.attemptNumber()
 
 
 @pytest.fixture
@@ -39,16 +85,13 @@ def failing_once(flag: Path) -> Any:
     """Rows pass; the first attempt of each task has the reverse order, and fails after its last row."""
 
     def passing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark.taskcontext import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
+        _, attempt = partition_and_attempt()
         for batch in batches:
             order = list(range(batch.num_rows))
-            if context.attemptNumber() == 0:
+            if attempt == 0:
                 order.reverse()
             yield batch.take(pa.array(order, pa.int64()))
-        if context.attemptNumber() == 0:
+        if attempt == 0:
             flag.touch()
             raise RuntimeError("the first attempt fails after all its rows")
 
@@ -61,7 +104,7 @@ def test_shuffled_task_retry_and_replayed_batch_write_each_row_once(
     expected = put_lines(tmp_path, "a", 0, 2000)
     settings(execution__arrow__maxRecordsPerBatch=50)
     failing = failing_once(tmp_path / "failed")
-    run_stream(dledger, cluster, log, tmp_path, lambda rows: failing(rows.repartition(2)))
+    stream_lines(dledger, cluster, log, tmp_path, lambda rows: failing(rows.repartition(2)))
     assert (tmp_path / "failed").exists()
     assert Counter(read_all(log)) == Counter(expected)
     assert len(read_all(log, isolation="read_uncommitted")) > len(expected)
@@ -69,21 +112,16 @@ def test_shuffled_task_retry_and_replayed_batch_write_each_row_once(
     newest.unlink()
     (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
     expected += put_lines(tmp_path, "b", 2000, 2100)
-    run_stream(dledger, cluster, log, tmp_path)
+    stream_lines(dledger, cluster, log, tmp_path)
     assert Counter(read_all(log)) == Counter(expected)
 
 
 def test_copied_checkpoint_is_fenced(dledger: Any, cluster: Any, log: Any, new_group: Any, tmp_path: Path) -> None:
-    from pyspark.errors import StreamingQueryException
-
-    from dledger_core import Client
-
     reading = {"peers": cluster.peers, "groups": log.group, "startingOffsets": "earliest"}
 
     def run(checkpoint: Path) -> None:
         bodies = dledger.readStream.format("dledger").options(**reading).load().select("body")
-        writer = sink(bodies.writeStream, cluster, target, checkpointLocation=str(checkpoint))
-        writer.trigger(availableNow=True).start().awaitTermination()
+        run_stream(bodies, cluster, target, checkpoint)
 
     with Client(cluster.peers, new_group()) as target:
         log.append([b"both have read this"])
@@ -101,19 +139,13 @@ def test_copied_checkpoint_is_fenced(dledger: Any, cluster: Any, log: Any, new_g
 
 def test_failed_stream_does_not_block_readers(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
     """One of its two tasks has finished, so its driver can abort; the restart writes the micro-batch again."""
-    from pyspark.errors import StreamingQueryException
-
     broken, finished = tmp_path / "broken", tmp_path / "finished"
     broken.touch()
 
     def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark.taskcontext import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
         yield from batches
-        if context.partitionId() == 1 and broken.exists():
-            _await(finished.exists, "the other task does not finish")
+        if partition_and_attempt()[0] == 1 and broken.exists():
+            soon(finished.exists, WAIT_S, every_s=0.05)
             raise RuntimeError("this task always fails")
 
     def watch() -> bool:
@@ -127,16 +159,16 @@ def test_failed_stream_does_not_block_readers(dledger: Any, cluster: Any, log: A
         return rows.repartition(2).mapInArrow(failing, rows.schema)
 
     expected = put_lines(tmp_path, "a", 0, 500)
-    watching = threading.Thread(target=_await, args=(watch, "no task finishes"))
+    watching = threading.Thread(target=soon, args=(watch, WAIT_S))
     watching.start()
     with pytest.raises(StreamingQueryException, match="this task always fails"):
-        run_stream(dledger, cluster, log, tmp_path, transform)
+        stream_lines(dledger, cluster, log, tmp_path, transform)
     watching.join()
     after = log.append([b"after"]).last_index
-    _await(lambda: max(node.visible_end for node in log.metadata().nodes) > after, "readers are held back")
+    soon(lambda: max(node.visible_end for node in log.metadata().nodes) > after, WAIT_S, every_s=0.05)
     assert read_all(log) == [b"after"]
     broken.unlink()
-    run_stream(dledger, cluster, log, tmp_path, transform)
+    stream_lines(dledger, cluster, log, tmp_path, transform)
     assert Counter(read_all(log)) == Counter([*expected, b"after"])
 
 
@@ -159,7 +191,7 @@ def test_batch_write_is_one_transaction_while_leader_is_killed(
 
     def kill_leader() -> None:
         try:
-            _await(lambda: len(read_all(log, isolation="read_uncommitted")) > 500, "nothing is appended")
+            soon(lambda: len(read_all(log, isolation="read_uncommitted")) > 500, WAIT_S, every_s=0.05)
             seen.append(read_all(log))
             leader = cluster.leader(log.group)
             cluster.kill(leader)
@@ -177,22 +209,27 @@ def test_batch_write_is_one_transaction_while_leader_is_killed(
     assert Counter(read_all(log)) == Counter(f"{number}{'x' * 300}".encode() for number in range(6000))
 
 
-def test_sorted_rows_of_queue_keep_their_order(dledger: Any, cluster: Any, log: Any) -> None:
+def test_sorted_messages_keep_their_order_in_queue_of_their_group(
+    dledger: Any, cluster: Any, log: Any, new_group: Any
+) -> None:
     """As the README says: a queue's rows in one partition, sorted there."""
-    from pyspark.sql.functions import col
-
-    rows = dledger.range(0, 6000, 1, 4).selectExpr(
-        "'orders' AS topic",
-        "CAST(id % 5 AS INT) AS queue_id",
-        "CAST(id AS STRING) AS keys",
-        "CAST(id AS STRING) AS body",
-    )
-    sorted_rows = rows.repartition(2, "queue_id").sortWithinPartitions(col("keys").cast("long"))
-    sink(sorted_rows.write, cluster, log, appendMaxBytes=5000).mode("append").save()
-    queues: dict[int, list[int]] = defaultdict(list)
-    for message in decode_messages(pa.array(read_all(log), pa.binary())).to_pylist():
-        queues[message["queue_id"]].append(int(message["body"]))
-    assert queues == {queue: list(range(queue, 6000, 5)) for queue in range(5)}
+    with Client(cluster.peers, new_group()) as other:
+        rows = dledger.range(0, 6000, 1, 4).selectExpr(
+            f"IF(id % 2 = 0, '{log.group}', '{other.group}') AS group",
+            "'orders' AS topic",
+            "CAST(id % 4 AS INT) AS queue_id",
+            "CAST(id AS STRING) AS keys",
+            "MAP('number', CAST(id AS STRING)) AS properties",
+            "CAST(id AS STRING) AS body",
+        )
+        rows = rows.repartition(2, "queue_id").sortWithinPartitions(col("keys").cast("long"))
+        rows.write.format("dledger").options(peers=cluster.peers, appendMaxBytes=5000).mode("append").save()
+        for client, rest in ((log, 0), (other, 1)):
+            queues: dict[int, list[int]] = defaultdict(list)
+            for message in decode_messages(pa.array(read_all(client), pa.binary())).to_pylist():
+                assert dict(message["properties"])["number"] == message["body"].decode()
+                queues[message["queue_id"]].append(int(message["body"]))
+            assert queues == {queue: list(range(queue, 6000, 4)) for queue in (rest, rest + 2)}
 
 
 @pytest.mark.parametrize(
@@ -203,76 +240,20 @@ def test_sorted_rows_of_queue_keep_their_order(dledger: Any, cluster: Any, log: 
     ],
 )
 def test_wrong_options_fail_before_any_task(dledger: Any, cluster: Any, options: dict[str, str], error: str) -> None:
-    from pyspark.errors import AnalysisException
-
     writer = dledger.range(3).selectExpr("CAST(id AS STRING) AS body").write.format("dledger").mode("append")
     with pytest.raises(AnalysisException, match=f"(?s){error}"):
         writer.options(**{"peers": cluster.peers, **options}).save()
 
 
-def _await(condition: Callable[[], Any], said: str) -> None:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until, said
-        time.sleep(0.05)
-
-
-def test_batch_write_of_any_body_type_is_complete(dledger: Any, cluster: Any, log: Any) -> None:
-    frame = dledger.range(0, 30_000, 1, 3).selectExpr("CONCAT('row-', id) AS body")
-    expected = Counter(f"row-{number}".encode() for number in range(30_000))
-    sink(frame.write, cluster, log, appendMaxBytes=100_000).mode("append").save()
-    assert Counter(read_all(log)) == expected
-    dledger.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
-    try:
-        binary = dledger.range(0, 10, 1, 2).selectExpr("CAST(CONCAT('big-', id) AS BINARY) AS body")
-        sink(binary.write, cluster, log).mode("append").save()
-    finally:
-        dledger.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
-    assert Counter(read_all(log)) == expected + Counter(f"big-{number}".encode() for number in range(10))
-
-
-def test_failing_batch_write_leaves_nothing_visible(dledger: Any, cluster: Any, log: Any) -> None:
-    frame = dledger.range(0, 2000, 1, 2).selectExpr("IF(id = 1999, NULL, CAST(id AS STRING)) AS body")
-    with pytest.raises(Exception, match="row 999 of partition 1"):
-        sink(frame.write, cluster, log).mode("append").save()
-    log.append([b"after"])
-    assert read_all(log) == [b"after"]
-
-
-def test_message_rows_are_written_to_their_group(dledger: Any, cluster: Any, log: Any, new_group: Any) -> None:
-    from dledger_core import Client
-    from dledger_core.rocketmq import decode_messages
-
-    with Client(cluster.peers, new_group()) as other:
-        frame = dledger.range(0, 100, 1, 2).selectExpr(
-            f"IF(id % 2 = 0, '{log.group}', '{other.group}') AS group",
-            "'orders' AS topic",
-            "CAST(id % 4 AS INT) AS queue_id",
-            "MAP('number', CAST(id AS STRING)) AS properties",
-            "CAST(id AS STRING) AS body",
-        )
-        frame.write.format("dledger").option("peers", cluster.peers).mode("append").save()
-        for client, rest in ((log, 0), (other, 1)):
-            rows = decode_messages(pa.array(read_all(client), pa.binary())).to_pylist()
-            numbers = [int(row["body"]) for row in rows]
-            assert sorted(numbers) == list(range(rest, 100, 2))
-            assert all(row["queue_id"] == int(row["body"]) % 4 for row in rows)
-            assert all(dict(row["properties"])["number"] == row["body"].decode() for row in rows)
-
-
-def test_log_to_log_keeps_order_and_counts(
-    dledger: Any, cluster: Any, log: Any, new_group: Any, tmp_path: Path
+def test_batch_write_of_any_body_type_is_complete_and_failing_one_invisible(
+    dledger: Any, cluster: Any, log: Any, settings: Callable[..., None]
 ) -> None:
-    from dledger_core import Client
-
-    with Client(cluster.peers, new_group()) as target:
-        bodies = [f"body-{number}".encode() for number in range(3000)]
-        log.append(bodies)
-        rows = (
-            dledger.readStream.format("dledger")
-            .options(peers=cluster.peers, groups=log.group, startingOffsets="earliest", maxOffsetsPerTrigger=1000)
-            .load()
-        )
-        writer = sink(rows.select("body").writeStream, cluster, target, checkpointLocation=str(tmp_path / "checkpoint"))
-        writer.trigger(availableNow=True).start().awaitTermination()
-        assert read_all(target) == bodies
+    failing = dledger.range(0, 2000, 1, 2).selectExpr("IF(id = 1999, NULL, CAST(id AS STRING)) AS body")
+    with pytest.raises(Exception, match="row 999 of partition 1"):
+        sink(failing.write, cluster, log).mode("append").save()
+    rows = dledger.range(0, 30_000, 1, 3).selectExpr("CONCAT('row-', id) AS body")
+    sink(rows.write, cluster, log, appendMaxBytes=100_000).mode("append").save()
+    settings(execution__arrow__useLargeVarTypes="true")
+    binary = dledger.range(30_000, 30_010, 1, 2).selectExpr("CAST(CONCAT('row-', id) AS BINARY) AS body")
+    sink(binary.write, cluster, log).mode("append").save()
+    assert Counter(read_all(log)) == Counter(b"row-%d" % number for number in range(30_010))

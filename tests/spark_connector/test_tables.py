@@ -23,7 +23,6 @@ from tests.spark_connector.store_writer import StoreWriter
 from tests.support.archives import unpack
 from tests.support.slow_elections import SLOW_ELECTIONS
 
-TABLES = ("groups", "nodes", "terms", "segments", "producers")
 JAVA = Path(__file__).parents[1] / "storage" / "testdata" / "dledger-0.3.1.2-three.tar.gz"
 
 
@@ -58,9 +57,8 @@ def test_tables_of_nodes(cluster: Any) -> None:
     end = max(node.visible_end for node in metadata.nodes)
     a, b = rows("groups", peers=cluster.peers)
     assert (a["group"], a["leader"], a["log"], a["first_index"], a["end"]) == ("a", leader, metadata.log_uuid, 0, end)
-    assert (a["nodes"], a["reachable"], a["commit_index"]) == (3, 3, end - 1)
+    assert (a["nodes"], a["reachable"], a["commit_index"], b["group"]) == (3, 3, end - 1, "b")
     assert a["bytes"] > 150_000
-    assert b["group"] == "b"
     nodes = rows("nodes", peers=cluster.peers, groups="a")
     assert [(row["node_id"], row["role"] == "leader") for row in nodes] == [
         (node, node == leader) for node in ("n0", "n1", "n2")
@@ -68,17 +66,17 @@ def test_tables_of_nodes(cluster: Any) -> None:
     terms = rows("terms", peers=cluster.peers, groupsPattern="a|x")
     assert [row["first_index"] for row in terms] == [0, *(row["end"] for row in terms[:-1])]
     assert (terms[-1]["end"], terms[-1]["term"]) == (end, a["term"])
-    producers = rows("producers", peers=cluster.peers)
-    assert [(row["group"], row["producer_id"], row["kind"], row["next_sequence"]) for row in producers] == [
-        ("a", "p", "producer", 5),
-        ("a", "q", "query", 5),
-    ]
-    assert producers[1]["run_id"] == "run"
+    producer, query = rows("producers", peers=cluster.peers)
+    assert (producer["producer_id"], producer["kind"], producer["next_sequence"]) == ("p", "producer", 5)
+    assert (query["producer_id"], query["kind"], query["next_sequence"], query["run_id"]) == ("q", "query", 5, "run")
+    with pytest.raises(OptionError, match=r"groupsPattern 'zz'.*a, b"):
+        rows("terms", peers=cluster.peers, groupsPattern="zz")
 
 
 @pytest.mark.integration
 def test_tables_leave_out_unreachable_node(cluster: Any) -> None:
-    found = rows("segments", peers=cluster.peers, groups="a")
+    of_a = {"peers": cluster.peers, "groups": "a"}
+    found = rows("segments", **of_a)
     assert {row["node_id"] for row in found} == {"n0", "n1", "n2"}
     of_n0 = [row for row in found if row["node_id"] == "n0"]
     assert [row["position"] for row in of_n0] == [0, 1 << 16, 2 << 16]
@@ -86,17 +84,13 @@ def test_tables_leave_out_unreachable_node(cluster: Any) -> None:
     follower = next(node for node in cluster.node_ids if node != cluster.leader("a"))
     cluster.kill(follower)
     try:
-        assert {row["node_id"] for row in rows("segments", peers=cluster.peers, groups="a")} == {
-            node for node in cluster.node_ids if node != follower
-        }
-        [killed] = [row for row in rows("nodes", peers=cluster.peers, groups="a") if not row["reachable"]]
+        assert {row["node_id"] for row in rows("segments", **of_a)} == set(cluster.node_ids) - {follower}
+        [killed] = [row for row in rows("nodes", **of_a) if not row["reachable"]]
         assert (killed["node_id"], killed["role"], killed["end"]) == (follower, "unreachable", None)
-        [group] = rows("groups", peers=cluster.peers, groups="a")
+        [group] = rows("groups", **of_a)
         assert (group["nodes"], group["reachable"]) == (3, 2)
     finally:
         cluster.restart(follower)
-    with pytest.raises(OptionError, match=r"groupsPattern 'zz'.*a, b"):
-        rows("terms", peers=cluster.peers, groupsPattern="zz")
 
 
 def test_tables_of_native_store(tmp_path: Path) -> None:
@@ -110,16 +104,17 @@ def test_tables_of_native_store(tmp_path: Path) -> None:
         assert (group["first_index"], group["end"], group["commit_index"]) == (0, 4010, 4009)
         [node] = rows("nodes", path=path)
         assert (node["node_id"], node["role"], node["end"]) == ("n0", None, 4010)
-        assert [(row["first_index"], row["end"], row["term"]) for row in rows("terms", path=path)] == [
-            (0, 4000, 3),
-            (4000, 4010, 5),
-        ]
+        terms = [(row["first_index"], row["end"], row["term"]) for row in rows("terms", path=path)]
+        assert terms == [(0, 4000, 3), (4000, 4010, 5)]
         segments = rows("segments", path=path)
         assert [row["position"] for row in segments] == [number << 16 for number in range(len(segments))]
         assert segments[-1]["end"] == 4010
         assert rows("producers", path=path) == []
         with pytest.raises(OptionError, match="'orders'"):
             rows("terms", path=path, groups="payments")
+        for above in (tmp_path, tmp_path / "orders"):
+            with pytest.raises(OptionError, match=f"use {store.path}"):
+                rows("groups", path=str(above))
 
 
 def test_tables_of_java_store(tmp_path: Path) -> None:
@@ -129,27 +124,23 @@ def test_tables_of_java_store(tmp_path: Path) -> None:
     [group] = rows("groups", path=path)
     assert group["log"] is None
     assert group["end"] > group["first_index"] == 0
-    terms = rows("terms", path=path, groups="java")
-    assert [row["group"] for row in terms] == ["java"] * len(terms)
+    terms, segments = rows("terms", path=path, groups="java"), rows("segments", path=path)
+    assert {row["group"] for row in terms} == {"java"}
     assert terms[-1]["term"] == group["term"]
-    assert terms[-1]["end"] == group["end"] == rows("segments", path=path)[-1]["end"]
-    assert all(row["last_timestamp"] is None for row in rows("segments", path=path))
+    assert terms[-1]["end"] == group["end"] == segments[-1]["end"]
+    assert all(row["last_timestamp"] is None for row in segments)
     assert rows("producers", path=path) == []
     assert rows("nodes", path=path)[0]["node_id"] == "n1"
 
 
-def test_path_without_store_names_stores_below(tmp_path: Path) -> None:
-    for table in TABLES:
-        with pytest.raises(OptionError, match=rf"path '{tmp_path}'"):
-            rows(table, path=str(tmp_path))
-    with StoreWriter(tmp_path, group="orders") as store:
-        for path in (tmp_path, tmp_path / "orders"):
-            with pytest.raises(OptionError, match=f"use {store.path}"):
-                rows("groups", path=str(path))
+@pytest.mark.parametrize("table", SCHEMAS)
+def test_table_of_directory_without_store_is_rejected(tmp_path: Path, table: str) -> None:
+    with pytest.raises(OptionError, match=rf"path '{tmp_path}'"):
+        rows(table, path=str(tmp_path))
 
 
 def test_table_cannot_be_streamed() -> None:
     source = DLedgerDataSource({"peers": "n0-127.0.0.1:1", "table": "groups"})
     assert source.schema() == ddl_of(SCHEMAS["groups"])
     with pytest.raises(OptionError, match="table"):
-        source.streamReader(source.schema())
+        source.streamReader(source.schema())  # type: ignore[arg-type]

@@ -1,0 +1,430 @@
+"""Reading from real nodes: replicas that fail, idle streams, groups by pattern, pins against retention."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dledger_core import Client, LocalCluster
+from dledger_core.client.routing.channel import Channel
+from dledger_core.errors import DLedgerError, UnreachableError
+from spark_connector.errors import GroupGoneError, OptionError
+from spark_connector.options import DLedgerOptions
+from spark_connector.reading.logs import Pin
+from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
+from spark_connector.reading.tables import TableReader
+from tests.spark_connector.engine import ALL, Engine, indexes, next_of, pin_batch
+from tests.support.slow_elections import SLOW_ELECTIONS
+from tests.support.soon import soon
+
+pytestmark = pytest.mark.integration
+COUNT = 5000
+MANY = tuple(f"many-{number:02}" for number in range(80))
+OLD = ("orders-a", "orders-b", "other")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Three nodes; each group has a first entry."""
+    groups = ("default", "large", "a", "b", "c")
+    with LocalCluster(3, groups=groups, **SLOW_ELECTIONS) as running:
+        append(running, "default", [b"x" * 100] * COUNT)
+        for _ in range(8):
+            append(running, "large", [b"x" * 1000] * 1000)
+        for group in "abc":
+            append(running, group, [b"first"])
+        yield running
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Any]:
+    """One node with many groups, of which ``kept`` and ``planned`` are trimmed soon."""
+    small: dict[str, Any] = {"data_segment_bytes": 64 << 10, "index_segment_bytes": 32 << 10, "retain_bytes": 256 << 10}
+    with LocalCluster(1, groups=(*OLD, *MANY, "kept", "trimmed", "planned"), **small, **SLOW_ELECTIONS) as running:
+        for count, group in enumerate(OLD, 1):
+            append(running, group, [group.encode()] * count)
+        yield running
+
+
+def append(cluster: Any, group: str, bodies: list[bytes]) -> int:
+    """Append and return the first index."""
+    with Client(cluster.peers, group) as client:
+        return client.append(bodies).first_index
+
+
+def options(cluster: Any, **given: str) -> DLedgerOptions:
+    return DLedgerOptions.for_reading({"peers": cluster.peers, **given})
+
+
+def count_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the node of each request from now on."""
+    asked: list[str] = []
+    request = Channel.request
+
+    async def counting(self: Channel, *arguments: Any, **settings: Any) -> Any:
+        asked.append(str(self.peer.node_id))
+        return await request(self, *arguments, **settings)
+
+    monkeypatch.setattr(Channel, "request", counting)
+    return asked
+
+
+# --- connections, and idle streams (before leaders change) --------------------------------------------------------
+
+
+def everything(cluster: Any) -> list[int]:
+    """Indexes of the entries: after one control entry per earlier leader."""
+    with Client(cluster.peers) as client:
+        first = client.read(0, COUNT).column("index")[0].as_py()
+    return list(range(first, first + COUNT))
+
+
+def settle(cluster: Any) -> None:
+    """Wait until every node has all that is committed."""
+    for group in ("default", "large"):
+        with Client(cluster.peers, group) as client:
+            soon(lambda: len({(node.reachable, node.commit_index) for node in client.metadata().nodes}) == 1)
+
+
+def planned(cluster: Any, read_from: str, **more: str) -> tuple[DLedgerBatchReader, list[Any]]:
+    given = {"readFrom": read_from, "minPartitions": "3", "fetchMaxBytes": "50000", **more}
+    reader = DLedgerBatchReader(options(cluster, **given))
+    return reader, reader.partitions()
+
+
+def test_tasks_of_one_process_keep_their_connections(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert indexes(*planned(cluster, "any")) == everything(cluster)
+    opened: list[str] = []
+    open_channel = Channel.open
+
+    async def counting(self: Channel, timeout_s: float) -> None:
+        opened.append(str(self.peer.node_id))
+        await open_channel(self, timeout_s)
+
+    monkeypatch.setattr(Channel, "open", counting)
+    assert indexes(*planned(cluster, "any")) != []
+    assert opened == []
+
+
+def idle_reader(cluster: Any, **given: str) -> tuple[DLedgerStreamReader, dict[str, Any]]:
+    """A reader that has read everything, and its offset."""
+    reader = DLedgerStreamReader(options(cluster, startingOffsets="earliest", **given))
+    at, before = pin_batch(reader), None
+    while at != before:
+        at, before = reader.latestOffset(at, ALL), at
+    return reader, at
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given", "most"),
+    [
+        ("cluster", {"groups": "a"}, 7),
+        ("cluster", {"groups": "a,b,c"}, 7),
+        ("single", {"groups": ",".join(MANY)}, 7),
+        ("single", {"groupsPattern": "orders-.", "discoveryInterval": "1s"}, 11),
+    ],
+)
+def test_idle_stream_sends_two_requests_per_second_for_any_groups(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, nodes: str, given: dict[str, str], most: int
+) -> None:
+    """A pattern may take more: here the node is asked for groups ten times as often as by default."""
+    reader, at = idle_reader(request.getfixturevalue(nodes), **given)
+    asked = count_requests(monkeypatch)
+    began = time.monotonic()
+    while time.monotonic() - began < 3:
+        assert reader.latestOffset(at, ALL) == at
+        assert reader.reportLatestOffset() is not None
+    assert len(asked) <= most
+
+
+def test_stream_of_many_groups_sees_entries_of_each(single: Any) -> None:
+    reader, at = idle_reader(single, groups=",".join(MANY))
+    for group in (MANY[0], MANY[-1]):
+        index = append(single, group, [b"new"])
+        while next_of(at, group) <= index:
+            at = reader.latestOffset(at, ALL)
+
+
+@pytest.mark.parametrize("groups", ["a", "a,b,c"])
+def test_new_entries_are_seen_immediately(cluster: Any, groups: str) -> None:
+    reader, at = idle_reader(cluster, groups=groups)
+    took, appended = [], [0.0]
+    with Client(cluster.peers, "a") as client:
+
+        def add() -> None:
+            client.append([b"new"])
+            appended[0] = time.monotonic()
+
+        for _ in range(3):
+            timer = threading.Timer(0.25, add)
+            timer.start()
+            before = at
+            while at == before:
+                at = reader.latestOffset(at, ALL)
+            seen = time.monotonic()
+            timer.join()
+            took.append(seen - appended[0])
+    assert min(took) < 0.2
+
+
+def test_idle_stream_survives_loss_of_node(cluster: Any) -> None:
+    reader, at = idle_reader(cluster, groups="a")
+    leader = cluster.leader("a")
+    cluster.kill(leader)
+    try:
+        index = append(cluster, "a", [b"after"])
+        deadline = time.monotonic() + 120
+        while next_of(at, "a") <= index and time.monotonic() < deadline:
+            at = reader.latestOffset(at, ALL)
+        assert next_of(at, "a") == index + 1
+    finally:
+        cluster.restart(leader)
+
+
+# --- replicas ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read_from", ["any", "leader", "follower", "node:n1"])
+def test_replica_killed_or_paused_after_planning_is_passed_over(cluster: Any, read_from: str) -> None:
+    reader, partitions = planned(cluster, read_from)
+    leader = cluster.leader()
+    others = [node for node in cluster.node_ids if node not in (leader, "n1" if read_from == "node:n1" else "")]
+    victim = leader if read_from == "leader" else others[0]
+    cluster.pause(victim)
+    try:
+        began = time.monotonic()
+        assert indexes(reader, partitions) == everything(cluster)
+        assert time.monotonic() - began < 10  # the request's whole timeout
+    finally:
+        cluster.resume(victim)
+    cluster.kill(victim)
+    try:
+        assert indexes(reader, partitions) == everything(cluster)
+        assert indexes(*planned(cluster, read_from)) == everything(cluster)
+    finally:
+        cluster.restart(victim)
+
+
+@pytest.mark.parametrize("read_from", ["any", "leader", "follower"])
+def test_task_reads_through_kills_restarts_and_transfer(cluster: Any, read_from: str) -> None:
+    reader, partitions = planned(cluster, read_from, groups="large", fetchMaxBytes="100000")
+    leader = cluster.leader("large")
+    other = next(node for node in cluster.node_ids if node != leader)
+
+    def transfer_leadership() -> None:
+        with Client(cluster.peers, "large") as client:
+            client.transfer_leadership(other)
+
+    events = [
+        lambda: cluster.kill(leader),
+        lambda: cluster.restart(leader),
+        transfer_leadership,
+        lambda: cluster.kill(other),
+        lambda: cluster.restart(other),
+    ]
+    found: list[int] = []
+    for batch in (batch for partition in partitions for batch in reader.read(partition)):
+        found += batch.column("index").to_pylist()
+        if events:
+            events.pop(0)()
+    assert not events, "all that had to happen happened while it read"
+    assert found == sorted(set(found))
+    assert len(found) == 8000
+    settle(cluster)
+
+
+def test_loss_of_node_or_of_all_nodes_is_error_after_retry_timeout(cluster: Any) -> None:
+    settle(cluster)
+    short = {"fetchRetryMs": "300", "fetchTimeoutMs": "500"}
+    from_node, from_any = (planned(cluster, read_from, **short) for read_from in ("node:n2", "any"))
+    cluster.kill("n2")
+    try:
+        with pytest.raises(UnreachableError):
+            indexes(*from_node)  # it uses no other node
+        for node in ("n0", "n1"):
+            cluster.kill(node)
+        with pytest.raises(UnreachableError):
+            indexes(*from_any)
+    finally:
+        for node in cluster.node_ids:
+            cluster.restart(node)
+        cluster.leader()
+
+
+def test_unknown_group_fails_immediately(cluster: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(DLedgerError, match="'orders'"):
+        planned(cluster, "any", groups="orders")
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("more", [{}, {"groupsPattern": "a.*"}, {"table": "groups"}])
+def test_unreachable_peers_are_named_when_query_is_planned(more: dict[str, str]) -> None:
+    chosen = DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "200", **more})
+    reader = TableReader(chosen) if chosen.table else DLedgerBatchReader(chosen)
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1"):
+        reader.partitions()
+
+
+# --- groups by pattern -------------------------------------------------------------------------------------------
+
+
+def ranges_of(cluster: Any, **given: str) -> dict[str, tuple[int, int]]:
+    partitions: Any = DLedgerBatchReader(options(cluster, groupsPattern="orders-.", **given)).partitions()
+    return {part.group: (part.start, part.end) for partition in partitions for part in partition.ranges}
+
+
+def test_batch_reads_groups_whose_complete_name_matches(single: Any) -> None:
+    assert ranges_of(single) == {"orders-a": (0, 2), "orders-b": (0, 3)}
+    with pytest.raises(OptionError, match=r"groupsPattern 'orders'.*orders-a, orders-b, other"):
+        DLedgerBatchReader(options(single, groupsPattern="orders")).partitions()
+    with pytest.raises(OptionError, match="'other'"):
+        options(single, groupsPattern="orders-.", startingOffsets='{"other": 1}')
+
+
+def test_starting_timestamp_for_all_or_each_group(single: Any) -> None:
+    with Client(single.peers, "orders-b") as client:
+        last = client.read(0, 100).column("timestamp")[-1].as_py()
+        soon(lambda: time.time() > last.timestamp() + 0.002, every_s=0.001)
+        first = client.append([b"later"]).first_index
+        when = round(client.get(first).timestamp.timestamp() * 1000)
+    each = json.dumps({"orders-b": when})
+    assert ranges_of(single, startingTimestamp=each) == {"orders-a": (0, 2), "orders-b": (first, first + 1)}
+    with pytest.raises(OptionError, match=r"startingTimestamp: group 'orders-a'"):
+        ranges_of(single, startingTimestamp=str(when))
+    latest = {"startingTimestamp": str(when), "startingOffsetsByTimestampStrategy": "latest"}
+    assert ranges_of(single, **latest) == {"orders-b": (first, first + 1)}
+    until = ranges_of(single, startingTimestamp="0", endingTimestamp=each)
+    assert until == {"orders-a": (0, 2), "orders-b": (0, first)}
+
+
+def test_new_group_is_read_from_first_entry() -> None:
+    given = {"discoveryInterval": "1ms", "startingOffsets": "latest", "groupsPattern": "(orders|late)-."}
+    with LocalCluster(1, groups=("orders-a",)) as cluster:
+        append(cluster, "orders-a", [b"x"])
+        reader, engine = DLedgerStreamReader(options(cluster, **given)), Engine()
+        engine.start(reader)
+        cluster._groups = ("orders-a", "late-c")
+        cluster.restart("n0")
+        cluster.leader("late-c")
+        append(cluster, "late-c", [b"x"] * 4)
+        append(cluster, "orders-a", [b"x"])
+        deadline = time.monotonic() + 120
+        while len(engine.read) < 5 and time.monotonic() < deadline:
+            engine.start(reader)
+        assert sorted(engine.read) == [1, 2, 3, 3, 4]  # 2 of orders-a is a control entry of the new term
+        found = [next_of(offset, "late-c") for offset in engine.offsets if "late-c" in offset]
+        assert found[0] == 0, "its start is recorded before its first entry is read"
+        again = Engine()
+        again.offsets, again.commits = engine.offsets[:], len(engine.offsets) - 1
+        again.start(DLedgerStreamReader(options(cluster, **given)))
+        assert again.read == engine.read[-len(again.read) :], "the replay of the last micro-batch reads the same"
+        narrower = DLedgerStreamReader(options(cluster, **given | {"groupsPattern": "late-."}))
+        with pytest.raises(GroupGoneError, match="groupsPattern"):
+            narrower.latestOffset(json.loads(engine.offsets[-1]), ALL)
+
+
+def test_stream_waits_for_first_group(single: Any, caplog: pytest.LogCaptureFixture) -> None:
+    reader = DLedgerStreamReader(options(single, groupsPattern="nothing", pollMs="1"))
+    at = reader.initialOffset()
+    assert at["groups"] == {}
+    assert "'nothing'" in caplog.text
+    assert [reader.latestOffset(at, ALL) for _ in range(2)] == [at, at]
+    assert indexes(reader, reader.partitions(at, at)) == []
+
+
+# --- pins --------------------------------------------------------------------------------------------------------
+
+
+class PinnedLog:
+    """Records its calls."""
+
+    group = "g"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.asked: list[tuple[int, float]] = []
+        self.names: set[str] = set()
+        self._error = error
+
+    def pin(self, name: str, start: int, seconds: float) -> None:
+        self.asked.append((start, seconds))
+        self.names.add(name)
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "pinned_at", "expected"),
+    [
+        (90_000, 0.0, [(5, 90.0), (7, 90.0), (9, 90.0), (0, 0.0)]),  # of the driver
+        (90_000, 980.0, [(6, 90.0), (8, 90.0), (0, 0.0)]),  # of a task: only when the driver's pin is due
+        (90_000, 1060.0, []),
+        (0, 0.0, []),
+    ],
+)
+def test_pin_is_renewed_when_due_and_not_with_each_chunk(
+    duration_ms: int, pinned_at: float, expected: list[tuple[int, float]]
+) -> None:
+    now = [1000.0]
+    log: Any = PinnedLog()
+    pin = Pin(duration_ms, pinned_at, clock=lambda: now[0])
+    for now[0], start in ((1000.0, 5), (1029.0, 6), (1030.0, 7), (1059.9, 8), (1060.0, 9)):
+        pin.renew(log, start)
+    pin.release(log)
+    assert log.asked == expected
+    assert len(log.names) <= 1
+
+
+def test_servers_that_refuse_pin_are_warning(caplog: pytest.LogCaptureFixture) -> None:
+    log: Any = PinnedLog(UnreachableError("no response"))
+    Pin(90_000).set(log, 5)
+    assert "group=g" in caplog.text
+    assert "UNREACHABLE" in caplog.text
+
+
+def planned_stream(cluster: Any, **given: str) -> tuple[DLedgerStreamReader, dict[str, Any], dict[str, Any]]:
+    """A stream with the start and the end of its first micro-batch after the pin batch."""
+    reader = DLedgerStreamReader(options(cluster, startingOffsets="earliest", **given))
+    start = pin_batch(reader)
+    return reader, start, reader.latestOffset(start, ALL)
+
+
+@pytest.mark.parametrize(
+    ("given", "batch_ms", "stream_ms"),
+    [({}, 0, 600_000), ({"pinFor": "1h"}, 3_600_000, 3_600_000), ({"pinFor": "0"}, 0, 0)],
+)
+def test_streams_pin_by_default_and_batches_on_request(
+    single: Any, given: dict[str, str], batch_ms: int, stream_ms: int
+) -> None:
+    append(single, "planned", [b"x"])
+    batch: Any = DLedgerBatchReader(options(single, groups="planned", **given)).partitions()
+    assert {part.pin_ms for part in batch} == {batch_ms}
+    reader, start, end = planned_stream(single, groups="planned", **given)
+    parts: Any = reader.partitions(start, end)
+    assert {part.pin_ms for part in parts} == {stream_ms}
+    reader.stop()
+
+
+def first_index(cluster: Any, group: str) -> int:
+    with Client(cluster.peers, group) as client:
+        return min(node.first_index for node in client.metadata().nodes)
+
+
+@pytest.mark.slow
+def test_retention_waits_for_planned_entries_only(single: Any) -> None:
+    """Both logs are far above the retained size; one of them has planned entries."""
+    append(single, "kept", [b"x" * 1000] * 1000)
+    reader, start, end = planned_stream(single, groups="kept")
+    parts = reader.partitions(start, end)
+    first, last = next_of(start, "kept"), next_of(end, "kept")
+    append(single, "trimmed", [b"x" * 1000] * 1000)
+    soon(lambda: first_index(single, "trimmed") > 0, every_s=0.2)
+    assert first_index(single, "kept") <= first
+    assert indexes(reader, parts) == list(range(max(first, 1), last))
+    reader.stop()
+    soon(lambda: first_index(single, "kept") > first, every_s=0.2)

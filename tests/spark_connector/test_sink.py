@@ -1,0 +1,480 @@
+"""The sink without Spark: rows become bodies per group, task attempts append them, the driver commits each row once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import pickle
+import random
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from dledger_core import Client, LocalCluster, Part
+from dledger_core.cli import main
+from dledger_core.config import RECORD_BYTES_MAX
+from dledger_core.control import TransactionId
+from dledger_core.errors import DLedgerError, FencedError, UnreachableError
+from dledger_core.rocketmq import decode_messages
+from spark_connector.errors import OptionError, SchemaError
+from spark_connector.options import DLedgerOptions
+from spark_connector.writing.rows import SinkShape, rows_by_group, sink_shape
+from spark_connector.writing.transactions import (
+    AttemptMessage,
+    CommittedBefore,
+    abort_attempts,
+    check_target,
+    commit_attempts,
+    write_attempt,
+)
+from tests.support.slow_elections import SLOW_ELECTIONS
+from tests.support.soon import soon
+
+PLAIN, BY_COLUMN = SinkShape("default", message=False), SinkShape(None, message=False)
+MESSAGE = SinkShape("default", message=True)
+UNREACHABLE = DLedgerOptions.for_writing({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "1000", "fetchTimeoutMs": "500"})
+
+
+# --- rows to bodies ----------------------------------------------------------------------------------------------
+
+
+KINDS: dict[str, DataType] = {
+    "binary": BinaryType(),
+    "string": StringType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "array": ArrayType(StringType()),
+    "map": MapType(StringType(), StringType()),
+    "map_of_long": MapType(StringType(), LongType()),
+}
+EVERY_COLUMN = "group string, topic string, queue_id long, tags string, keys string, properties map, body string"
+
+
+def shape_of(columns: str, **options: str) -> SinkShape:
+    fields = [column.split() for column in columns.split(", ") if column]
+    schema = StructType([StructField(name, KINDS[kind]) for name, kind in fields])
+    return sink_shape(schema, UNREACHABLE.model_copy(update=options))
+
+
+def bodies_by_group(
+    shape: SinkShape, first_row: int = 0, **columns: Any
+) -> dict[str, tuple[list[bytes | None], list[int]]]:
+    """Per group its bodies and their row numbers in partition 3."""
+    found = rows_by_group(pa.record_batch(columns), shape, first_row, 3)
+    return {each.group: (each.bodies.to_pylist(), each.numbers.tolist()) for each in found}
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "shape"),
+    [
+        ("body binary", {}, PLAIN),
+        ("body string", {"group": "a"}, SinkShape("a", message=False)),
+        ("body string, group string", {}, BY_COLUMN),
+        ("body string, group string", {"group": "a"}, SinkShape("a", message=False)),
+        ("topic string, body binary", {}, MESSAGE),
+        (EVERY_COLUMN, {}, SinkShape(None, message=True)),
+    ],
+)
+def test_columns_select_shape(columns: str, options: dict[str, str], shape: SinkShape) -> None:
+    assert shape_of(columns, **options) == shape
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        ("", "body"),
+        ("topic string", "body"),
+        ("tags string, body string", "topic"),
+        ("body string, value string", "value"),
+        ("body int", "body"),
+        ("body array", "body"),
+        ("body string, group long", "group"),
+        ("body string, topic string, queue_id string", "queue_id"),
+        ("body string, topic string, properties map_of_long", "properties"),
+        ("body string, body string", "body"),
+    ],
+)
+def test_wrong_columns_are_named(columns: str, name: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        shape_of(columns)
+    assert repr(name) in caught.value.what
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
+def test_body_of_any_type_and_slice_is_written(kind: pa.DataType) -> None:
+    body = pa.array(["left out", "a", "", "größer", "left out"], pa.string()).cast(kind).slice(1, 3)
+    assert bodies_by_group(PLAIN, 10, body=body) == {"default": ([b"a", b"", "größer".encode()], [10, 11, 12])}
+
+
+def test_rows_keep_order_and_numbers_in_each_group() -> None:
+    columns = {"body": ["1", "2", "3", "4"], "group": ["b", "a", "b", "b"]}
+    found = {"b": ([b"1", b"3", b"4"], [100, 102, 103]), "a": ([b"2"], [101])}
+    assert bodies_by_group(BY_COLUMN, 100, **columns) == found
+    # With the option group the column does not count, not even a null in it.
+    no_group = pa.array([None], pa.string())
+    assert bodies_by_group(PLAIN, body=["1"], group=no_group) == {"default": ([b"1"], [0])}
+
+
+def test_message_columns_become_messages() -> None:
+    columns: dict[str, Any] = {"topic": ["t", "t"], "queue_id": pa.array([0, 7], pa.int64()), "body": ["x", "y"]}
+    columns |= {"tags": ["A", None], "keys": [None, "k1 k2"]}
+    columns["properties"] = pa.array([[("p", "v")], None], pa.map_(pa.string(), pa.string()))
+    bodies, _ = bodies_by_group(MESSAGE, **columns)["default"]
+    messages = decode_messages(pa.array(bodies, pa.binary())).to_pylist()
+    assert [(m["topic"], m["queue_id"], m["tags"], m["keys"], m["body"]) for m in messages] == [
+        ("t", 0, "A", None, b"x"),
+        ("t", 7, None, "k1 k2", b"y"),
+    ]
+    assert dict(messages[0]["properties"])["p"] == "v"
+
+
+LARGEST = RECORD_BYTES_MAX - 48
+MESSAGES = {"topic": ["t"] * 3, "body": ["a", "b", "c"]}
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns", "row", "names"),
+    [
+        (PLAIN, {"body": [b"a", None]}, 8, ["'body'"]),
+        (BY_COLUMN, {"body": ["a"], "group": pa.array([None], pa.string())}, 7, ["'group'"]),
+        (BY_COLUMN, {"body": ["a", "b", "c"], "group": ["ok", "no/name", "ok"]}, 8, ["'group'", "'no/name'"]),
+        (
+            BY_COLUMN,
+            {"body": [b"a", b"b", bytes(LARGEST + 1)], "group": ["a", "b", "b"]},
+            9,
+            [f"{LARGEST + 49} bytes", "'b'", str(RECORD_BYTES_MAX)],
+        ),
+        (MESSAGE, MESSAGES | {"topic": ["t", None, "t"]}, 8, ["'topic'"]),
+        (MESSAGE, MESSAGES | {"queue_id": [0, 1, None]}, 9, ["'queue_id'"]),
+        (MESSAGE, MESSAGES | {"queue_id": [0, 1 << 40, 0]}, 8, ["'queue_id'"]),
+        (MESSAGE, MESSAGES | {"topic": ["t", "t", ""]}, 9, ["'topic'"]),
+        (
+            MESSAGE,
+            MESSAGES | {"properties": pa.array([None, None, [("a", "b\x02")]], pa.map_(pa.string(), pa.string()))},
+            9,
+            ["'properties'"],
+        ),
+        (MESSAGE, MESSAGES | {"tags": ["", "A", "A"]}, 7, ["'properties'"]),
+    ],
+)
+def test_invalid_row_is_named(shape: SinkShape, columns: dict[str, Any], row: int, names: list[str]) -> None:
+    with pytest.raises(SchemaError) as caught:
+        bodies_by_group(shape, 7, **columns)
+    assert [name for name in (*names, f"row {row} of partition 3") if name not in str(caught.value)] == []
+
+
+def test_largest_record_is_written() -> None:
+    assert bodies_by_group(PLAIN, body=[bytes(LARGEST)])["default"][1] == [0]
+
+
+# --- the driver's part, without servers --------------------------------------------------------------------------
+
+
+KEY = TransactionId("query", 5, "run")
+
+
+@pytest.mark.parametrize(
+    ("known_input", "newest", "input_id", "fenced"),
+    [
+        ("x", 5, "x", False),
+        ("x", 9, "x", False),
+        ("", 5, "x", False),
+        ("x", 5, "", False),
+        ("x", 5, "y", True),
+        ("x", 9, "y", True),
+        ("x", 6, "", True),
+        ("", 6, "y", True),
+    ],
+)
+def test_replay_of_another_query_is_fenced(known_input: str, newest: int, input_id: str, fenced: bool) -> None:
+    messages = [None, AttemptMessage(KEY, {}, {"orders": CommittedBefore(known_input, newest, 3, 3)})]
+    if not fenced:
+        commit_attempts(messages, UNREACHABLE, input_id)
+        return
+    with pytest.raises(FencedError, match="micro-batch 5 of query query") as caught:
+        commit_attempts(messages, UNREACHABLE, input_id)
+    assert "group 'orders'" in str(caught.value)
+
+
+def test_replay_with_other_row_count_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    messages = [AttemptMessage(KEY, {}, {"orders": CommittedBefore("x", 5, 5, skipped)}) for skipped in (2, 2)]
+    with caplog.at_level(logging.WARNING, "spark_connector"):
+        commit_attempts(pickle.loads(pickle.dumps(messages)), UNREACHABLE, "x")
+    assert "batch_id=5 committed_rows=5 rows=4" in caplog.text
+
+
+def test_commit_without_parts_sends_no_request() -> None:
+    commit_attempts([None, AttemptMessage(KEY), AttemptMessage(KEY, {"orders": []})], UNREACHABLE)
+    abort_attempts([None], UNREACHABLE, "orders")
+
+
+def test_unreachable_servers_fail_query_and_not_abort(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UnreachableError, match=r"n0-127.0.0.1:1"):
+        check_target(UNREACHABLE, "orders", started=False)
+    check_target(UNREACHABLE, "orders", started=True)
+    with caplog.at_level(logging.WARNING, "spark_connector"):
+        abort_attempts([AttemptMessage(KEY)], UNREACHABLE, "orders")
+        abort_attempts([], UNREACHABLE, None, KEY)
+    assert caplog.text.count("UNREACHABLE") == 2
+
+
+# --- task attempts against real servers --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(3, groups=("default", "other"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
+        yield running
+
+
+numbers = itertools.count()
+
+
+class Query:
+    """The first micro-batch of a query of its own."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.options = DLedgerOptions.for_writing({"peers": cluster.peers, "appendMaxBytes": "50000"})
+        self.transaction = TransactionId(f"query-{next(numbers)}", 0, "run")
+
+    def write(
+        self, *batches: pa.RecordBatch, rows: Iterable[pa.RecordBatch] = (), shape: SinkShape = PLAIN, **other: Any
+    ) -> AttemptMessage:
+        """Run a task attempt; ``other`` are other parts of the transaction's id."""
+        transaction = self.transaction._replace(**other)
+        return write_attempt(itertools.chain(batches, rows), shape, self.options, transaction)
+
+    def commit(self, *messages: AttemptMessage, input_id: str = "input") -> None:
+        commit_attempts(messages, self.options, input_id)
+
+
+@pytest.fixture
+def query(cluster: LocalCluster) -> Query:
+    return Query(cluster)
+
+
+class Log:
+    """The entries of a group from now on."""
+
+    def __init__(self, cluster: LocalCluster, group: str = "default") -> None:
+        self._client = Client(cluster.peers, group)
+        self._start = self._end()
+
+    def _end(self) -> int:
+        return self._client.append([b"mark"]).last_index + 1
+
+    def bodies(self, isolation: Any = "read_committed") -> list[bytes]:
+        """All that was appended, up to an entry that is appended now and must be visible too."""
+        end, at = self._end(), self._start
+        found: list[bytes] = []
+        while at < end:
+            fetched = self._client.fetch(at, end, consistency="linearizable", isolation=isolation)
+            assert fetched.next_index > at, "an open transaction holds readers back"
+            found += fetched.batch.column("body").to_pylist()
+            at = fetched.next_index
+        return [body for body in found if body != b"mark"]
+
+
+@pytest.fixture
+def log(cluster: LocalCluster) -> Log:
+    return Log(cluster)
+
+
+def bodies(start: int, end: int) -> list[bytes]:
+    return [b"%09d" % number + b"x" * 400 for number in range(start, end)]
+
+
+def as_batch(values: list[Any]) -> pa.RecordBatch:
+    return pa.record_batch({"body": pa.array(values, pa.binary())})
+
+
+def rows(start: int, end: int) -> pa.RecordBatch:
+    return as_batch(bodies(start, end))
+
+
+def change_leader(cluster: LocalCluster) -> None:
+    with Client(cluster.peers) as client:
+        leader = cluster.leader()
+        client.transfer_leadership(next(node for node in cluster.node_ids if node != leader))
+
+
+def kill_leader(cluster: LocalCluster) -> None:
+    leader = cluster.leader()
+    cluster.kill(leader)
+    cluster.leader()
+    cluster.restart(leader)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("disturb", [change_leader, kill_leader])
+def test_failover_in_middle_of_task(cluster: LocalCluster, query: Query, log: Log, disturb: Any) -> None:
+    threads: list[threading.Thread] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in range(60):
+            if number in (20, 40):
+                for thread in threads:
+                    thread.join()
+                threads.append(threading.Thread(target=disturb, args=(cluster,)))
+                threads[-1].start()
+            yield rows(number * 500, number * 500 + 500)
+
+    message = query.write(rows=batches())
+    for thread in threads:
+        thread.join()
+    parts = message.parts["default"]
+    assert parts == sorted(parts)
+    query.commit(message)
+    query.commit(message)
+    assert log.bodies() == bodies(0, 30_000)
+    again = query.write(rows(0, 10))
+    assert (again.parts, again.committed["default"].skipped) == ({}, 10)
+
+
+@pytest.mark.integration
+def test_only_one_of_two_concurrent_attempts_is_committed(query: Query, log: Log) -> None:
+    """Speculation: the slow one has appended, is overtaken, and continues after the micro-batch is committed."""
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield rows(0, 1000)
+        assert log.bodies("read_uncommitted"), "it has appended already"
+        query.commit(query.write(rows(0, 3000)))
+        yield rows(1000, 3000)
+
+    overtaken = query.write(rows=slow())
+    assert (overtaken.parts, overtaken.committed["default"].skipped) == ({}, 3000)
+    query.commit(overtaken)
+    assert log.bodies() == bodies(0, 3000)
+    assert len(log.bodies("read_uncommitted")) > 3000
+
+
+@pytest.mark.integration
+def test_attempts_may_differ_in_row_order_and_chunks(query: Query, log: Log) -> None:
+    """A shuffle upstream, and another maxRecordsPerBatch after a crash: nothing depends on where a row stood."""
+    chance = random.Random(7)
+    wanted = [b"row-%d" % number for number in range(2000)]
+    for run, chunk in (("run1", 7), ("run1", 1000), ("run2", 300)):
+        shuffled = chance.sample(wanted, len(wanted))
+        batches = [as_batch(shuffled[at : at + chunk]) for at in range(0, len(shuffled), chunk)]
+        message = query.write(*batches, run_id=run)
+    query.commit(message)
+    assert log.bodies() == shuffled
+
+
+@pytest.mark.integration
+def test_older_of_two_drivers_on_one_checkpoint_is_fenced(query: Query, log: Log) -> None:
+    done = query.write(rows(0, 100))
+
+    def under_way() -> Iterator[pa.RecordBatch]:
+        yield rows(0, 100)
+        query.commit(query.write(rows(0, 200), run_id="newer run"))
+        yield rows(100, 200)
+
+    with pytest.raises(FencedError):
+        query.write(rows=under_way())
+    with pytest.raises(FencedError):
+        query.commit(done)
+    with pytest.raises(FencedError):
+        query.write(rows(0, 100))  # it cannot even take the other's work for its own
+    abort_attempts([done], query.options, "default")
+    query.commit(query.write(rows(200, 300), run_id="newer run", batch_id=1))
+    assert log.bodies() == bodies(0, 300)
+
+
+@pytest.mark.integration
+def test_two_queries_with_one_id_are_fenced_and_never_dropped(query: Query, log: Log) -> None:
+    """A checkpoint was copied: both queries continue at micro-batch 3, with other input."""
+    first, other = as_batch([b"of the first"]), as_batch([b"of the copy"])
+    query.commit(query.write(first, batch_id=3), input_id="of the first")
+    query.commit(query.write(first, batch_id=3, run_id="restarted"), input_id="of the first")
+    found = query.write(other, batch_id=3, run_id="of the copy")
+    with pytest.raises(FencedError, match="micro-batch 3 "):
+        query.commit(found, input_id="of the copy")
+    with pytest.raises(FencedError):
+        query.write(other, batch_id=1, run_id="of the copy")
+    assert log.bodies() == [b"of the first"]
+
+
+@pytest.mark.integration
+def test_failed_attempt_leaves_no_request_in_flight_and_can_be_aborted(query: Query, log: Log) -> None:
+    with pytest.raises(SchemaError, match="row 2000"):
+        query.write(rows(0, 2000), as_batch([None]))
+    abort_attempts([None], query.options, "default", query.transaction)
+    assert log.bodies() == []
+    with pytest.raises(DLedgerError, match="aborted"):
+        query.write(rows(0, 10))  # a straggler opens nothing again
+    stray = AttemptMessage(query.transaction, {"default": [Part(1, 1, 1, 0)]})
+    with pytest.raises(DLedgerError):
+        query.commit(AttemptMessage(query.transaction, {"default": []}), stray)
+    assert log.bodies() == []
+
+
+@pytest.mark.integration
+def test_abort_of_stopped_query_unblocks_readers_and_replay(query: Query, log: Log) -> None:
+    message = query.write(rows(0, 100))
+    abort_attempts([message, None], query.options, "default")
+    assert log.bodies() == []
+    replayed = query.write(rows(0, 100), run_id="restarted")
+    abort_attempts([message], query.options, "default")  # comes late, from the driver that was replaced
+    query.commit(replayed)
+    abort_attempts([replayed], query.options, "default")  # comes after a commit whose answer was lost
+    assert log.bodies() == bodies(0, 100)
+
+
+@pytest.mark.integration
+def test_several_groups_commit_only_if_all_can(cluster: LocalCluster, query: Query, log: Log) -> None:
+    other = Log(cluster, "other")
+    batch = pa.record_batch({"body": [b"a", b"b", b"c"], "group": ["default", "other", "default"]})
+    message = query.write(batch, shape=BY_COLUMN)
+    abort_attempts([], query.options, "other", query.transaction)
+    with pytest.raises(DLedgerError, match="group 'other'"):
+        query.commit(message)
+    abort_attempts([message], query.options, None)
+    assert (log.bodies(), other.bodies()) == ([], [])
+    query.commit(query.write(batch, shape=BY_COLUMN, run_id="restarted"))
+    assert (log.bodies(), other.bodies()) == ([b"a", b"c"], [b"b"])
+
+
+@pytest.mark.integration
+def test_unknown_target_group_is_rejected_before_query(query: Query) -> None:
+    check_target(query.options, "default", started=False)
+    check_target(query.options, None, started=False)
+    with pytest.raises(OptionError, match=r"'absent'.*default, other"):
+        check_target(query.options, "absent", started=False)
+
+
+@pytest.mark.integration
+def test_orphaned_attempts_are_counted_in_status(cluster: LocalCluster, query: Query) -> None:
+    with Client(cluster.peers) as client:
+
+        def lost() -> tuple[int, int]:
+            leader = client.metadata().leader_id
+            [node] = [node for node in client.metadata(space=True).nodes if node.node_id == leader]
+            return node.lost_entries, node.lost_bytes
+
+        before = lost()
+        query.write(rows(0, 100))
+        query.commit(query.write(rows(0, 100)))
+        soon(lambda: lost()[0] > before[0])  # a majority may have the commit before the leader's own files do
+        entries, nbytes = lost()
+        assert entries == before[0] + 100
+        assert nbytes >= before[1] + 100 * (409 + 48)
+    told = CliRunner().invoke(main, ["status", "--peers", cluster.peers, "--format", "json"])
+    nodes = json.loads(told.stdout)["nodes"]
+    assert (entries, nbytes) in {(node["lost_entries"], node["lost_bytes"]) for node in nodes}
