@@ -5,14 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import nbformat
 import pytest
 from matplotlib.figure import Figure
 from nbclient import NotebookClient
 
-__all__ = ["Shown", "drawn", "execute"]
+mpl.use("agg")
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+
+
+def in_kernel(test: Any) -> Any:
+    """Mark a test that runs a notebook."""
+    warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+    for mark in (pytest.mark.notebook, pytest.mark.slow, pytest.mark.timeout(1500), warnings):
+        test = mark(test)
+    return test
 
 
 class Shown:
@@ -35,9 +44,8 @@ def execute(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path, **variable
         monkeypatch.delenv(f"DLEDGER_{variable}", raising=False)
     for variable, value in {"TMPDIR": str(folder), "IPYTHONDIR": str(folder / "ipython"), **variables}.items():
         monkeypatch.setenv(variable, value)
-    NotebookClient(
-        notebook, timeout=800, kernel_name="python3", resources={"metadata": {"path": path.parent}}
-    ).execute()
+    place = {"metadata": {"path": path.parent}}
+    NotebookClient(notebook, timeout=800, kernel_name="python3", resources=place).execute()
     return Shown(notebook)
 
 

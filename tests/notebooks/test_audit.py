@@ -6,32 +6,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pytest
 
 from dledger_core import DLedgerError
 from dledger_core.rocketmq import encode_messages, field_at
 from jobs import audit_replicas
+from jobs._notebooks.audit_view import findings_table, load_audit, plot_audit, replicas_table, run_audit, verdict
+from jobs._notebooks.range_diff import diff_finding
+from jobs._notebooks.samples import damaged_replicas
 from tests.client.fake_group import running_group
-from tests.notebooks.running import execute
+from tests.notebooks.running import drawn, execute, in_kernel
 from tests.rocketmq.convert.stores import store_of, unpacked
 from tests.rocketmq.golden import THREE, messages
 from tests.support.run_job import run_in_process
 
-mpl.use("agg")
-
-from jobs._notebooks.audit_view import findings_table, load_audit, plot_audit, replicas_table, run_audit, verdict
-from jobs._notebooks.range_diff import diff_finding
-from jobs._notebooks.samples import damaged_replicas
-
 FLIPPED, CUT = 700, 900
 
 
-@pytest.mark.notebook
+@in_kernel
 @pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_notebook_looks_into_audit(
     spark: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -128,23 +121,11 @@ def test_entries_of_running_nodes_are_read_from_them() -> None:
 
 def test_picture_shows_stored_compared_and_found_ranges(diverged: dict[str, Path], tmp_path: Path) -> None:
     summary = made_up(diverged, replica="n1", start=135, end=153, count=18)
-    summary["findings"] += [
-        summary["findings"][0] | {"class": "CORRUPT", "severity": "critical", "replica": "n0,n2", "start": 7, "end": 8}
-    ]
-    summary["replicas"].append(
-        {
-            "name": "n3",
-            "group": "g",
-            "kind": "node",
-            "where": "",
-            "reachable": False,
-            "role": None,
-            "error": "no answer",
-        }
-        | {"first_index": None, "last_index": None, "commit_index": None}
-    )
-    figure = plot_audit(summary)
-    figure.savefig(tmp_path / "audit.png", dpi=40)
+    corrupt = {"class": "CORRUPT", "severity": "critical", "replica": "n0,n2", "start": 7, "end": 8}
+    summary["findings"].append(summary["findings"][0] | corrupt)
+    unknown = {"reachable": False, "error": "no answer", "first_index": None, "last_index": None}
+    summary["replicas"].append(summary["replicas"][0] | {"name": "n3", "kind": "node"} | unknown)
+    figure = drawn(plot_audit(summary), tmp_path)
     (axes,) = figure.axes
     bars = [(round(bar.get_x()), round(bar.get_width())) for bar in axes.patches]
     assert bars.count((0, 135)) == 3

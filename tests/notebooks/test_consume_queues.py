@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from dledger_core.rocketmq import QueueStatistics, consumer_lag, encode_messages, queue_statistics
-from tests.notebooks.running import drawn, execute
-from tests.rocketmq.golden import MIXED, REUSED, THREE, extract, messages, oracle
-
-mpl.use("agg")
-
 from jobs._notebooks.queue_plots import plot_depth, plot_rates, plot_skew, plot_tags, plot_waiting
 from jobs._notebooks.style import label
+from tests.notebooks.running import drawn, execute, in_kernel
+from tests.rocketmq.golden import MIXED, REUSED, THREE, extract, messages, oracle
 
 ALL = (plot_depth, lambda s: plot_rates(s, 1.0), plot_skew, plot_tags)
 
@@ -26,9 +22,7 @@ def counted(name: str, bucket_seconds: float = 1.0) -> QueueStatistics:
     return queue_statistics([pa.RecordBatch.from_pydict({"body": bodies})], bucket_seconds)
 
 
-@pytest.mark.notebook
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@in_kernel
 def test_notebook_shows_broker_s_queues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shown = execute("consume_queues.ipynb", monkeypatch, tmp_path)
     queues = [one for one in oracle(THREE) if one["kind"] == "queue" and one["max"] > 0]
@@ -39,9 +33,7 @@ def test_notebook_shows_broker_s_queues(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert any("waiting" in page for page in shown.pages)
 
 
-@pytest.mark.notebook
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@in_kernel
 def test_it_takes_mixed_log_and_leaves_it_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     extract(MIXED, "n0/commitlog", tmp_path)
     store = extract(MIXED, "n0/dledger-n0", tmp_path)

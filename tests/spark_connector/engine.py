@@ -56,6 +56,17 @@ def read_batch(reader: DLedgerBatchReader) -> list[int]:
     return indexes(reader, reader.partitions())
 
 
+def read_all(log: Any, isolation: str = "read_committed") -> list[bytes]:
+    """Return all bodies of a client's group that the isolation shows."""
+    found: list[bytes] = []
+    at, more = 0, True
+    while more:  # acknowledged entries count, also before the nodes' own files contain them
+        fetched = log.fetch(at, 1 << 40, max_bytes=4 << 20, consistency="linearizable", isolation=isolation)
+        found += fetched.batch.column("body").to_pylist()
+        more, at = fetched.next_index > at, fetched.next_index
+    return found
+
+
 class Engine:
     """Makes Spark's calls and keeps Spark's two logs; a new reader is a restart.
 

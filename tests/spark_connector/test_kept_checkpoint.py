@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dledger_core import Client, LocalCluster
+from tests.spark_connector.engine import read_all
 from tests.spark_connector.kept_checkpoint import GROUPS, ROWS, STORE, TESTDATA, go_on, rows
 from tests.support.archives import unpack
 
@@ -23,12 +24,8 @@ def test_query_resumes_from_kept_checkpoint(dledger: Any, archive: Path, tmp_pat
     replayed = max(int(path.name) for path in (checkpoint / "offsets").iterdir() if path.name.isdigit())
     assert not (checkpoint / "commits" / str(replayed)).exists()
     with LocalCluster(1, tmp_path / "cluster", GROUPS, **STORE) as cluster, Client(cluster.peers, "target") as target:
-        assert shown(target) == rows(0, 60)
+        assert read_all(target) == rows(0, 60)
         query = go_on(dledger, cluster.peers, checkpoint)
         assert query.recentProgress[0]["batchId"] == replayed
         assert query.recentProgress[0]["numInputRows"] > 0
-        assert shown(target) == rows(0, ROWS)
-
-
-def shown(client: Client) -> list[bytes]:
-    return list(client.read(0, 1 << 40, consistency="linearizable")["body"].to_pylist())
+        assert read_all(target) == rows(0, ROWS)

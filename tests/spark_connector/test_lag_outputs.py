@@ -9,7 +9,7 @@ import socket
 import urllib.request
 import uuid
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import astuple, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -62,31 +62,13 @@ def test_lag_reports_cover_each_group_of_native_sources() -> None:
     ours = source(offset(a=100, b=5), offset(a=200, b=5), last, rows=98, rate=392.04444)
     foreign = source('{"topic":{"0":1}}', '{"topic":{"0":5}}', '{"topic":{"0":5}}')
     first, second = lag_reports(progress(foreign, ours))
-    assert first == LagReport(
-        time=datetime(2026, 11, 21, 10, 39, 55, 781_000, UTC),
-        query="q",
-        query_id=str(QUERY_ID),
-        run_id=str(RUN_ID),
-        batch_id=3,
-        source=1,
-        group="a",
-        start_index=100,
-        next_index=200,
-        end_index=500,
-        lag_records=300,
-        lag_bytes=9000,
-        lag_seconds=12.5,
-        records_per_second=400.0,
-        rows=98,
-        input_rows_per_second=392.0,
-        processed_rows_per_second=392.0,
-        losses=2,
-        lost_records=40,
-    )
+    assert REPORT_SCHEMA.names == [field.name for field in fields(LagReport)]
+    time = datetime(2026, 11, 21, 10, 39, 55, 781_000, UTC)
+    ours_of_a = (time, "q", str(QUERY_ID), str(RUN_ID), 3, 1, "a")
+    assert astuple(first) == (*ours_of_a, 100, 200, 500, 300, 9000, 12.5, 400.0, 98, 392.0, 392.0, 2, 40)
     assert (second.group, second.next_index, second.end_index, second.lag_records) == ("b", 5, 7, 0)
     assert "300 records behind (9,000 bytes, 12.5 s) at index 200; 392 rows/s; 2 losses, 40 records" in str(first)
     assert first.to_json()["time"] == "2026-11-21T10:39:55.781+00:00"
-    assert REPORT_SCHEMA.names == [field.name for field in fields(LagReport)]
 
 
 def test_unknown_lag_is_none() -> None:

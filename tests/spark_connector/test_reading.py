@@ -11,6 +11,7 @@ import sys
 import tarfile
 import threading
 import zlib
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 from dledger_core import READ_SCHEMA, open_store
 from dledger_core.rocketmq import encode_messages
 from spark_connector.connections import client_for
-from spark_connector.errors import RetentionError, TermMismatchError
+from spark_connector.errors import TermMismatchError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
 from spark_connector.reading.logs import Chunk
@@ -133,33 +134,30 @@ END = 20
 
 
 class CountingLog:
-    """A log whose entries are a chunk and a batch each; entries below ``first`` are deleted."""
+    """A log whose entries are a chunk and a batch each."""
 
     group = "default"
 
-    def __init__(self, first: int = 0, fails_at: int = END) -> None:
+    def __init__(self, fails_at: int = END) -> None:
         self.asked: list[int] = []
         self.given = 0
         self.ahead: list[int] = []
-        self._first, self._fails_at = first, fails_at
+        self._fails_at = fails_at
 
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
         self.asked.append(start)
         self.ahead.append(len(self.asked) - self.given)
-        if start < self._first:
-            raise RetentionError.of(part.group, start, self._first, part.end)
         if start >= self._fails_at:
             raise ValueError(f"at {start}")
         row = {"index": start, "term": 1, "position": start, "timestamp": None, "body": bytes(1 << 20)}
         return Chunk(pa.RecordBatch.from_pylist([row], schema=READ_SCHEMA), start + 1)
 
-    def read(self, **options: str) -> Any:
-        """Yield the index of each batch."""
-        chosen = DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1", **options})
-        source: Any = self
-        for batch in read_partition(
-            RangesPartition((Range("default", 0, END),), 0), chosen, lambda _options, _group: source
-        ):
+    def read(self) -> Generator[list[int]]:
+        """Yield the indexes of each batch."""
+        options = DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1"})
+        log: Any = self
+        partition = RangesPartition((Range("default", 0, END),), 0)
+        for batch in read_partition(partition, options, lambda _options, _group: log):
             yield batch.column("index").to_pylist()
             self.given += 1
 
@@ -184,12 +182,6 @@ def test_error_comes_after_earlier_chunks() -> None:
     with pytest.raises(ValueError, match="at 5"):
         list(log.read())
     assert (log.asked, log.given) == (list(range(6)), 5)
-
-
-def test_gap_is_error_or_is_passed_as_option_says() -> None:
-    with pytest.raises(RetentionError):
-        list(CountingLog(first=7).read())
-    assert list(CountingLog(first=7).read(failOnDataLoss="false")) == [[index] for index in range(7, END)]
 
 
 # --- memory, in a process that reads as a Python worker does -----------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from dledger_core.client.routing.channel import Channel
-from dledger_core.errors import DLedgerError, UnreachableError
+from dledger_core.errors import UnreachableError
 from spark_connector.errors import GroupGoneError, OptionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Pin
@@ -254,13 +254,6 @@ def test_loss_of_node_or_of_all_nodes_is_error_after_retry_timeout(cluster: Any)
         for node in cluster.node_ids:
             cluster.restart(node)
         cluster.leader()
-
-
-def test_unknown_group_fails_immediately(cluster: Any) -> None:
-    began = time.monotonic()
-    with pytest.raises(DLedgerError, match="'orders'"):
-        planned(cluster, "any", groups="orders")
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("more", [{}, {"groupsPattern": "a.*"}, {"table": "groups"}])

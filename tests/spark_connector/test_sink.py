@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import pickle
-import random
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -43,7 +42,7 @@ from spark_connector.writing.transactions import (
     commit_attempts,
     write_attempt,
 )
-from tests.support.slow_elections import SLOW_ELECTIONS
+from tests.spark_connector.engine import read_all
 from tests.support.soon import soon
 
 PLAIN, BY_COLUMN = SinkShape("default", message=False), SinkShape(None, message=False)
@@ -237,63 +236,41 @@ def test_unreachable_servers_fail_query_and_not_abort(caplog: pytest.LogCaptureF
 # --- task attempts against real servers --------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(3, groups=("default", "other"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
-        yield running
-
-
 numbers = itertools.count()
 
 
 class Query:
-    """The first micro-batch of a query of its own."""
+    """The first micro-batch of a query of its own, which writes to ``log``."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, log: Client) -> None:
         self.options = DLedgerOptions.for_writing({"peers": cluster.peers, "appendMaxBytes": "50000"})
         self.transaction = TransactionId(f"query-{next(numbers)}", 0, "run")
+        self.group = log.group
+        self.shape = SinkShape(log.group, message=False)
 
-    def write(
-        self, *batches: pa.RecordBatch, rows: Iterable[pa.RecordBatch] = (), shape: SinkShape = PLAIN, **other: Any
-    ) -> AttemptMessage:
+    def write(self, *batches: pa.RecordBatch, rows: Iterable[pa.RecordBatch] = (), **other: Any) -> AttemptMessage:
         """Run a task attempt; ``other`` are other parts of the transaction's id."""
         transaction = self.transaction._replace(**other)
-        return write_attempt(itertools.chain(batches, rows), shape, self.options, transaction)
+        return write_attempt(itertools.chain(batches, rows), self.shape, self.options, transaction)
 
-    def commit(self, *messages: AttemptMessage, input_id: str = "input") -> None:
-        commit_attempts(messages, self.options, input_id)
+    def commit(self, *messages: AttemptMessage) -> None:
+        commit_attempts(messages, self.options, "input")
 
-
-@pytest.fixture
-def query(cluster: LocalCluster) -> Query:
-    return Query(cluster)
-
-
-class Log:
-    """The entries of a group from now on."""
-
-    def __init__(self, cluster: LocalCluster, group: str = "default") -> None:
-        self._client = Client(cluster.peers, group)
-        self._start = self._end()
-
-    def _end(self) -> int:
-        return self._client.append([b"mark"]).last_index + 1
-
-    def bodies(self, isolation: Any = "read_committed") -> list[bytes]:
-        """All that was appended, up to an entry that is appended now and must be visible too."""
-        end, at = self._end(), self._start
-        found: list[bytes] = []
-        while at < end:
-            fetched = self._client.fetch(at, end, consistency="linearizable", isolation=isolation)
-            assert fetched.next_index > at, "an open transaction holds readers back"
-            found += fetched.batch.column("body").to_pylist()
-            at = fetched.next_index
-        return [body for body in found if body != b"mark"]
+    def abort(self, *messages: AttemptMessage | None, transaction: TransactionId | None = None) -> None:
+        abort_attempts(messages, self.options, self.shape.group, transaction)
 
 
 @pytest.fixture
-def log(cluster: LocalCluster) -> Log:
-    return Log(cluster)
+def query(cluster: LocalCluster, log: Client) -> Query:
+    return Query(cluster, log)
+
+
+def shown(log: Client, isolation: str = "read_committed") -> list[bytes]:
+    """All bodies, up to an entry that is appended now and must be visible too."""
+    log.append([b"mark"])
+    found = read_all(log, isolation)
+    assert found.pop() == b"mark", "an open transaction holds readers back"
+    return [body for body in found if body != b"mark"]
 
 
 def bodies(start: int, end: int) -> list[bytes]:
@@ -308,22 +285,21 @@ def rows(start: int, end: int) -> pa.RecordBatch:
     return as_batch(bodies(start, end))
 
 
-def change_leader(cluster: LocalCluster) -> None:
-    with Client(cluster.peers) as client:
-        leader = cluster.leader()
-        client.transfer_leadership(next(node for node in cluster.node_ids if node != leader))
+def change_leader(cluster: LocalCluster, log: Client) -> None:
+    leader = cluster.leader(log.group)
+    log.transfer_leadership(next(node for node in cluster.node_ids if node != leader))
 
 
-def kill_leader(cluster: LocalCluster) -> None:
-    leader = cluster.leader()
+def kill_leader(cluster: LocalCluster, log: Client) -> None:
+    leader = cluster.leader(log.group)
     cluster.kill(leader)
-    cluster.leader()
+    cluster.leader(log.group)
     cluster.restart(leader)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("disturb", [change_leader, kill_leader])
-def test_failover_in_middle_of_task(cluster: LocalCluster, query: Query, log: Log, disturb: Any) -> None:
+def test_failover_in_middle_of_task(cluster: LocalCluster, query: Query, log: Client, disturb: Any) -> None:
     threads: list[threading.Thread] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -331,54 +307,41 @@ def test_failover_in_middle_of_task(cluster: LocalCluster, query: Query, log: Lo
             if number in (20, 40):
                 for thread in threads:
                     thread.join()
-                threads.append(threading.Thread(target=disturb, args=(cluster,)))
+                threads.append(threading.Thread(target=disturb, args=(cluster, log)))
                 threads[-1].start()
             yield rows(number * 500, number * 500 + 500)
 
     message = query.write(rows=batches())
     for thread in threads:
         thread.join()
-    parts = message.parts["default"]
+    parts = message.parts[log.group]
     assert parts == sorted(parts)
     query.commit(message)
     query.commit(message)
-    assert log.bodies() == bodies(0, 30_000)
+    assert shown(log) == bodies(0, 30_000)
     again = query.write(rows(0, 10))
-    assert (again.parts, again.committed["default"].skipped) == ({}, 10)
+    assert (again.parts, again.committed[log.group].skipped) == ({}, 10)
 
 
 @pytest.mark.integration
-def test_only_one_of_two_concurrent_attempts_is_committed(query: Query, log: Log) -> None:
+def test_only_one_of_two_concurrent_attempts_is_committed(query: Query, log: Client) -> None:
     """Speculation: the slow one has appended, is overtaken, and continues after the micro-batch is committed."""
 
     def slow() -> Iterator[pa.RecordBatch]:
         yield rows(0, 1000)
-        assert log.bodies("read_uncommitted"), "it has appended already"
+        assert shown(log, "read_uncommitted"), "it has appended already"
         query.commit(query.write(rows(0, 3000)))
         yield rows(1000, 3000)
 
     overtaken = query.write(rows=slow())
-    assert (overtaken.parts, overtaken.committed["default"].skipped) == ({}, 3000)
+    assert (overtaken.parts, overtaken.committed[log.group].skipped) == ({}, 3000)
     query.commit(overtaken)
-    assert log.bodies() == bodies(0, 3000)
-    assert len(log.bodies("read_uncommitted")) > 3000
+    assert shown(log) == bodies(0, 3000)
+    assert len(shown(log, "read_uncommitted")) > 3000
 
 
 @pytest.mark.integration
-def test_attempts_may_differ_in_row_order_and_chunks(query: Query, log: Log) -> None:
-    """A shuffle upstream, and another maxRecordsPerBatch after a crash: nothing depends on where a row stood."""
-    chance = random.Random(7)
-    wanted = [b"row-%d" % number for number in range(2000)]
-    for run, chunk in (("run1", 7), ("run1", 1000), ("run2", 300)):
-        shuffled = chance.sample(wanted, len(wanted))
-        batches = [as_batch(shuffled[at : at + chunk]) for at in range(0, len(shuffled), chunk)]
-        message = query.write(*batches, run_id=run)
-    query.commit(message)
-    assert log.bodies() == shuffled
-
-
-@pytest.mark.integration
-def test_older_of_two_drivers_on_one_checkpoint_is_fenced(query: Query, log: Log) -> None:
+def test_older_of_two_drivers_on_one_checkpoint_is_fenced(query: Query, log: Client) -> None:
     done = query.write(rows(0, 100))
 
     def under_way() -> Iterator[pa.RecordBatch]:
@@ -392,89 +355,75 @@ def test_older_of_two_drivers_on_one_checkpoint_is_fenced(query: Query, log: Log
         query.commit(done)
     with pytest.raises(FencedError):
         query.write(rows(0, 100))  # it cannot even take the other's work for its own
-    abort_attempts([done], query.options, "default")
+    query.abort(done)
     query.commit(query.write(rows(200, 300), run_id="newer run", batch_id=1))
-    assert log.bodies() == bodies(0, 300)
+    assert shown(log) == bodies(0, 300)
 
 
 @pytest.mark.integration
-def test_two_queries_with_one_id_are_fenced_and_never_dropped(query: Query, log: Log) -> None:
-    """A checkpoint was copied: both queries continue at micro-batch 3, with other input."""
-    first, other = as_batch([b"of the first"]), as_batch([b"of the copy"])
-    query.commit(query.write(first, batch_id=3), input_id="of the first")
-    query.commit(query.write(first, batch_id=3, run_id="restarted"), input_id="of the first")
-    found = query.write(other, batch_id=3, run_id="of the copy")
-    with pytest.raises(FencedError, match="micro-batch 3 "):
-        query.commit(found, input_id="of the copy")
-    with pytest.raises(FencedError):
-        query.write(other, batch_id=1, run_id="of the copy")
-    assert log.bodies() == [b"of the first"]
-
-
-@pytest.mark.integration
-def test_failed_attempt_leaves_no_request_in_flight_and_can_be_aborted(query: Query, log: Log) -> None:
+def test_failed_attempt_leaves_no_request_in_flight_and_can_be_aborted(query: Query, log: Client) -> None:
     with pytest.raises(SchemaError, match="row 2000"):
         query.write(rows(0, 2000), as_batch([None]))
-    abort_attempts([None], query.options, "default", query.transaction)
-    assert log.bodies() == []
+    query.abort(None, transaction=query.transaction)
+    assert shown(log) == []
     with pytest.raises(DLedgerError, match="aborted"):
         query.write(rows(0, 10))  # a straggler opens nothing again
-    stray = AttemptMessage(query.transaction, {"default": [Part(1, 1, 1, 0)]})
+    stray = AttemptMessage(query.transaction, {log.group: [Part(1, 1, 1, 0)]})
     with pytest.raises(DLedgerError):
-        query.commit(AttemptMessage(query.transaction, {"default": []}), stray)
-    assert log.bodies() == []
+        query.commit(AttemptMessage(query.transaction, {log.group: []}), stray)
+    assert shown(log) == []
 
 
 @pytest.mark.integration
-def test_abort_of_stopped_query_unblocks_readers_and_replay(query: Query, log: Log) -> None:
+def test_abort_of_stopped_query_unblocks_readers_and_replay(query: Query, log: Client) -> None:
     message = query.write(rows(0, 100))
-    abort_attempts([message, None], query.options, "default")
-    assert log.bodies() == []
+    query.abort(message, None)
+    assert shown(log) == []
     replayed = query.write(rows(0, 100), run_id="restarted")
-    abort_attempts([message], query.options, "default")  # comes late, from the driver that was replaced
+    query.abort(message)  # comes late, from the driver that was replaced
     query.commit(replayed)
-    abort_attempts([replayed], query.options, "default")  # comes after a commit whose answer was lost
-    assert log.bodies() == bodies(0, 100)
+    query.abort(replayed)  # comes after a commit whose answer was lost
+    assert shown(log) == bodies(0, 100)
 
 
 @pytest.mark.integration
-def test_several_groups_commit_only_if_all_can(cluster: LocalCluster, query: Query, log: Log) -> None:
-    other = Log(cluster, "other")
-    batch = pa.record_batch({"body": [b"a", b"b", b"c"], "group": ["default", "other", "default"]})
-    message = query.write(batch, shape=BY_COLUMN)
-    abort_attempts([], query.options, "other", query.transaction)
-    with pytest.raises(DLedgerError, match="group 'other'"):
-        query.commit(message)
-    abort_attempts([message], query.options, None)
-    assert (log.bodies(), other.bodies()) == ([], [])
-    query.commit(query.write(batch, shape=BY_COLUMN, run_id="restarted"))
-    assert (log.bodies(), other.bodies()) == ([b"a", b"c"], [b"b"])
+def test_several_groups_commit_only_if_all_can(
+    cluster: LocalCluster, query: Query, log: Client, new_group: Any
+) -> None:
+    query.shape = BY_COLUMN
+    with Client(cluster.peers, new_group()) as other:
+        groups = [log.group, other.group, log.group]
+        batch = pa.record_batch({"body": [b"a", b"b", b"c"], "group": groups})
+        message = query.write(batch)
+        abort_attempts([], query.options, other.group, query.transaction)
+        with pytest.raises(DLedgerError, match=f"group '{other.group}'"):
+            query.commit(message)
+        query.abort(message)
+        assert (shown(log), shown(other)) == ([], [])
+        query.commit(query.write(batch, run_id="restarted"))
+        assert (shown(log), shown(other)) == ([b"a", b"c"], [b"b"])
 
 
 @pytest.mark.integration
 def test_unknown_target_group_is_rejected_before_query(query: Query) -> None:
-    check_target(query.options, "default", started=False)
+    check_target(query.options, query.group, started=False)
     check_target(query.options, None, started=False)
-    with pytest.raises(OptionError, match=r"'absent'.*default, other"):
+    with pytest.raises(OptionError, match=f"'absent'.*{query.group}"):
         check_target(query.options, "absent", started=False)
 
 
 @pytest.mark.integration
-def test_orphaned_attempts_are_counted_in_status(cluster: LocalCluster, query: Query) -> None:
-    with Client(cluster.peers) as client:
+def test_orphaned_attempts_are_counted_in_status(cluster: LocalCluster, query: Query, log: Client) -> None:
+    query.write(rows(0, 100))
+    query.commit(query.write(rows(0, 100)))
 
-        def lost() -> tuple[int, int]:
-            leader = client.metadata().leader_id
-            [node] = [node for node in client.metadata(space=True).nodes if node.node_id == leader]
-            return node.lost_entries, node.lost_bytes
+    def lost() -> set[tuple[int, int]]:
+        return {(node.lost_entries, node.lost_bytes) for node in log.metadata(space=True).nodes}
 
-        before = lost()
-        query.write(rows(0, 100))
-        query.commit(query.write(rows(0, 100)))
-        soon(lambda: lost()[0] > before[0])  # a majority may have the commit before the leader's own files do
-        entries, nbytes = lost()
-        assert entries == before[0] + 100
-        assert nbytes >= before[1] + 100 * (409 + 48)
-    told = CliRunner().invoke(main, ["status", "--peers", cluster.peers, "--format", "json"])
+    # A majority may have the commit before the files of all nodes do.
+    [(entries, nbytes)] = soon(lambda: len(found := lost()) == 1 and (0, 0) not in found and found)
+    assert entries == 100
+    assert nbytes >= 100 * (409 + 48)
+    told = CliRunner().invoke(main, ["status", "--peers", cluster.peers, "--group", log.group, "--format", "json"])
     nodes = json.loads(told.stdout)["nodes"]
-    assert (entries, nbytes) in {(node["lost_entries"], node["lost_bytes"]) for node in nodes}
+    assert {(node["lost_entries"], node["lost_bytes"]) for node in nodes} == {(entries, nbytes)}

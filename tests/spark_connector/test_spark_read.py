@@ -151,27 +151,6 @@ def test_brokers_store_as_batch_and_stream(dledger: Any, broker: str, tmp_path: 
     assert len(read_out(tmp_path)) == len(rows), "a restart finds nothing new"
 
 
-def test_several_groups_by_pattern_up_to_end(dledger: Any, cluster: Any, new_group: Any, tmp_path: Path) -> None:
-    first, second = new_group(), new_group()
-    begins = {}
-    for group, count in ((first, 900), (second, 90)):
-        with Client(cluster.peers, group) as client:
-            begins[group] = client.append([group.encode()] * count).first_index
-    ends = {first: 500, second: 50}
-    options = {"groupsPattern": f"{first}|{second}", "maxOffsetsPerTrigger": "100", "startingOffsets": "earliest"}
-    options |= {"endingOffsets": json.dumps(ends), "minPartitions": "3"}
-    frame = dledger.readStream.format("dledger").options(peers=cluster.peers, **options).load()
-    query = run(frame.select("group", "index"), tmp_path)
-    found = read_out(tmp_path)
-    for group, end in ends.items():
-        assert sorted(row["index"] for row in found if row["group"] == group) == list(range(begins[group], end))
-    reports = [report for report in query.recentProgress if report["numInputRows"]]
-    assert max(report["numInputRows"] for report in reports) <= 100
-    reached = [report["sources"][0]["endOffset"] for report in reports]
-    nexts = [json.loads(text)["groups"] if isinstance(text, str) else text["groups"] for text in reached]
-    assert all(at[second]["next"] > 0 for at in nexts), "the small group is in every micro-batch"
-
-
 def test_checkpoint_of_another_log_fails_with_stable_code(
     dledger: Any, cluster: Any, log: Any, new_group: Any, tmp_path: Path
 ) -> None:

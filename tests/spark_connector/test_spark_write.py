@@ -12,27 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.functions import col
 from pyspark.taskcontext import TaskContext
 
 from dledger_core import Client
 from dledger_core.rocketmq import decode_messages
+from tests.spark_connector.engine import read_all
 from tests.support.soon import soon
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 WAIT_S = 200.0
-
-
-def read_all(log: Any, **options: Any) -> list[bytes]:
-    """All bodies of the log that the isolation shows; by default those of committed transactions."""
-    found: list[bytes] = []
-    at, more = 0, True
-    while more:  # acknowledged entries count, also before the nodes' own files contain them
-        fetched = log.fetch(at, 1 << 40, max_bytes=4 << 20, node=None, consistency="linearizable", **options)
-        found += fetched.batch.column("body").to_pylist()
-        more, at = fetched.next_index > at, fetched.next_index
-    return found
 
 
 def sink(writer: Any, cluster: Any, log: Any, **options: Any) -> Any:
@@ -230,19 +220,6 @@ def test_sorted_messages_keep_their_order_in_queue_of_their_group(
                 assert dict(message["properties"])["number"] == message["body"].decode()
                 queues[message["queue_id"]].append(int(message["body"]))
             assert queues == {queue: list(range(queue, 6000, 4)) for queue in (rest, rest + 2)}
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "500"}, "UNREACHABLE.*n0-127.0.0.1:1"),
-        ({"group": "absent"}, "DLEDGER_OPTION.*'absent'"),
-    ],
-)
-def test_wrong_options_fail_before_any_task(dledger: Any, cluster: Any, options: dict[str, str], error: str) -> None:
-    writer = dledger.range(3).selectExpr("CAST(id AS STRING) AS body").write.format("dledger").mode("append")
-    with pytest.raises(AnalysisException, match=f"(?s){error}"):
-        writer.options(**{"peers": cluster.peers, **options}).save()
 
 
 def test_batch_write_of_any_body_type_is_complete_and_failing_one_invisible(

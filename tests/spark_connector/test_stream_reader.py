@@ -320,16 +320,6 @@ def test_loss_has_code_range_and_resume_index(
     assert (type(copy), str(copy), copy.values) == (type(error), text, {"start": start, "end": end})
 
 
-def test_accepted_loss_is_logged_and_counted_once(caplog: pytest.LogCaptureFixture) -> None:
-    loss, policy = RetentionError.of("orders", 1200, 1874), LossPolicy(fail=False)
-    with caplog.at_level(logging.WARNING, "spark_connector"):
-        policy.report(loss)
-        policy.report(loss)
-    assert (policy.events, policy.entries) == (1, 674)
-    assert len(caplog.records) == 1
-    assert "[1200, 1874)" in caplog.text
-
-
 def consumed(store: StoreWriter) -> dict[str, Any]:
     """The offset of a query that has read the whole store."""
     reader = make_reader(store)
