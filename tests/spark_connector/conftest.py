@@ -49,6 +49,13 @@ def log(cluster: Any, new_group: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
+def target(cluster: Any, new_group: Any) -> Iterator[Any]:
+    """A client of another fresh group."""
+    with Client(cluster.peers, new_group()) as client:
+        yield client
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> Iterator[StoreWriter]:
     """A store without a node, to be read as files."""
     with StoreWriter(tmp_path) as writer:

@@ -24,36 +24,30 @@ APPENDED = 3300
 """Of the 4,000 rows: all of the other partition, and most of those that the attempt which will lose has passed on."""
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + WAIT_S
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def straggling(directory: Path, peers: str, target: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Passes rows on; of partition 0 the first attempt does not end, and the second waits until the first has begun."""
-
-    def await_true(condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + WAIT_S
-        while not condition() and time.monotonic() < until:
-            time.sleep(0.01)
-
-    def await_file(path: Path) -> None:
-        await_true(path.exists)
-
-    def await_appended() -> None:
-        with Client(peers, target) as client:  # rows may still be in flight to the sink
-            await_true(lambda: max(node.commit_index for node in client.metadata().nodes) >= APPENDED)
 
     def passing(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         assert context is not None
-        if context.partitionId() != 0:
-            yield from batches
-            return
         attempt = context.attemptNumber()
-        if attempt > 0:
-            await_file(directory / "attempt-0")
+        if context.partitionId() == 0 and attempt > 0:
+            wait_for((directory / "attempt-0").exists)
         yield from batches
+        if context.partitionId() != 0:
+            return
         if attempt == 0:
-            await_appended()
+            with Client(peers, target) as client:  # rows may still be in flight to the sink
+                wait_for(lambda: max(node.commit_index for node in client.metadata().nodes) >= APPENDED)
         (directory / f"attempt-{attempt}").touch()
         if attempt == 0:
-            await_file(directory / "never")
+            wait_for((directory / "never").exists)
 
     return passing
 

@@ -219,6 +219,10 @@ def test_every_output_reports_lag_of_each_micro_batch(dledger: Any, cluster: Any
     log.append([b"new"] * 3)
     (row,) = shown("lag", "--peers", cluster.peers, checkpoint)["groups"]
     assert (row["next_index"], row["lag_records"], row["loss"]) == (last + 1, 3, None)
+    wrong: tuple[dict[str, Any], ...] = ({"table": __file__}, {"table": str(table), "table_seconds": 0})
+    for outputs in wrong:
+        with pytest.raises(OptionError, match="table"):
+            monitor(dledger, log=False, **outputs)
     options = shown("checkpoint", "export", checkpoint)
     assert dledger.read.format("dledger").options(peers=cluster.peers, **options).load().count() == 3
 
@@ -247,35 +251,3 @@ def test_running_query_follows_log_through_leader_change_and_has_no_lag(
         finally:
             query.stop()
             dledger.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
-
-
-@pytest.mark.spark
-@pytest.mark.integration
-def test_output_that_fails_does_not_hurt_query(
-    dledger: Any, cluster: Any, log: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    log.append([b"x"] * 10)
-    (tmp_path / "gone").mkdir()
-    with monitor(dledger, log=False, json=tmp_path / "gone" / "lag.jsonl", prometheus=tmp_path / "m.prom") as listener:
-        shutil.rmtree(tmp_path / "gone")
-        query = start(dledger, cluster, log, tmp_path / "c")
-        query.awaitTermination()
-        assert query.exception() is None
-        wait_for(listener, log.group, 10)
-    assert "output=JsonOutput" in caplog.text
-    assert "dledger_query_active" in (tmp_path / "m.prom").read_text()
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize(
-    ("outputs", "said"),
-    [
-        ({"json": "/nowhere/lag.jsonl"}, "json"),
-        ({"prometheus": "nonsense"}, "prometheus"),
-        ({"table": __file__}, "table"),
-        ({"table": "x", "table_seconds": 0}, "table_seconds"),
-    ],
-)
-def test_monitor_rejects_invalid_output(dledger: Any, outputs: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        monitor(dledger, log=False, **outputs)

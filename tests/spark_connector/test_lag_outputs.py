@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 import socket
 import urllib.request
 import uuid
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -145,6 +147,21 @@ def test_metrics_show_newest_reports_and_sums_through_idle_end_and_restart(tmp_p
     found = samples(file.read_text())
     assert (found["query_active"], found["lag_records"]) == ({"q": 1}, {"a": 30})
     assert (found["rows_total"], found["lost_records_total"]) == ({"q": 90}, {"q": 11})
+
+
+def test_output_that_fails_hurts_neither_query_nor_other_outputs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "gone").mkdir()
+    outputs = [JsonOutput(tmp_path / "gone" / "lag.jsonl"), JsonOutput(tmp_path / "lag.jsonl")]
+    shutil.rmtree(tmp_path / "gone")
+    listener = DLedgerListener(outputs)
+    wrong, right = progress({"endOffset": "none"}), progress(source(None, offset(a=5), latest(a=(9, None))))
+    for report in (wrong, right):
+        listener.onQueryProgress(cast("Any", SimpleNamespace(progress=report)))
+    assert "output=JsonOutput" in caplog.text
+    assert [report.next_index for report in listener.latest] == [5]
+    assert json.loads((tmp_path / "lag.jsonl").read_text())["next_index"] == 5
 
 
 class StoppedSession:

@@ -387,21 +387,17 @@ def test_abort_of_stopped_query_unblocks_readers_and_replay(query: Query, log: C
 
 
 @pytest.mark.integration
-def test_several_groups_commit_only_if_all_can(
-    cluster: LocalCluster, query: Query, log: Client, new_group: Any
-) -> None:
+def test_several_groups_commit_only_if_all_can(query: Query, log: Client, target: Client) -> None:
     query.shape = BY_COLUMN
-    with Client(cluster.peers, new_group()) as other:
-        groups = [log.group, other.group, log.group]
-        batch = pa.record_batch({"body": [b"a", b"b", b"c"], "group": groups})
-        message = query.write(batch)
-        abort_attempts([], query.options, other.group, query.transaction)
-        with pytest.raises(DLedgerError, match=f"group '{other.group}'"):
-            query.commit(message)
-        query.abort(message)
-        assert (shown(log), shown(other)) == ([], [])
-        query.commit(query.write(batch, run_id="restarted"))
-        assert (shown(log), shown(other)) == ([b"a", b"c"], [b"b"])
+    batch = pa.record_batch({"body": [b"a", b"b", b"c"], "group": [log.group, target.group, log.group]})
+    message = query.write(batch)
+    abort_attempts([], query.options, target.group, query.transaction)
+    with pytest.raises(DLedgerError, match=f"group '{target.group}'"):
+        query.commit(message)
+    query.abort(message)
+    assert (shown(log), shown(target)) == ([], [])
+    query.commit(query.write(batch, run_id="restarted"))
+    assert (shown(log), shown(target)) == ([b"a", b"c"], [b"b"])
 
 
 @pytest.mark.integration

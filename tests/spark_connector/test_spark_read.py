@@ -1,4 +1,4 @@
-"""Reading with real Spark: batches and streams, SQL, metadata tables, a broker's own files, several groups."""
+"""Reading with real Spark: batches and streams, SQL, metadata tables, errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import pyspark
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from dledger_core import Client
 from dledger_core.rocketmq import encode_messages
 from spark_connector import ddl_of, register
 from spark_connector.columns import schema_for
 from spark_connector.discovery import DefaultSource
 from spark_connector.errors import SparkVersionError
 from spark_connector.reading.tables import TABLES
-from tests.rocketmq.golden import THREE, extract, units
 from tests.spark_connector.test_columns import EVERY_TYPE
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -33,12 +31,6 @@ def test_discovery_finds_source_and_other_spark_is_rejected(monkeypatch: pytest.
     monkeypatch.setattr(pyspark, "__version__", "4.1.0")
     with pytest.raises(SparkVersionError, match=r"PySpark 4.1.0"):
         register(session)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The store of a RocketMQ broker."""
-    return str(extract(THREE, "n0", tmp_path_factory.mktemp("broker")) / "dledger-n0")
 
 
 def source(reader: Any, cluster: Any, groups: Any, **options: Any) -> Any:
@@ -62,16 +54,14 @@ def test_ddl_means_same_schema_to_spark(dledger: Any) -> None:
         assert dledger.createDataFrame([], ddl_of(schema)).toArrow().schema.remove_metadata() == schema
 
 
-def test_batch_read_from_servers_and_from_store(dledger: Any, cluster: Any, log: Any, new_group: Any) -> None:
+def test_batch_read_from_servers_and_from_store(dledger: Any, cluster: Any, log: Any, target: Any) -> None:
     bodies = [b"body-%d" % number for number in range(20_000)]
     log.append(bodies)
-    with Client(cluster.peers, new_group()) as other:
-        other.append(bodies[:5])
-    groups = f"{log.group},{other.group}"
-    frame = source(dledger.read, cluster, groups, minPartitions=4, readFrom="follower").load()
+    target.append(bodies[:5])
+    frame = source(dledger.read, cluster, f"{log.group},{target.group}", minPartitions=4, readFrom="follower").load()
     assert frame.toArrow().schema.remove_metadata() == schema_for("none")
     counts = {row["group"]: row["count"] for row in frame.groupBy("group").count().collect()}
-    assert counts == {log.group: 20_000, other.group: 5}
+    assert counts == {log.group: 20_000, target.group: 5}
     rows = frame.where(frame.group == log.group).orderBy("index").collect()
     assert [bytes(row["body"]) for row in rows] == bodies
     store = cluster.store_path(cluster.leader(log.group), log.group)
@@ -134,34 +124,16 @@ def test_errors_begin_with_their_code(
         (reader if schema is None else reader.schema(schema)).load().collect()
 
 
-def test_brokers_store_as_batch_and_stream(dledger: Any, broker: str, tmp_path: Path) -> None:
-    topics = sorted({row["topic"] for row in units(THREE) if not row["topic"].startswith("%")})[:2]
-    given = {"path": broker, "decode": "message", "topics": ",".join(topics)}
-    batch = dledger.read.format("dledger").options(**given).load()
-    rows = batch.select("topic", "queue_id", "queue_offset", "msg_id", "index").collect()
-    expected = {(r["topic"], r["queueId"], r["queueOffset"], r["msgId"]) for r in units(THREE) if r["topic"] in topics}
-    assert {tuple(row)[:4] for row in rows} == expected
-    stream = dledger.readStream.format("dledger").options(**given, startingOffsets="earliest", maxOffsetsPerTrigger=400)
-    stream = stream.load()
-    assert stream.schema == batch.schema
-    query = run(stream.select("index", "topic"), tmp_path)
-    assert sorted(row["index"] for row in read_out(tmp_path)) == sorted(row["index"] for row in rows)
-    assert len([report for report in query.recentProgress if report["numInputRows"]]) >= 2
-    run(stream.select("index", "topic"), tmp_path)
-    assert len(read_out(tmp_path)) == len(rows), "a restart finds nothing new"
-
-
 def test_checkpoint_of_another_log_fails_with_stable_code(
-    dledger: Any, cluster: Any, log: Any, new_group: Any, tmp_path: Path
+    dledger: Any, cluster: Any, log: Any, target: Any, tmp_path: Path
 ) -> None:
     log.append([b"x"] * 20)
     run(source(dledger.readStream, cluster, log.group, startingOffsets="earliest").load(), tmp_path)
     shutil.rmtree(tmp_path / "out")
-    with Client(cluster.peers, new_group()) as other:
-        other.append([b"x"] * 30)
+    target.append([b"x"] * 30)
     offsets = tmp_path / "checkpoint" / "offsets"
     for file in offsets.glob("[0-9]*"):
-        file.write_text(file.read_text().replace(f'"{log.group}"', f'"{other.group}"'))
+        file.write_text(file.read_text().replace(f'"{log.group}"', f'"{target.group}"'))
         (offsets / f".{file.name}.crc").unlink()
     with pytest.raises(StreamingQueryException, match=r"\[DLEDGER_DATA_LOSS.LOG_RECREATED\] group"):
-        run(source(dledger.readStream, cluster, other.group).load(), tmp_path)
+        run(source(dledger.readStream, cluster, target.group).load(), tmp_path)

@@ -16,7 +16,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.functions import col
 from pyspark.taskcontext import TaskContext
 
-from dledger_core import Client
 from dledger_core.rocketmq import decode_messages
 from tests.spark_connector.engine import read_all
 from tests.support.soon import soon
@@ -106,25 +105,24 @@ def test_shuffled_task_retry_and_replayed_batch_write_each_row_once(
     assert Counter(read_all(log)) == Counter(expected)
 
 
-def test_copied_checkpoint_is_fenced(dledger: Any, cluster: Any, log: Any, new_group: Any, tmp_path: Path) -> None:
+def test_copied_checkpoint_is_fenced(dledger: Any, cluster: Any, log: Any, target: Any, tmp_path: Path) -> None:
     reading = {"peers": cluster.peers, "groups": log.group, "startingOffsets": "earliest"}
 
     def run(checkpoint: Path) -> None:
         bodies = dledger.readStream.format("dledger").options(**reading).load().select("body")
         run_stream(bodies, cluster, target, checkpoint)
 
-    with Client(cluster.peers, new_group()) as target:
-        log.append([b"both have read this"])
-        run(tmp_path / "first")
-        shutil.copytree(tmp_path / "first", tmp_path / "copy")
-        log.append([b"the first reads this alone"])
-        run(tmp_path / "first")
-        log.append([b"the copy takes this into its next micro-batch"])
-        with pytest.raises(StreamingQueryException, match="FENCED"):
-            run(tmp_path / "copy")
-        assert read_all(target, isolation="read_uncommitted") == read_all(log)[:2]
-        run(tmp_path / "first")  # the first one is not harmed
-        assert read_all(target) == read_all(log)
+    log.append([b"both have read this"])
+    run(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    log.append([b"the first reads this alone"])
+    run(tmp_path / "first")
+    log.append([b"the copy takes this into its next micro-batch"])
+    with pytest.raises(StreamingQueryException, match="FENCED"):
+        run(tmp_path / "copy")
+    assert read_all(target, isolation="read_uncommitted") == read_all(log)[:2]
+    run(tmp_path / "first")  # the first one is not harmed
+    assert read_all(target) == read_all(log)
 
 
 def test_failed_stream_does_not_block_readers(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
@@ -200,26 +198,25 @@ def test_batch_write_is_one_transaction_while_leader_is_killed(
 
 
 def test_sorted_messages_keep_their_order_in_queue_of_their_group(
-    dledger: Any, cluster: Any, log: Any, new_group: Any
+    dledger: Any, cluster: Any, log: Any, target: Any
 ) -> None:
     """As the README says: a queue's rows in one partition, sorted there."""
-    with Client(cluster.peers, new_group()) as other:
-        rows = dledger.range(0, 6000, 1, 4).selectExpr(
-            f"IF(id % 2 = 0, '{log.group}', '{other.group}') AS group",
-            "'orders' AS topic",
-            "CAST(id % 4 AS INT) AS queue_id",
-            "CAST(id AS STRING) AS keys",
-            "MAP('number', CAST(id AS STRING)) AS properties",
-            "CAST(id AS STRING) AS body",
-        )
-        rows = rows.repartition(2, "queue_id").sortWithinPartitions(col("keys").cast("long"))
-        rows.write.format("dledger").options(peers=cluster.peers, appendMaxBytes=5000).mode("append").save()
-        for client, rest in ((log, 0), (other, 1)):
-            queues: dict[int, list[int]] = defaultdict(list)
-            for message in decode_messages(pa.array(read_all(client), pa.binary())).to_pylist():
-                assert dict(message["properties"])["number"] == message["body"].decode()
-                queues[message["queue_id"]].append(int(message["body"]))
-            assert queues == {queue: list(range(queue, 6000, 4)) for queue in (rest, rest + 2)}
+    rows = dledger.range(0, 6000, 1, 4).selectExpr(
+        f"IF(id % 2 = 0, '{log.group}', '{target.group}') AS group",
+        "'orders' AS topic",
+        "CAST(id % 4 AS INT) AS queue_id",
+        "CAST(id AS STRING) AS keys",
+        "MAP('number', CAST(id AS STRING)) AS properties",
+        "CAST(id AS STRING) AS body",
+    )
+    rows = rows.repartition(2, "queue_id").sortWithinPartitions(col("keys").cast("long"))
+    rows.write.format("dledger").options(peers=cluster.peers, appendMaxBytes=5000).mode("append").save()
+    for client, rest in ((log, 0), (target, 1)):
+        queues: dict[int, list[int]] = defaultdict(list)
+        for message in decode_messages(pa.array(read_all(client), pa.binary())).to_pylist():
+            assert dict(message["properties"])["number"] == message["body"].decode()
+            queues[message["queue_id"]].append(int(message["body"]))
+        assert queues == {queue: list(range(queue, 6000, 4)) for queue in (rest, rest + 2)}
 
 
 def test_batch_write_of_any_body_type_is_complete_and_failing_one_invisible(

@@ -59,12 +59,6 @@ def spark_cluster(scratch: Path, python: Path) -> Iterator[Standalone]:
         yield running
 
 
-@pytest.fixture
-def target(cluster: Any, new_group: Any) -> Iterator[Any]:
-    with Client(cluster.peers, new_group()) as client:
-        yield client
-
-
 def submit_job(
     spark_cluster: Standalone, python: Path, package: Path, job: tuple[object, ...], directory: Path, **settings: str
 ) -> dict[str, Any]:
