@@ -194,18 +194,19 @@ def test_export_prints_options_for_new_query(running: Path, arguments: list[str]
 
 
 @pytest.mark.parametrize(
-    ("offsets", "committed", "first", "batch_id", "start"),
+    ("offsets", "committed", "first", "batch_id", "start", "said"),
     [
-        ([offset(a=7), offset(a=9)], 2, 120, 121, '{"a": 9}'),  # the end of the newest micro-batch
-        ([offset(a=7)], 0, 0, None, '{"a": 7}'),  # the start of the query
+        ([offset(a=7), offset(a=9)], 2, 120, 121, '{"a": 9}', "micro-batch 121"),
+        ([offset(a=7)], 0, 0, None, '{"a": 7}', "start of the query"),
     ],
 )
 def test_query_exports_progress_of_its_sink(
-    tmp_path: Path, offsets: list[str], committed: int, first: int, batch_id: int | None, start: str
+    tmp_path: Path, offsets: list[str], committed: int, first: int, batch_id: int | None, start: str, said: str
 ) -> None:
     path = write_checkpoint(tmp_path / "c", *offsets, committed=committed, first=first)
     assert shown_by("show", path)["committed_batch_id"] == batch_id
     assert shown_by("export", path)["startingOffsets"] == start
+    assert said in run("export", path).stderr
 
 
 def test_each_native_source_gets_its_options(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ class Driver:
             self.kill()
             code = 99
         self._output.close()
-        return code, (self.folder / "output").read_text(errors="replace")[-6000:]
+        return code, (self.folder / "output").read_text(errors="replace")[-40_000:]
 
     def kill(self) -> None:
         if self._process.poll() is None:
