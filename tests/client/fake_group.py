@@ -60,7 +60,7 @@ def filled(group):
     return group
 
 
-def on_group(*, leader="n1", first=0, epoch=0, is_filled=False, **options):
+def on_group(*, leader="n1", epoch=0, is_filled=False, **options):
     """Run a test with a group and a client of it; ``log``, if it is a parameter, is the client's implementation."""
 
     def decorate(test):
@@ -69,7 +69,7 @@ def on_group(*, leader="n1", first=0, epoch=0, is_filled=False, **options):
 
         @functools.wraps(test)
         async def call(**values):
-            async with FakeGroup(leader, first, epoch) as group:
+            async with FakeGroup(leader, epoch) as group:
                 if is_filled:
                     filled(group)
                 log = node_client(group.peers, **options)
@@ -276,8 +276,8 @@ class FakeNode:
 class FakeGroup:
     """Three nodes with one log; ``async with``."""
 
-    def __init__(self, leader="n1", first=0, epoch=0):
-        self.log, self.leader, self.first, self.epoch = FakeLog(), leader, first, epoch
+    def __init__(self, leader="n1", epoch=0):
+        self.log, self.leader, self.first, self.epoch = FakeLog(), leader, 0, epoch
         self.changed = asyncio.Event()
         self.nodes = SimpleNamespace(**{name: FakeNode(name, self) for name in ("n0", "n1", "n2")})
 
