@@ -10,7 +10,7 @@ import pytest
 
 from dledger_core import StoreMismatchError, open_store
 from dledger_core.rocketmq import CommitLogEnd, end_of, locate
-from tests.rocketmq.convert.stores import overwrite, place_of
+from tests.rocketmq.convert.stores import flip, overwrite, place_of
 
 
 def test_locate_distinguishes_stores_commitlogs_and_brokers(mixed: Path) -> None:
@@ -90,6 +90,12 @@ def test_changed_last_record_is_torn(store: Path) -> None:
     overwrite(file, offset + 8, b"\x7f")  # its index
     end = read_end(store)
     assert (end.end, end.torn) == (LAST, True)
+
+
+def test_changed_term_before_lower_term_is_damage(store: Path) -> None:
+    file, offset = place_of(store, LAST - 1)
+    flip(file, offset + 23)
+    assert read_end(store).damaged == (LAST - 1, LAST)
 
 
 def test_zeros_before_committed_end_are_missing_entries(store: Path) -> None:

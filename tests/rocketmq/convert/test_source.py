@@ -285,8 +285,9 @@ def test_store_with_other_positions_is_relocated(tmp_path: Path) -> None:
         for position in positions[150:]:
             if 0 <= position - int(path.name) < path.stat().st_size:
                 overwrite(path, position - int(path.name) + 24, struct.pack(">q", position + 4096))
+    planned = converted(source, tmp_path / "new", dry_run=True)
     report = converted(source, tmp_path / "new")
-    assert (report.moved, report.renumbered) == (True, False)
+    assert (report.moved, report.renumbered, report.entries) == (True, False, planned.entries)
     assert entries(tmp_path / "new") == manifest(folder, node)
 
 
