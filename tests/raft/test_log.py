@@ -83,6 +83,13 @@ def test_merge_rejects_a_batch_that_breaks_the_log(incoming: Batch) -> None:
     assert terms_of(log) == [1, 1, 1]
 
 
+def test_merge_skips_batches_that_are_trimmed_here() -> None:
+    log = log_with(1, 1, 2, 2, 3, commit_index=4)
+    log.trim(Index(3))
+    log.merge((batch(0, 1, 1), batch(1, 1, 1)))
+    assert terms_of(log) == [2, 3]
+
+
 def test_truncation_of_entries_without_a_ready_does_not_reach_the_disk() -> None:
     log = log_with(1)
     log.append(batch(1, 2, 2))
