@@ -11,12 +11,23 @@ import pyarrow as pa
 from jobs._audit.compare import compare_entries
 from jobs._audit.digests import compare_digests, digest_rows
 from jobs._audit.judge import end_findings, findings_of, merge_findings
-from jobs._audit.model import DIGESTS, RESULTS, AuditedReplica, AuditFinding
+from jobs._audit.model import DIGESTS, RESULTS, AuditedReplica, AuditFinding, Class
 from jobs._audit.plan import ReadTask, sections
 from jobs._audit.replicas import store_replicas
 
 SPAN = 128
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def replica(name: str, first: int = 0, end: int = 100, commit: int | None = None, **more: Any) -> AuditedReplica:
+    """A replica of the entries [first, end) of group g."""
+    usual = {"path": f"/stores/{name}", "first_index": first, "last_index": end - 1, "end": end}
+    return AuditedReplica(group="g", name=name, commit_index=commit, **(usual | more))
+
+
+def finding(kind: Class, name: str, start: int, end: int, group: str = "g", **evidence: Any) -> AuditFinding:
+    found = {"index": start} | evidence
+    return AuditFinding(kind=kind, group=group, replica=name, start=start, end=end, count=end - start, evidence=found)
 
 
 def digests(replicas: tuple[AuditedReplica, ...], **limits: int) -> pa.Table:

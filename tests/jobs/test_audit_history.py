@@ -24,25 +24,17 @@ from jobs._audit.plan import (
     trust_proven,
 )
 from jobs._audit.replicas import RateLimiter
-from tests.jobs.auditing import NOW, digest_row, digest_table
+from tests.jobs.auditing import NOW, digest_row, digest_table, replica
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 
 
-def replica(name: str, commit: int | None = 99_999, path: str = "", **more: object) -> AuditedReplica:
-    return AuditedReplica(
-        group="g",
-        name=name,
-        path=path or f"/stores/{name}",
-        last_index=99_999,
-        end=100_000,
-        commit_index=commit,
-        **more,  # type: ignore[arg-type]
-    )
+def large(name: str, commit: int | None = 99_999, **more: Any) -> AuditedReplica:
+    return replica(name, end=100_000, commit=commit, **more)
 
 
-A, B, C = replica("a"), replica("b"), replica("c")
+A, B, C = large("a"), large("b"), large("c")
 Rows = list[dict[str, Any]]
 
 
@@ -129,7 +121,7 @@ def test_newest_of_several_proofs_dates_range() -> None:
 def test_entries_that_may_still_be_replaced_are_never_trusted(
     commit_a: int | None, commit_b: int | None, trusted: bool
 ) -> None:
-    assert is_trusted(read(0, 2048, 1), replica("a", commit_a), replica("b", commit_b)) is trusted
+    assert is_trusted(read(0, 2048, 1), large("a", commit_a), large("b", commit_b)) is trusted
 
 
 @pytest.mark.parametrize("percent", [2, 10, 20, 100])
@@ -173,7 +165,7 @@ def test_chain_of_resumed_runs() -> None:
 
 @given(st.sets(st.integers(0, 40)), st.integers(1, 20), st.sampled_from([1, 5, 10**9]))
 def test_ranges_without_digests_are_read_once_in_steps(skipped: set[int], cores: int, step_bytes: int) -> None:
-    both = tuple(replica(name, first_index=7, data_bytes=20 << 26) for name in "ab")
+    both = tuple(large(name, first_index=7, data_bytes=20 << 26) for name in "ab")
     ranges = plan_ranges({"g": both})
     rows = ranges.to_pylist()
     held = {("g", "a", row["start"], row["end"]) for i, row in enumerate(rows) if i in skipped}
@@ -196,7 +188,7 @@ def test_proven_ranges_are_not_read() -> None:
 
 
 def test_steps_have_requested_size() -> None:
-    heavy = tuple(replica(name, data_bytes=100_000 * 100) for name in "a")
+    heavy = tuple(large(name, data_bytes=100_000 * 100) for name in "a")
     ranges = pa.concat_tables([wanted(s, e, *heavy) for s, e in aligned(0, 10 * 1024, 1024)])
     tasks = reading_tasks(ranges, {"g": heavy}, cores=1, rate=102_400 // 5)
     assert [len(step) for step in steps(tasks, 3 * 102_400)] == [3, 3, 3, 1]
@@ -205,7 +197,7 @@ def test_steps_have_requested_size() -> None:
 
 
 def test_with_rate_each_node_is_read_by_one_task() -> None:
-    both = tuple(replica(name, data_bytes=20 << 26) for name in "ab")
+    both = tuple(large(name, data_bytes=20 << 26) for name in "ab")
     tasks = reading_tasks(plan_ranges({"g": both}), {"g": both}, cores=10)
     assert [{task.replica.name for task in bundle} for bundle in bundles(tasks, one_per_node=True)] == [{"a"}, {"b"}]
     assert len(bundles(tasks, one_per_node=False)) == len(tasks) > 2

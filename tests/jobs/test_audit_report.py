@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,23 +16,15 @@ from jobs._audit.judge import findings_of
 from jobs._audit.model import RANGES, RESULTS, AuditedReplica, AuditFinding, Class, result
 from jobs._audit.plan import plan_ranges, sections
 from jobs._audit.report import page, report_groups, summarize
-from tests.jobs.auditing import NOW, digest_row, digest_table
+from tests.jobs import auditing
+from tests.jobs.auditing import NOW, digest_row, digest_table, replica
 
-
-def node(name: str, end: int = 100, log: str = "log-1") -> AuditedReplica:
-    return AuditedReplica(
-        group="g", name=name, peers="p", last_index=end - 1, end=end, commit_index=end - 1, log_uuid=log
-    )
-
-
-HERE = (node("n0"), node("n1"))
+HERE = tuple(replica(name, commit=99, path=None, peers="p", log_uuid="log-1") for name in ("n0", "n1"))
 THERE = tuple(replace(one, name=f"other/{one.name}", log_uuid="log-2") for one in HERE)
 AWAY = AuditedReplica(group="g", name="n2", reachable=False, error="<no answer>")
 
 
-def finding(kind: Class, name: str, start: int, end: int) -> AuditFinding:
-    evidence = {"index": start, "replicas": {"n0": {"term": 1, "position": 0, "size": 57, "crc": "00<"}}}
-    return AuditFinding(kind=kind, group="g", replica=name, start=start, end=end, count=end - start, evidence=evidence)
+finding = partial(auditing.finding, replicas={"n0": {"term": 1, "position": 0, "size": 57, "crc": "00<"}})
 
 
 def summarized(replicas: tuple[AuditedReplica, ...], *findings: AuditFinding, proven: bool = False) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from jobs._audit.judge import (
     merge_findings,
     verdict_of,
 )
-from jobs._audit.model import CLASSES, COVERED, RESULTS, AuditedReplica, AuditFinding, Class, Verdict, result
+from jobs._audit.model import CLASSES, COVERED, RESULTS, Class, Verdict, result
 from jobs._audit.plan import (
     SPAN_MIN,
     aligned,
@@ -34,21 +34,7 @@ from jobs._audit.plan import (
 )
 from jobs._audit.replicas import Gap, parse_replicas, read_past_damage
 from jobs._audit.report import coverage, report_groups, runs_table, summarize
-from tests.jobs.auditing import digest_row, digest_table
-
-
-def replica(name: str, first: int, end: int, commit: int | None = None, **more: object) -> AuditedReplica:
-    return AuditedReplica(
-        group="g",
-        name=name,
-        path=f"/stores/{name}",
-        first_index=first,
-        last_index=end - 1,
-        commit_index=commit,
-        end=end,
-        **more,  # type: ignore[arg-type]
-    )
-
+from tests.jobs.auditing import digest_row, digest_table, finding, replica
 
 # --- plan ---------------------------------------------------------------------------------------------------------
 
@@ -229,10 +215,7 @@ def test_judge_two_clusters(seen: tuple[Seen, ...], committed: bool, expected: l
     ],
 )
 def test_differing_clusters_have_their_own_next_step(replicas: str, agree: list[str], clusters: bool) -> None:
-    evidence = {"agree": agree}
-    one = AuditFinding(
-        kind=Class.DIVERGED_COMMITTED, group="g", replica=replicas, start=0, end=1, count=1, evidence=evidence
-    )
+    one = finding(Class.DIVERGED_COMMITTED, replicas, 0, 1, agree=agree)
     assert ("rebuild" not in one.to_json()["next_step"]) == clusters
 
 
@@ -273,12 +256,6 @@ def test_reading_ends_where_replica_cannot_answer(error: Exception | None, kind:
 
 
 # --- report -------------------------------------------------------------------------------------------------------
-
-
-def finding(kind: Class, name: str, start: int, end: int, group: str = "g") -> AuditFinding:
-    return AuditFinding(
-        kind=kind, group=group, replica=name, start=start, end=end, count=end - start, evidence={"index": start}
-    )
 
 
 def test_neighbours_merge_and_worst_comes_first() -> None:
