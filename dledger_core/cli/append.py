@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -68,7 +68,7 @@ def append(
             stream = stack.enter_context(_open(path))
             batches = [[stream.read(RECORD_BYTES_MAX + 1)]] if whole else _line_batches(stream)
         client = stack.enter_context(connection.client(in_order=in_order))
-        show_result(_append_all(client, batches, producer_id), output)
+        show_result(_append_all(client, batches, producer_id, connection), output)
 
 
 def _open(path: Path | None) -> BinaryIO:
@@ -101,12 +101,15 @@ def _parts(lines: list[bytes]) -> Iterator[Sequence[bytes]]:
         yield lines[start : start + _LINES_MAX]
 
 
-def _append_all(client: Client, batches: Iterable[Sequence[bytes]], producer_id: str | None) -> dict[str, Any]:
+def _append_all(
+    client: Client, batches: Iterable[Sequence[bytes]], producer_id: str | None, connection: Connection
+) -> dict[str, Any]:
     sink = Producer(client, producer_id) if producer_id else client
     summary: dict[str, Any] = {"entries": 0, "first_index": None, "last_index": None, "term": None}
     try:
         for batch in batches:
-            result = sink.append(batch)
+            with connection.announce_silence() if summary["first_index"] is None else nullcontext():
+                result = sink.append(batch)
             if summary["first_index"] is None:
                 summary["first_index"] = result.first_index
             if result.indexes and "order" not in summary:

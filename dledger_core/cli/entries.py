@@ -279,10 +279,10 @@ class EntryView:
         """Join the columns of entries and of their messages; an entry that is not a message keeps its body."""
         columns = {name: chunk.column(name) for name in chunk.schema.names}
         columns |= {name: found.column(name) for name in self._columns}
-        # A message whose body is null could not be decompressed.
-        compressed = pc.starts_with(found.column("error"), "its body cannot")
+        # A message whose body is null is damaged, or could not be decompressed.
+        without = pc.match_substring_regex(found.column("error"), "^its body (cannot|does not)")
         columns["body"] = pc.if_else(
-            pc.fill_null(compressed, False), None, pc.coalesce(found.column("body"), chunk["body"])
+            pc.fill_null(without, False), None, pc.coalesce(found.column("body"), chunk["body"])
         )
         columns["error"] = found.column("error")
         if "queue_offset" in columns and self._broker_end is not None:

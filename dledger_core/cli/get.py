@@ -37,12 +37,8 @@ def get(connection: Connection, output: EntryFormat, decode: str | None, body_on
     A position may be inside an entry, so a RocketMQ offset finds its message, also in the CommitLog before the log.
     """
     connection.announce_wait()
-    with connection.client() as client:
-        if target.kind == "position":
-            row = _entry_at(client, target.number)
-        else:
-            entry = client.get(target.number)
-            row = {name: getattr(entry, name) for name in READ_SCHEMA.names}
+    with connection.client() as client, connection.announce_silence():
+        row = _row(client, target)
     if body_only:
         emit(row["body"])
         return
@@ -51,6 +47,13 @@ def get(connection: Connection, output: EntryFormat, decode: str | None, body_on
     printer = output.printer(messages=bool(columns), kinds=False)
     for shown in view.of(pa.RecordBatch.from_pylist([row], READ_SCHEMA)):
         printer.write(shown)
+
+
+def _row(client: Client, target: SeekTarget) -> dict[str, Any]:
+    if target.kind == "position":
+        return _entry_at(client, target.number)
+    entry = client.get(target.number)
+    return {name: getattr(entry, name) for name in READ_SCHEMA.names}
 
 
 def _entry_at(client: Client, position: int) -> dict[str, Any]:

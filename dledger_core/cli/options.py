@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -21,6 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _TIMEOUT_MAX_S: Final = 86_400
 _SAFETY_LAG_S: Final = 10.0
 _SILENT_S: Final = 2.0
+_NO_ANSWER_S: Final = 1.0
 
 EXISTING_DIRECTORY: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -95,6 +98,21 @@ class Connection:
         )
         return Client(self.peers, self.group, timeout_ms=timeout_ms, protocol="dledger-java", java=java)
 
+    @contextmanager
+    def announce_silence(self) -> Iterator[None]:
+        """Write the addresses to stderr if the work inside takes a second; Java's reads take longer."""
+        if self.is_java:
+            yield
+            return
+        addresses = ", ".join(f"{peer.host}:{peer.port}" for peer in parse_peers(self.peers))
+        text = f"no answer yet; trying {addresses} for up to {self.timeout_s:g} s"
+        timer = threading.Timer(_NO_ANSWER_S, say, (text,))
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def announce_wait(self) -> None:
         """Write to stderr that a read of a Java group waits, if it waits for several seconds."""
         if self.is_java and not self.commit_probe and self.safety_lag_s > _SILENT_S:
@@ -119,11 +137,11 @@ def split_groups(_context: click.Context, _parameter: click.Parameter, values: t
     return parse_groups(",".join(values))
 
 
-def peers_option(*, required: bool) -> Callable[[_F], _F]:
+def peers_option(*, required: bool, envvar: str | None = "DLEDGER_PEERS") -> Callable[[_F], _F]:
     """Add ``--peers``."""
     return option(
         "--peers",
-        envvar="DLEDGER_PEERS",
+        envvar=envvar,
         required=required,
         callback=_check_peers,
         metavar="PEERS",

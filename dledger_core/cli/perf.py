@@ -82,8 +82,13 @@ def perf() -> None:
 @perf.command(
     "append", epilog=examples("dledger perf append", "dledger perf append --size 1000 --in-flight 1 --format json")
 )
-@peers_option(required=False)
-@option("--group", default="default", show_default=True, metavar="NAME", help="Group to append to.")
+@peers_option(required=False, envvar=None)
+@option(
+    "--group",
+    metavar="NAME",
+    section="Connection",
+    help="Group to append to; it keeps the random entries [default: of own nodes, default].",
+)
 @option(
     "--size",
     type=click.IntRange(1),
@@ -126,7 +131,7 @@ def perf() -> None:
 @format_option
 def _append(
     peers: str | None,
-    group: str,
+    group: str | None,
     size: int,
     request_bytes: int,
     in_flight: int,
@@ -136,9 +141,12 @@ def _append(
 ) -> None:
     """Append random bodies at the maximum rate, each acknowledged by a majority.
 
-    Without --peers the command starts three nodes on this machine and removes them afterwards.
+    The command starts three nodes on this machine and removes them afterwards. A group of yours is measured only if
+    --peers and --group are both given on the command line, because it keeps all the entries.
     """
-    check_group_name(group)
+    if peers is not None and group is None:
+        raise click.UsageError("--peers needs --group: name the group that may keep the random entries")
+    group = check_group_name(group or "default")
     if peers is not None and directory is not None:
         raise click.UsageError("--dir cannot be used with --peers")
     load = _Load(_random_columns(size, request_bytes), in_flight, seconds)
@@ -153,7 +161,8 @@ def _append(
 
 
 def _own_cluster(stack: ExitStack, group: str, directory: Path | None) -> str:
-    say("starting three nodes ...")
+    ignored = " (DLEDGER_PEERS has no effect)" if os.environ.get("DLEDGER_PEERS") else ""
+    say(f"starting three nodes{ignored} ...")
     cluster = stack.enter_context(LocalCluster(3, directory, (group,)))
     return cluster.peers
 

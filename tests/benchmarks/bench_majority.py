@@ -40,9 +40,12 @@ BASE = "3 nodes, fsync"
 
 def measure(peers: str, load: list[str], seconds: float) -> dict[str, Any]:
     """Return the results of ``dledger perf append``."""
-    command = [sys.executable, "-m", "dledger_core.cli", "perf", "append", "--peers", peers, "--format", "json"]
+    command = [sys.executable, "-m", "dledger_core.cli", "perf", "append", "--peers", peers, "--group", "default"]
     done = subprocess.run(
-        [*command, "--seconds", str(seconds), *load], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [*command, "--format", "json", "--seconds", str(seconds), *load],
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     return dict(json.loads(done.stdout))
 
