@@ -210,12 +210,18 @@ def test_json_output_creates_new_file_after_move(tmp_path: Path) -> None:
 def test_log_output_limits_rate_and_logs_losses_and_last_report(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_connector.lag")
     output = LogOutput()
-    for batch, (at, lost) in enumerate([(40, 0), (50, 0), (60, 5), (90, 5), (100, 5)]):
+
+    def logged() -> list[int]:
+        return [record.args[0].lag_records for record in caplog.records]
+
+    for batch, (at, lost) in enumerate([(40, 0), (50, 0), (60, 5)]):
         output.take(reports(at, batch, losses=(min(lost, 1), lost))[:1])
-    assert [record.args[0].lag_records for record in caplog.records] == [60, 40]
     output.idle(str(RUN_ID))
+    assert logged() == [60, 40], "the report of a loss replaces the one that was held back"
+    output.take(reports(100, 3, losses=(1, 5))[:1])
+    assert logged() == [60, 40]
     output.ended(str(RUN_ID))
-    assert [record.args[0].lag_records for record in caplog.records] == [60, 40, 0]
+    assert logged() == [60, 40, 0]
 
 
 def test_log_output_uses_stderr_without_logging_setup(
