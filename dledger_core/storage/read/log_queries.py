@@ -222,7 +222,7 @@ def index_at_position(reader: RecordReader, first_index: int, end: int, position
     return first_index + bisect_right(range(first_index, end), position, key=end_of)
 
 
-# --- rows of the tables in ``record.descriptions`` ----------------------------------------------------------------
+# --- rows of the tables that describe a log ------------------------------------------------------------------------
 
 Rows = list[list[Any]]
 
