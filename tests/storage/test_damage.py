@@ -256,7 +256,7 @@ def test_start_rejects_a_store_that_open_store_reads(
         (b"\xff\xfe\0", "malformed"),
         (b"[1]", "malformed"),
         (b"", "malformed"),
-        (b'{"format_version": 1}', "profile"),
+        (b'{"format_version": 1}', "profile is missing"),
         (b'{"format_version": 9}', "version 9"),
         ({"format_version": None}, "format_version"),
         ({"format_version": "1"}, "format_version"),
