@@ -327,6 +327,24 @@ def printable(body: bytes) -> str:
     return text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}... ({len(body)} bytes)"
 
 
+def preview(body: bytes, width: int = 48) -> str:
+    """Return a body in at most about ``width`` characters: text shortened in its middle, other bytes as hex."""
+    try:
+        text = body.decode().translate(_ESCAPED_CONTROL)
+    except UnicodeDecodeError:
+        shown = body[: width // 3].hex(" ")
+        return shown if len(body) <= width // 3 else f"{shown} ... ({len(body)} bytes)"
+    return shortened(text, width)
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text of at most ``width`` characters, shortened in its middle."""
+    if len(text) <= width:
+        return text
+    left = (width - 1) // 2
+    return f"{text[:left]}…{text[left + 1 - width :]}"
+
+
 def _jsons(batch: pa.RecordBatch) -> pa.Array:
     names = batch.schema.names
     first = [name for name in ("index", "term", "position", "magic", "timestamp") if name in names]

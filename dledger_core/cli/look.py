@@ -1,0 +1,282 @@
+"""``dledger look``: what a directory or a group is and contains, at a glance, and which command to run next."""
+
+from __future__ import annotations
+
+import shlex
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import pyarrow as pa
+
+from dledger_core.cli.formats import preview, shortened
+from dledger_core.cli.help import command, examples, option
+from dledger_core.cli.options import format_option, opaque_option
+from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, emit, show_result, show_rows
+from dledger_core.client import Metadata
+from dledger_core.config import parse_peers
+from dledger_core.connect import Client
+from dledger_core.errors import ConfigError, StorageError
+from dledger_core.rocketmq import LogDirectory, Span, locate, open_log_directory
+from dledger_core.rocketmq.survey import Survey, end_problems, queue_files, survey_commitlog, survey_log
+from dledger_core.storage import StoreReader
+
+_WRITERS: Final = {
+    "dledger-python": "native store",
+    "java-a": "store of Java DLedger, generation A",
+    "java-b": "store of Java DLedger, generation B",
+}
+_TOPICS_SHOWN: Final = 10
+_TERMS_SHOWN: Final = 5
+_WIDTH: Final = 32
+_CHECKPOINT: Final = struct.Struct(">qq")
+_READ_BYTES: Final = 4 << 20
+
+
+@dataclass
+class View:
+    """What is shown.
+
+    Attributes:
+        facts: name and value.
+        survey: of the entries, if there are any.
+        terms: first index and term of each range, oldest first.
+        nodes: of a group.
+        damage: what is wrong.
+        next: commands to run.
+    """
+
+    facts: dict[str, Any]
+    survey: Survey | None = None
+    terms: list[dict[str, int]] = field(default_factory=list)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    next: list[str] = field(default_factory=list)
+
+
+@command(
+    epilog=examples(
+        "dledger look /var/lib/broker/store",
+        "dledger look dledger-data/default/dledger-n0 --format json",
+        "dledger look 'n0-127.0.0.1:40911;n1-127.0.0.1:40912' --group orders",
+    )
+)
+@click.argument("target", metavar="DIR|PEERS", envvar="DLEDGER_PEERS")
+@option("--group", envvar="DLEDGER_GROUP", default="default", show_default=True, metavar="NAME", help="Group of PEERS.")
+@opaque_option
+@format_option
+def look(target: str, group: str, opaque: bool, output: Format) -> int:
+    """Show what a directory or a group is and contains.
+
+    DIR is a store of this project or of Java DLedger, a classic CommitLog, a broker's directory, consume queues, or a
+    directory with several stores; nothing is written there. Of a large log only a sample is read. Exit 1 if damage is
+    seen; 'dledger verify' reads everything.
+    """
+    path = Path(target)
+    if path.exists():
+        view = _directory(path, opaque=opaque)
+    elif ":" in target:
+        view = _group(target, group)
+    else:
+        raise ConfigError(f"{target!r} is neither a directory nor a list of nodes", "", "name a directory or PEERS")
+    if output == "json":
+        show_result(_json(view), output)
+    else:
+        _show(view)
+    return EXIT_FINDING if view.damage else EXIT_OK
+
+
+# --- directories --------------------------------------------------------------------------------------------------
+
+
+def _directory(path: Path, *, opaque: bool) -> View:
+    location, queues = locate(path), queue_files(path)
+    if location.store is None and location.commitlog is None:
+        if location.stores:
+            return _several(path, location.stores)
+        if queues is not None:
+            facts = {"what": "consume queues of a broker", "directory": str(path)}
+            counts = {"topics": queues.topics, "queues": queues.queues, "units": queues.units}
+            compare = (
+                f"python jobs/rebuild_consume_queue.py --store STORE --compare {shlex.quote(str(path))} --table DIR"
+            )
+            return View(facts | counts, next=[compare])
+    with open_log_directory(path, opaque=opaque) as opened:
+        view = _log(opened)
+    if queues is not None:
+        view.facts |= {"consume queues": f"{queues.queues} of {queues.topics} topics, {queues.units:,} units"}
+    flushed = _broker_checkpoint(path / "checkpoint")
+    if flushed is not None:
+        view.facts |= {"CommitLog flushed up to": flushed}
+    return view
+
+
+def _several(path: Path, stores: tuple[Path, ...]) -> View:
+    rows: list[dict[str, Any]] = []
+    damage = []
+    for store in stores:
+        try:
+            with open_log_directory(store) as opened:
+                first, end = opened.indexes
+                kind = _WRITERS[opened.log.writer] if opened.log is not None else "CommitLog"
+                rows.append({"store": str(store), "what": kind, "first_index": first, "last_index": end - 1})
+        except StorageError as error:
+            damage.append(str(error))
+    facts = {"what": "directory of several stores", "directory": str(path), "stores": len(stores)}
+    commands = [f"dledger look {shlex.quote(str(store))}" for store in stores[:_TOPICS_SHOWN]]
+    return View(facts, nodes=rows, damage=damage, next=commands)
+
+
+def _log(opened: LogDirectory) -> View:
+    log, classic = opened.log, opened.classic
+    name = shlex.quote(str(opened.path))
+    facts: dict[str, Any] = {"what": _kind(opened), "directory": str(opened.path)}
+    if classic:
+        facts |= {"CommitLog files": len(classic), "positions": f"{classic[0].position} to {classic[-1].end}"}
+    if log is None:
+        survey = survey_commitlog(opened)
+    else:
+        first, end = opened.indexes
+        survey = survey_log(lambda at, stop: opened.batches(Span((0, 0), (at, stop))), first, end)
+        facts |= _facts_of(log)
+        survey.damage += [f"indexes {a} to {b - 1} are damaged" for a, b in log.damaged if not survey.complete]
+    view = View(facts, survey, _terms(log), damage=[*survey.damage, *end_problems(opened)])
+    verify = f"dledger verify {name}" if log is not None else f"dledger dump {name} --format json"
+    view.next = [f"dledger dump {name} --from -10", *([verify] if view.damage or not survey.complete else [])]
+    if log is not None and log.writer != "dledger-python":
+        view.next.append(f"dledger convert {name} dledger-data --group NAME --self-id n0 --peers PEERS --dry-run")
+    if survey.messages:
+        source = f"--store {name}" if log is not None else f"--commitlog {name}"
+        view.next.append(f"python jobs/rebuild_consume_queue.py {source} --table DIR")
+    return view
+
+
+def _kind(opened: LogDirectory) -> str:
+    if opened.log is None:
+        return "classic CommitLog"
+    kind = _WRITERS[opened.log.writer]
+    return f"{kind}, after a classic CommitLog (mixed log)" if opened.classic else kind
+
+
+def _facts_of(log: StoreReader) -> dict[str, Any]:
+    files = [path for path in (log.path / "data").iterdir() if path.is_file()]
+    size = sum(path.stat().st_blocks * 512 for path in files)
+    facts: dict[str, Any] = {"group": log.group, "node": log.node_id, "log_uuid": log.log_uuid}
+    facts |= {"first_index": int(log.first_index), "last_index": int(log.last_index), "commit_index": log.commit_index}
+    facts |= {"files": len(files), "bytes on disk": size}
+    if log.identity_lost:
+        facts["identity"] = "meta/log.json is missing: read like a store that Java wrote"
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _terms(log: StoreReader | None) -> list[dict[str, int]]:
+    if log is None or log.last_index < log.first_index:
+        return []
+    return [{"term": int(each.term), "first_index": int(each.first_index)} for each in log.term_ranges()]
+
+
+def _broker_checkpoint(path: Path) -> str | None:
+    """Return the time up to which a broker has flushed its CommitLog; None for other files (StoreCheckpoint.java)."""
+    if not path.is_file() or path.stat().st_size < _CHECKPOINT.size or path.stat().st_size % 4096:
+        return None
+    with path.open("rb") as file:
+        millis = _CHECKPOINT.unpack(file.read(_CHECKPOINT.size))[0]
+    if not 0 < millis < 1 << 42:
+        return None
+    return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="seconds")
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+def _group(peers: str, group: str) -> View:
+    parse_peers(peers)
+    with Client(peers, group) as client:
+        metadata, bounds = client.metadata(), client.bounds()
+
+        def read(at: int, stop: int) -> Iterator[pa.RecordBatch]:
+            while at < stop:
+                fetch = client.fetch(at, stop, max_bytes=_READ_BYTES)
+                yield fetch.batch
+                if fetch.next_index <= at:
+                    return
+                at = fetch.next_index
+
+        survey = survey_log(read, bounds.first_index, bounds.end)
+    facts: dict[str, Any] = {"what": "running group", "group": group, "log_uuid": metadata.log_uuid}
+    facts |= {"leader": metadata.leader_id, "term": metadata.term}
+    facts |= {"first_index": bounds.first_index, "last_index": bounds.end - 1}
+    away = [str(node.node_id) for node in metadata.nodes if not node.reachable]
+    damage = [f"node {name} does not answer" for name in away]
+    return View(facts, survey, nodes=_nodes(metadata), damage=damage, next=["dledger tail", "dledger status --watch"])
+
+
+def _nodes(metadata: Metadata) -> list[dict[str, Any]]:
+    names = ("node_id", "address", "role", "first_index", "last_index", "commit_index")
+    return [{name: getattr(node, name) for name in names} for node in metadata.nodes]
+
+
+# --- output -------------------------------------------------------------------------------------------------------
+
+
+def _topics(survey: Survey) -> list[dict[str, Any]]:
+    rows = []
+    for topic, count in survey.topics.most_common():
+        share = round(100 * count / survey.sampled, 1)
+        named = {"topic": topic, "queues": len(survey.queues[topic]), "messages": count, "percent": share}
+        rows.append(named | {"keys": survey.keys[topic]})
+    return rows
+
+
+def _last(survey: Survey) -> list[dict[str, Any]]:
+    return [row | {"body": None if row["body"] is None else preview(row["body"])} for row in survey.last]
+
+
+def _json(view: View) -> dict[str, Any]:
+    shown: dict[str, Any] = {name.replace(" ", "_").lower(): value for name, value in view.facts.items()}
+    survey = view.survey
+    if survey is not None:
+        shown |= {"entries": survey.entries, "sampled": survey.sampled, "messages": survey.messages}
+        shown |= {"since": survey.since, "until": survey.until}
+        shown |= {"topics": _topics(survey), "last": _last(survey)}
+    return shown | {"terms": view.terms, "nodes": view.nodes, "damage": view.damage, "next": view.next}
+
+
+def _show(view: View) -> None:
+    facts, survey = dict(view.facts), view.survey
+    if survey is not None:
+        facts["entries"] = survey.entries
+        if not survey.complete:
+            share = 100 * survey.sampled / survey.entries
+            facts["sample"] = f"{survey.sampled:,} of {survey.entries:,} entries, {share:.2g} %"
+        if survey.since is not None and survey.until is not None:
+            facts["since"] = survey.since.isoformat(timespec="seconds")
+            facts["until"] = survey.until.isoformat(timespec="seconds")
+        facts["messages"] = "none: bodies are plain" if not survey.messages else f"{survey.messages:,} in the sample"
+        if survey.complete and survey.messages:
+            facts["messages"] = survey.messages
+    if view.terms:
+        newest = view.terms[-_TERMS_SHOWN:]
+        shown = ", ".join(f"{each['term']} from {each['first_index']}" for each in newest)
+        facts["terms"] = ("... " if len(newest) < len(view.terms) else "") + shown
+    show_result(facts, "table")
+    show_rows(view.nodes, "table", "nodes" if survey is not None else "stores")
+    if survey is not None:
+        topics = _topics(survey)
+        rows = [
+            row | {"topic": shortened(row["topic"], _WIDTH), "keys": shortened(", ".join(row["keys"]), _WIDTH) or None}
+            for row in topics[:_TOPICS_SHOWN]
+        ]
+        more = f"topics, {len(topics) - len(rows)} more" if len(topics) > len(rows) else "topics"
+        show_rows(rows, "table", more)
+        cut = dict.fromkeys(("topic", "tags", "keys"), _WIDTH)
+        last = [
+            {name: shortened(value, cut[name]) if value and name in cut else value for name, value in row.items()}
+            for row in _last(survey)
+        ]
+        show_rows(last, "table", "last entries")
+    emit("\n".join([*(f"damage: {each}" for each in view.damage), *(f"next: {each}" for each in view.next)]))

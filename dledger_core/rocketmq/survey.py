@@ -1,0 +1,190 @@
+"""What a log contains, from a sample of its entries: topics, queues, keys, times, the last entries."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dledger_core.errors import DLedgerError
+from dledger_core.record import is_segment_name
+from dledger_core.rocketmq.message.decode import decode_messages
+from dledger_core.rocketmq.store.commit_log import FileStop
+from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES, decode_units
+from dledger_core.rocketmq.store.directory import Damaged, LogDirectory
+
+SAMPLE_ENTRIES: Final = 16_384
+"""Entries that are read of a larger log; a smaller one is read as a whole."""
+WINDOWS: Final = 32
+LAST: Final = 5
+_WINDOW_BYTES: Final = 1 << 20
+_KEYS_SHOWN: Final = 3
+_COLUMNS: Final = ("topic", "queue_id", "keys", "tags", "store_timestamp")
+
+Read = Callable[[int, int], Iterator[pa.RecordBatch | Damaged]]
+
+
+@dataclass
+class Survey:
+    """What a sample of a log contains.
+
+    Attributes:
+        entries: entries of the log; of a CommitLog that was not read as a whole, about.
+        sampled: entries that were read.
+        nbytes: bytes of their bodies.
+        messages: RocketMQ messages among them.
+        topics: messages by topic.
+        queues: queue ids by topic.
+        keys: some keys by topic.
+        since: earliest time: of the append, or of the message's storing; None if unknown.
+        until: latest time.
+        last: the last entries: index, position, topic, keys, body.
+        damage: ranges that could not be read.
+    """
+
+    entries: int = 0
+    sampled: int = 0
+    nbytes: int = 0
+    messages: int = 0
+    topics: Counter[str] = field(default_factory=Counter)
+    queues: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    keys: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    since: datetime | None = None
+    until: datetime | None = None
+    last: list[dict[str, Any]] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all entries were read."""
+        return self.sampled >= self.entries
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Count the entries of a batch with the columns of RECORD_SCHEMA."""
+        self.sampled += batch.num_rows
+        self.nbytes += pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
+        found = decode_messages(batch.column("body"), _COLUMNS)
+        topics = found.column("topic")
+        self.messages += len(topics) - topics.null_count
+        table = pa.table({"topic": topics, "queue": found.column("queue_id")}).drop_null()
+        for row in table.group_by(["topic", "queue"]).aggregate([([], "count_all")]).to_pylist():
+            self.topics[row["topic"]] += row["count_all"]
+            self.queues[row["topic"]].add(row["queue"])
+        keyed = pa.table({"topic": topics, "keys": found.column("keys")}).drop_null()
+        for row in keyed.group_by("topic").aggregate([("keys", "max")]).to_pylist():
+            if len(self.keys[row["topic"]]) < _KEYS_SHOWN and row["keys_max"] not in self.keys[row["topic"]]:
+                self.keys[row["topic"]].append(row["keys_max"])
+        bounds = pc.min_max(pc.coalesce(batch.column("timestamp"), found.column("store_timestamp")))
+        if bounds["min"].is_valid:
+            self.since = min(filter(None, (self.since, bounds["min"].as_py())))
+            self.until = max(filter(None, (self.until, bounds["max"].as_py())))
+        self._remember(batch, found)
+
+    def _remember(self, batch: pa.RecordBatch, found: pa.RecordBatch) -> None:
+        tail = range(max(0, batch.num_rows - LAST), batch.num_rows)
+        bodies = decode_messages(batch.column("body").slice(tail.start), ["body"]).column(0).to_pylist()
+        rows = [
+            {name: batch.column(name)[at].as_py() for name in ("index", "position")}
+            | {name: found.column(name)[at].as_py() for name in ("topic", "tags", "keys")}
+            | {"body": body if found.column("topic")[at].is_valid else batch.column("body")[at].as_py()}
+            for at, body in zip(tail, bodies, strict=True)
+        ]
+        self.last = [*self.last, *rows][-LAST:]
+
+
+def survey_log(read: Read, first: int, end: int) -> Survey:
+    """Return a survey of the entries [first, end).
+
+    Args:
+        read: yields the entries of a range, and the damage in it.
+        first: first index.
+        end: end (exclusive).
+    """
+    survey = Survey(end - first)
+    if end - first <= SAMPLE_ENTRIES:
+        windows = [(first, end)]
+    else:
+        size = SAMPLE_ENTRIES // WINDOWS
+        starts = np.linspace(first, end - size, WINDOWS).astype(np.int64).tolist()
+        windows = [(start, min(start + size, stop)) for start, stop in pairwise([*starts, end])]
+    for start, stop in windows:
+        for found in read(start, stop):
+            if isinstance(found, Damaged):
+                survey.damage.append(str(found))
+            else:
+                survey.add(found)
+    return survey
+
+
+def survey_commitlog(opened: LogDirectory) -> Survey:
+    """Return a survey of a classic CommitLog: the first messages of up to ``WINDOWS`` files, and the last ones."""
+    survey, files = Survey(), opened.classic
+    chosen = files if len(files) <= WINDOWS else [files[at * len(files) // WINDOWS] for at in range(WINDOWS)]
+    whole = sum(file.size for file in files) <= WINDOWS * _WINDOW_BYTES
+    for file in chosen:
+        for found in file.scan(_WINDOW_BYTES):
+            if isinstance(found, FileStop):
+                if not file.ends_at(found, is_open=file is files[-1] and opened.log is None):
+                    survey.damage.append(f"byte {found.position} starts neither a message nor the end of {file.path}")
+                break
+            nothing = pa.nulls(found.num_rows)
+            columns = {"index": nothing, "timestamp": nothing.cast(pa.timestamp("us", "UTC"))}
+            survey.add(pa.RecordBatch.from_pydict(columns | {n: found.column(n) for n in ("position", "body")}))
+            if not whole and file is not files[-1]:
+                break
+    size, mean = sum(file.size for file in files), survey.nbytes / max(1, survey.sampled)
+    survey.entries = survey.sampled if whole or not mean else round(size / mean)
+    return survey
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFiles:
+    """The consume queues of a directory.
+
+    Attributes:
+        topics: number of topics.
+        queues: number of queues.
+        units: units in them.
+    """
+
+    topics: int
+    queues: int
+    units: int
+
+
+def queue_files(directory: Path) -> QueueFiles | None:
+    """Return what consume queue files a directory contains, or None if it contains none.
+
+    Args:
+        directory: ``consumequeue`` itself, or the broker's directory that holds it.
+    """
+    root = directory / "consumequeue" if (directory / "consumequeue").is_dir() else directory
+    last: dict[tuple[str, str], Path] = {}
+    for path in sorted(root.glob("*/*/" + "[0-9]" * 20)):
+        if is_segment_name(path.name) and path.parent.name.isdecimal():
+            last[path.parent.parent.name, path.parent.name] = path
+    if not last:
+        return None
+    units = 0
+    for path in last.values():
+        slots = decode_units(path.read_bytes()[: path.stat().st_size // UNIT_BYTES * UNIT_BYTES])
+        filled = np.flatnonzero(slots["size"] > 0)
+        units += int(path.name) // UNIT_BYTES + (int(filled[-1]) + 1 if len(filled) else 0)
+    return QueueFiles(len({topic for topic, _ in last}), len(last), units)
+
+
+def end_problems(opened: LogDirectory) -> list[str]:
+    """Return what is wrong after the last entry of a log."""
+    try:
+        note = opened.check_end()
+    except DLedgerError as error:
+        return [str(error)]
+    return [note] if note else []

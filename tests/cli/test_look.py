@@ -1,0 +1,101 @@
+"""``dledger look`` on every kind of directory, on damage, on a large log, and on a running group."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dledger_core import LocalCluster, open_store
+from dledger_core.rocketmq.survey import SAMPLE_ENTRIES
+from dledger_core.storage import CommitLog
+from tests.cli.command import error_of, result_of, run
+from tests.rocketmq.convert.stores import snapshot, unpacked
+from tests.rocketmq.golden import MIXED, THREE, extract, messages
+from tests.support.logs import append
+
+
+def test_look_shows_a_broker_with_a_mixed_log(tmp_path: Path) -> None:
+    for within in ("n0/commitlog", "n0/dledger-n0", "n0/consumequeue"):
+        extract(MIXED, within, tmp_path)
+    broker = tmp_path / MIXED / "n0"
+    before = snapshot(broker)
+    found = result_of("look", broker)
+    assert snapshot(broker) == before
+    assert (found["entries"], found["sampled"], found["messages"], found["damage"]) == (263, 263, 263, [])
+    assert found["topics"][0]["messages"] == max(topic["messages"] for topic in found["topics"])
+    assert found["last"][-1]["index"] == found["last_index"] == 262
+    assert any(command.startswith("dledger convert ") for command in found["next"])
+    shown = run("look", broker).stdout
+    assert "mixed log" in shown
+    assert "next: dledger dump" in shown
+
+
+def test_look_shows_a_classic_commitlog(tmp_path: Path) -> None:
+    found = result_of("look", extract(MIXED, "n0/commitlog", tmp_path))
+    classic = [position for position in messages(MIXED) if position < 262_144]
+    assert (found["what"], found["entries"], found["damage"]) == ("classic CommitLog", len(classic), [])
+
+
+@pytest.mark.parametrize("version", ["0.3.1.2", "0.4.0"])
+def test_look_lists_several_stores_and_shows_each(tmp_path: Path, version: str) -> None:
+    directory = unpacked(f"dledger-{version}-three", tmp_path)
+    found = result_of("look", directory)
+    assert [row["last_index"] for row in found["nodes"]] == [266, 266, 266]
+    one = result_of("look", directory / "dledger-n0")
+    assert (one["entries"], one["messages"], one["topics"]) == (267, 0, [])
+    assert [each["term"] for each in one["terms"]] == [1, 2, 3]
+
+
+def test_look_reports_damage_with_exit_code_1(tmp_path: Path) -> None:
+    store = extract(THREE, "n0/dledger-n0", tmp_path)
+    with open_store(store) as reader:
+        position = reader.read(500, 501).column("position")[0].as_py()
+    file = max(file for file in (store / "data").iterdir() if int(file.name) <= position)
+    content = bytearray(file.read_bytes())
+    content[position - int(file.name) + 150] ^= 1
+    file.write_bytes(content)
+    found = result_of("look", store, code=1)
+    assert "indexes 500 to 500 are damaged" in found["damage"][0]
+    assert any(command.startswith("dledger verify ") for command in found["next"])
+    max((store / "data").iterdir()).unlink()
+    assert result_of("look", store, code=1)["damage"]
+
+
+def test_look_reads_a_sample_of_a_large_log(tmp_path: Path) -> None:
+    log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
+    for _ in range(5):
+        append(log, [b"a body"] * 10_000)
+    log.close(49_999)
+    found = result_of("look", tmp_path / "s")
+    assert (found["entries"], found["sampled"]) == (50_000, SAMPLE_ENTRIES)
+    assert found["last"][-1] == found["last"][-1] | {"index": 49_999, "body": "a body"}
+    assert "sample" in run("look", tmp_path / "s").stdout
+
+
+def test_look_rejects_other_targets(tmp_path: Path) -> None:
+    error_of("look", tmp_path)
+    error_of("look", "nothing")
+    error_of("look", "n0-nowhere")
+
+
+def test_look_shows_consume_queues(tmp_path: Path) -> None:
+    queues = extract(MIXED, "n0/consumequeue", tmp_path)
+    found = result_of("look", queues)
+    shutil.copytree(queues, tmp_path / "broker" / "consumequeue")
+    assert found["units"] > 0
+    assert result_of("look", tmp_path / "broker")["units"] == found["units"]
+
+
+@pytest.mark.integration
+def test_look_shows_a_running_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalCluster(1, tmp_path / "cluster") as cluster:
+        monkeypatch.setenv("DLEDGER_PEERS", cluster.peers)
+        run("append", "one", "two")
+        found = result_of("look")
+        assert [row["body"] for row in found["last"]] == ["one", "two"]
+        assert found["nodes"][0]["role"] == "leader"
+        assert "running group" in run("look", cluster.peers).stdout
+    assert os.environ["DLEDGER_PEERS"]
