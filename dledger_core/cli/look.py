@@ -1,4 +1,4 @@
-"""``dledger look``: what a directory or a group is and contains, at a glance, and which command to run next."""
+"""``dledger look``: kind and content of a directory or a group at a glance, and the command to run next."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _READ_BYTES: Final = 4 << 20
 
 @dataclass
 class View:
-    """What is shown.
+    """Content of the page.
 
     Attributes:
         facts: name and value.
         survey: of the entries, if there are any.
         terms: first index and term of each range, oldest first.
         nodes: of a group.
-        damage: what is wrong.
+        damage: a sentence for each problem.
         next: commands to run.
     """
 

@@ -1,4 +1,4 @@
-"""What a log contains, from a sample of its entries: topics, queues, keys, times, the last entries."""
+"""Content of a log, from a sample of its entries: topics, queues, keys, times, the last entries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Read = Callable[[int, int], Iterator[pa.RecordBatch | Damaged]]
 
 @dataclass
 class Survey:
-    """What a sample of a log contains.
+    """Content of a sample of a log.
 
     Attributes:
         entries: entries of the log; of a CommitLog that was not read as a whole, about.
@@ -161,7 +161,7 @@ class QueueFiles:
 
 
 def queue_files(directory: Path) -> QueueFiles | None:
-    """Return what consume queue files a directory contains, or None if it contains none.
+    """Return the consume queues in a directory, or None if there are none.
 
     Args:
         directory: ``consumequeue`` itself, or the broker's directory that holds it.
@@ -182,7 +182,7 @@ def queue_files(directory: Path) -> QueueFiles | None:
 
 
 def end_problems(opened: LogDirectory) -> list[str]:
-    """Return what is wrong after the last entry of a log."""
+    """Return a sentence for each problem after the last entry of a log."""
     try:
         note = opened.check_end()
     except DLedgerError as error:
