@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.errors import BadRequestError
-from dledger_core.record import HEADER_BYTES, MAGIC_DATA, Records, slices_of
+from dledger_core.record import HEADER_BYTES, MAGIC_DATA, READ_SCHEMA, Records, slices_of
 from dledger_core.rocketmq.message import layout
 from dledger_core.rocketmq.message.columns import (
     IntArray,
@@ -88,6 +88,7 @@ def _inflate(body: memoryview, limit: int) -> bytes:
 
 
 _BATCH_BYTES_MAX: Final = 1 << 30
+_CHUNK_BYTES: Final = 64 << 20
 _YEAR_10000_MS: Final = 253_402_300_800_000
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
@@ -382,9 +383,19 @@ class MessageBodies:
         found = decode_messages(pa.array([bytes(one.bodies)], pa.binary()), ["topic", "keys"]).to_pylist()[0]
         return {name: value for name, value in (("topic", found["topic"]), ("key", found["keys"])) if value}
 
-    def decode(self, bodies: Any, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Return the messages in a binary column; see ``decode_messages``."""
-        return decode_messages(bodies, columns)
+    @property
+    def schema(self) -> pa.Schema:
+        """The entry's columns, then those of MESSAGE_SCHEMA."""
+        return pa.schema([*(field for field in READ_SCHEMA if field.name != "body"), *MESSAGE_SCHEMA])
+
+    def decode(self, entries: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield entries with the columns of their messages; a body that is not a message stays, with an ``error``."""
+        for chunk, found in decode_chunks(entries, MESSAGE_SCHEMA.names, opened_bytes_max=_CHUNK_BYTES):
+            columns = {name: chunk.column(name) for name in chunk.schema.names if name != "body"}
+            columns |= {name: found.column(name) for name in found.schema.names}
+            foreign = pc.is_null(found.column("topic"))
+            columns["body"] = pc.if_else(foreign, chunk.column("body"), found.column("body"))
+            yield pa.RecordBatch.from_pydict(columns, schema=self.schema)
 
 
 def _located(records: Records) -> Located:

@@ -34,7 +34,7 @@ of good records (``complete_end``), because a batch is acknowledged only as a wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Protocol
@@ -102,8 +102,12 @@ class BodyFormat(Protocol):
     def describe(self, records: Records, row: int) -> dict[str, Any]:
         """Return the values that identify a body in a report."""
 
-    def decode(self, bodies: Any, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Return the columns in a binary column of bodies."""
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of ``decode``."""
+
+    def decode(self, entries: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield entries with the columns of the format, which replace ``body``; other bodies keep theirs."""
 
 
 class Verdict(Enum):

@@ -555,6 +555,38 @@ class StoreReader:
         """
         return to_arrow(self.records(start, end, max_bytes), magic=True)
 
+    def messages(self, start: int | None = None, end: int | None = None) -> pa.RecordBatchReader:
+        """Return the messages of the entries [start, end) as a stream of Arrow batches; control entries are left out.
+
+        Columns are index, term, position, timestamp and those of the messages. A body that is not a message stays in
+        ``body``, with the reason in ``error``. pandas, Polars and DuckDB read the stream without further libraries.
+
+        Args:
+            start: the first index; None = of the log.
+            end: end (exclusive); None = of the log.
+
+        Raises:
+            BadRequestError: the store was opened with opaque bodies.
+            IndexOutOfRangeError: ``start`` is not in the log.
+            CorruptRecordError: raised by the stream at a damaged record or message.
+        """
+        bodies = self._reader.bodies
+        if bodies is None:
+            raise BadRequestError(
+                "bodies are opaque in this view", str(self.path), "open the store without opaque=True"
+            )
+        first = self.first_index if start is None else start
+        stop = self.last_index + 1 if end is None else min(end, self.last_index + 1)
+        if start is not None and not self.first_index <= start <= self.last_index + 1:
+            raise out_of_range(self.path, start, stop, self.first_index, self.last_index)
+        return pa.RecordBatchReader.from_batches(bodies.schema, self._decoded(bodies, first, stop))
+
+    def _decoded(self, bodies: BodyFormat, at: int, end: int) -> Iterator[pa.RecordBatch]:
+        while at < end:
+            records = self.records(at, end)
+            yield from bodies.decode(data_entries(records, at))
+            at += records.count
+
     def records(self, start: int, end: int, max_bytes: int = READ_BYTES) -> Records:
         """Return records as stored on disk, checked; otherwise like ``read``."""
         if not self.first_index <= start <= self.last_index or end <= start:

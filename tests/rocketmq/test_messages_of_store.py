@@ -1,0 +1,52 @@
+"""``StoreReader.messages``: the messages of a stopped store as a stream of Arrow batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dledger_core import BadRequestError, CorruptRecordError, IndexOutOfRangeError, open_store
+from dledger_core.rocketmq import MESSAGE_SCHEMA, decode_messages
+from dledger_core.storage import CommitLog
+from tests.rocketmq.golden import THREE, extract
+from tests.support.logs import append
+
+
+def test_messages_of_store_are_those_that_decode_gives(tmp_path: Path) -> None:
+    with open_store(extract(THREE, "n0/dledger-n0", tmp_path)) as reader:
+        found = reader.messages().read_all()
+        entries = reader.read(0, 1024, max_bytes=1 << 30)
+        expected = pa.Table.from_batches([decode_messages(entries.column("body"))])
+        assert found.select(MESSAGE_SCHEMA.names) == expected
+        assert found.column("index").to_pylist() == list(range(1024))
+        part = reader.messages(100, 200).read_all()
+        assert part == found.slice(100, 100)
+        assert reader.messages(1024).read_all().num_rows == 0
+        with pytest.raises(IndexOutOfRangeError):
+            reader.messages(1025)
+        assert reader.messages().read_pandas()["topic"].notna().all()
+
+
+def test_messages_of_plain_entries_keep_their_bodies(tmp_path: Path) -> None:
+    log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
+    append(log, [b"one", b"two"])
+    log.close(1)
+    with open_store(tmp_path / "s") as reader:
+        found = reader.messages().read_all()
+    assert found.column("body").to_pylist() == [b"one", b"two"]
+    assert found.column("error").null_count == 0
+    with open_store(tmp_path / "s", opaque=True) as reader, pytest.raises(BadRequestError):
+        reader.messages()
+
+
+def test_messages_raise_at_a_damaged_one(tmp_path: Path) -> None:
+    store = extract(THREE, "n0/dledger-n0", tmp_path)
+    file = min((store / "data").iterdir())
+    content = bytearray(file.read_bytes())
+    content[48 + 90] ^= 1
+    file.write_bytes(content)
+    with open_store(store) as reader, pytest.raises(CorruptRecordError) as caught:
+        reader.messages().read_all()
+    assert caught.value.values["index"] == 0
