@@ -106,6 +106,11 @@ def test_diverged_tail_is_shown_with_its_terms(diverged: dict[str, Path]) -> Non
     assert page.count("background:#f6b8b3") >= 2 * 60
 
 
+def test_body_that_does_not_match_its_crc_is_shown(tmp_path: Path) -> None:
+    found = diff_finding(made_up(damaged_replicas(tmp_path), replica="n1", start=FLIPPED, end=FLIPPED + 1, count=1))
+    assert [a ^ b for a, b in zip(found.bodies["n1"], found.bodies["n0"], strict=True) if a != b] == [4]
+
+
 def test_entries_of_running_nodes_are_read_from_them() -> None:
     with running_group() as group:
         group.log.append_bodies(b"one", b"two")
