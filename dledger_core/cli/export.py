@@ -1,0 +1,210 @@
+"""``dledger export``: the entries of a directory as files for other tools, in parts that survive an interruption."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv, ipc, parquet
+
+from dledger_core.cli.help import command, examples, option
+from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, opaque_option
+from dledger_core.cli.output import Format, Progress, show_result
+from dledger_core.errors import ConfigError, IndexOutOfRangeError
+from dledger_core.record import MAGIC_DATA, READ_SCHEMA
+from dledger_core.rocketmq import Damaged, LogDirectory, Span, open_log_directory
+from dledger_core.rocketmq.message.decode import MESSAGES
+
+_PART_BYTES: Final = 256 << 20
+_TEMPORARY: Final = ".part"
+
+
+class _Writer(Protocol):
+    def write_batch(self, batch: pa.RecordBatch) -> None: ...
+    def close(self) -> None: ...
+
+
+class _JsonLines:
+    """Objects, one per line; a body that is not UTF-8 is in ``body_base64``."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._file, self._names = path.open("w", encoding="utf-8"), schema.names
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        for row in batch.to_pylist():
+            shown = {name: value for name, value in row.items() if name != "body"} | _text(row["body"])
+            self._file.write(json.dumps(shown, default=_plain, ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Csv:
+    """Rows; maps are JSON, and a body that is not UTF-8 is in ``body_base64``."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        names = [name for name in schema.names if name != "body"]
+        fields = [
+            pa.field(n, pa.string() if pa.types.is_map(schema.field(n).type) else schema.field(n).type) for n in names
+        ]
+        self._schema = pa.schema([*fields, ("body", pa.string()), ("body_base64", pa.string())])
+        self._writer = csv.CSVWriter(str(path), self._schema)
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        rows = []
+        for row in batch.to_pylist():
+            maps = {n: json.dumps(dict(v), ensure_ascii=False) for n, v in row.items() if isinstance(v, list)}
+            rows.append(row | maps | {"body": None, "body_base64": None} | _text(row["body"]))
+        self._writer.write_batch(pa.RecordBatch.from_pylist(rows, self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _text(body: bytes | None) -> dict[str, str | None]:
+    if body is None:
+        return {"body": None}
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} has no JSON")
+
+
+_WRITERS: Final[dict[str, Callable[[Path, pa.Schema], _Writer]]] = {
+    "parquet": lambda path, schema: parquet.ParquetWriter(path, schema, compression="zstd"),
+    "arrow": lambda path, schema: ipc.new_file(str(path), schema),
+    "csv": _Csv,
+    "jsonl": _JsonLines,
+}
+
+
+@command(
+    epilog=examples(
+        "dledger export /var/lib/broker/store messages --to parquet",
+        "dledger export dledger-data/default/dledger-n0 out --to jsonl --from 1000 --until 2000",
+    )
+)
+@click.argument("source", type=EXISTING_DIRECTORY)
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@option(
+    "--to", "kind", type=click.Choice(list(_WRITERS)), default="parquet", show_default=True, help="Format of the files."
+)
+@option("--from", "start", type=click.IntRange(0), metavar="INDEX", help="First index [default: of the log].")
+@option("--until", "end", type=click.IntRange(0), metavar="INDEX", help="End (exclusive) [default: of the log].")
+@option(
+    "--part-bytes",
+    type=SizeType(),
+    default=_PART_BYTES,
+    metavar="BYTES",
+    help="Size of the bodies in a file, about [default: 256MiB].",
+)
+@opaque_option
+@format_option
+def export(
+    source: Path,
+    directory: Path,
+    kind: str,
+    start: int | None,
+    end: int | None,
+    part_bytes: int,
+    opaque: bool,
+    output: Format,
+) -> None:
+    """Write the entries of a store as files in DIRECTORY.
+
+    Columns are those of the entries and of the RocketMQ messages in them; with --opaque those of the entries alone. A
+    file is named after its range, FIRST-END.parquet, and complete once it has its name: after an interruption the same
+    command continues. Pandas, Polars and DuckDB read the files. Exit 4 at damage; the files before it are complete.
+    """
+    with open_log_directory(source, opaque=opaque) as opened, Progress("exporting") as progress:
+        if opened.log is None:
+            remedy = "use 'dledger dump --format json', or jobs/rebuild_consume_queue.py --commitlog"
+            raise ConfigError("a CommitLog without a store has no indexes to export by", str(source), remedy)
+        low, high = opened.indexes
+        first, stop = low if start is None else start, high if end is None else min(end, high)
+        if start is not None and not low <= start <= high:
+            raise IndexOutOfRangeError("the start is not in the log", str(source), f"use {low} to {high}")
+        directory.mkdir(parents=True, exist_ok=True)
+        at = written = _finished(directory, kind, first)
+        files = 0
+        while at < stop:
+            at = _write_part(opened, directory, kind, (at, stop), part_bytes, opaque=opaque)
+            files += 1
+            progress.update(at - first, total=stop - first, detail=f"{files} files")
+    summary = {"directory": str(directory), "first_index": first, "end_index": max(at, first), "files": files}
+    show_result(summary | {"continued_from": written if written > first else None}, output)
+
+
+def _finished(directory: Path, kind: str, first: int) -> int:
+    """Return where earlier runs ended: the end of the files that continue each other from ``first``."""
+    ends = {}
+    for path in directory.glob(f"*.{kind}"):
+        begin, dash, end = path.stem.partition("-")
+        if dash and begin.isdecimal() and end.isdecimal():
+            ends[int(begin)] = int(end)
+    at = first
+    while at in ends and ends[at] > at:
+        at = ends[at]
+    return at
+
+
+def _write_part(
+    opened: LogDirectory, directory: Path, kind: str, bounds: tuple[int, int], part_bytes: int, *, opaque: bool
+) -> int:
+    """Write one file that starts at ``bounds[0]``, and return its end."""
+    start, stop = bounds
+    schema = READ_SCHEMA if opaque else MESSAGES.schema
+    at, nbytes = start, 0
+    with _temporary(directory / f"{start}{_TEMPORARY}", kind, schema) as writer:
+        for found in opened.batches(Span((0, 0), (start, stop))):
+            if isinstance(found, Damaged):
+                if at == start:
+                    raise found.error
+                break  # this file ends before the damage, and the next one raises it
+            ends = nbytes + np.cumsum(pc.binary_length(found.column("body")), dtype=np.int64)
+            fitting = found.slice(0, int(np.searchsorted(ends, part_bytes)) + 1)
+            at, nbytes = int(fitting.column("index")[-1].as_py()) + 1, int(ends[fitting.num_rows - 1])
+            for batch in _rows(fitting, opaque=opaque):
+                writer.write_batch(batch)
+            if nbytes >= part_bytes:
+                break
+    (directory / f"{start}{_TEMPORARY}").replace(directory / f"{start:020d}-{at:020d}.{kind}")
+    return at
+
+
+@contextmanager
+def _temporary(path: Path, kind: str, schema: pa.Schema) -> Iterator[_Writer]:
+    writer = _WRITERS[kind](path, schema)
+    try:
+        yield writer
+    except BaseException:
+        writer.close()
+        path.unlink(missing_ok=True)
+        raise
+    writer.close()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _rows(batch: pa.RecordBatch, *, opaque: bool) -> Iterator[pa.RecordBatch]:
+    data = batch.filter(pc.equal(batch.column("magic"), MAGIC_DATA)).select(READ_SCHEMA.names).cast(READ_SCHEMA)
+    if opaque:
+        yield data
+    else:
+        yield from MESSAGES.decode(data)
