@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
+import pyarrow as pa
 
 from dledger_core.cli.entries import SEEK_HELP, EntryView, Filters, SeekTarget, SeekType, filter_options
 from dledger_core.cli.formats import EntryFormat, decodes, entry_format_options, escapes_help
@@ -38,6 +41,13 @@ _END: Final = (1 << 63) - 1
 @option("--to", "end", type=SeekType(), section="Selection", help="End (exclusive), like --from [default: end].")
 @filter_options
 @option(
+    "--last",
+    type=click.IntRange(1),
+    metavar="NUMBER",
+    section="Selection",
+    help="Only the last entries that match; --from -N counts before the filters.",
+)
+@option(
     "--commitlog",
     type=EXISTING_DIRECTORY,
     metavar="DIR",
@@ -52,6 +62,7 @@ def dump(
     end: SeekTarget | None,
     filters: Filters,
     count: int | None,
+    last: int | None,
     commitlog: Path | None,
     opaque: bool,
     source: Path,
@@ -72,6 +83,7 @@ def dump(
         columns = output.message_columns(decodes(decode, output, filters.of_messages or bool(opened.classic)))
         view = EntryView(filters, columns, limit=count, broker_end=opened.broker_end)
         printer = output.printer(messages=bool(columns), kinds=True)
+        kept = _Last(last)
         searched = printed = 0
         for batch in opened.batches(_span(opened, start, end), records=output.needs_records):
             if isinstance(batch, Damaged):
@@ -79,19 +91,45 @@ def dump(
                 continue
             before = printed
             for shown in view.of(batch):
-                printer.write(shown)
+                for chosen in kept.add(shown):
+                    printer.write(chosen)
                 printed += shown.num_rows
             searched += batch.num_rows
             if printed == before:
                 progress.update(searched, detail=f"{printed:,} printed")
             if view.full:
                 break
+        for chosen in kept.rest():
+            printer.write(chosen)
+        if filters.any:
+            say(f"{printed:,} of {searched:,} matched")
         opened.check_read()
         if view.full:
             return
         note = opened.check_end() if end is None or end.kind == "end" else None
         if note:
             say(f"note: {note}")
+
+
+class _Last:
+    """Keeps the last entries of a stream; without a limit everything passes at once."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._kept: deque[pa.RecordBatch] = deque()
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if self._limit is None:
+            yield batch
+            return
+        self._kept.append(batch)
+        while sum(each.num_rows for each in self._kept) - self._kept[0].num_rows >= self._limit:
+            self._kept.popleft()
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        over = max(0, sum(each.num_rows for each in self._kept) - (self._limit or 0))
+        for at, batch in enumerate(self._kept):
+            yield batch.slice(over) if at == 0 else batch
 
 
 def _check_order(start: SeekTarget | None, end: SeekTarget | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Any, Final, Literal
 
@@ -18,13 +18,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.cli.help import option
+from dledger_core.client import LogRange
+from dledger_core.config import parse_duration
+from dledger_core.connect import Client
+from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import decode_chunks, decode_messages
 
 INDEX_MAX: Final = (1 << 63) - 1
-SEEK_HELP: Final = "an index, -N for the last N, 'first', 'end', @POSITION, or a time like 2025-01-31T12:00 (UTC)"
+SEEK_HELP: Final = (
+    "an index, -N for the last N, 'first', 'end', @POSITION, a time like 2025-01-31T12:00 (UTC), or -1h for an hour ago"
+)
 _CHUNK_BYTES: Final = 64 << 20
 """Limit on the decompressed bodies of one chunk; a single body may be larger."""
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_READ_BYTES: Final = 4 << 20
+_WINDOW_MIN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class SeekType(click.ParamType[Any]):
             return value
         found = self._parse(str(value))
         if found is None:
-            expected = f"an index up to {INDEX_MAX}, -N, 'first', 'end', @POSITION or a time"
+            expected = f"an index up to {INDEX_MAX}, -N, 'first', 'end', @POSITION, a time, or a duration like -1h"
             self.fail(f"{value!r} is not {expected}", param, ctx)
         return found
 
@@ -71,6 +79,11 @@ class SeekType(click.ParamType[Any]):
             return SeekTarget("last" if number[1] else "index", int(number[2]))
         if text.lstrip("-@").isdigit():
             return None  # do not read a long number as a time without separators
+        if text.startswith("-"):
+            try:
+                return SeekTarget("time", 0, datetime.now(UTC) - timedelta(seconds=parse_duration(text[1:])))
+            except ConfigError:
+                return None
         try:
             time = datetime.fromisoformat(text)
         except ValueError:
@@ -87,11 +100,15 @@ class EntrySeekType(click.ParamType[Any]):
         """See ``click.ParamType``."""
         if isinstance(value, SeekTarget):
             return value
-        if str(value).startswith("@"):
+        text = str(value)
+        if text.startswith("@"):
             return SeekType().convert(value, param, ctx)
-        if not re.fullmatch("[0-9]{1,19}", str(value)) or int(value) > INDEX_MAX:
-            self.fail(f"{value!r} is not an index up to {INDEX_MAX} or @POSITION", param, ctx)
-        return SeekTarget("index", int(value))
+        if text in ("first", "last"):
+            return SeekTarget("first") if text == "first" else SeekTarget("last", 1)
+        number = re.fullmatch("(-?)([0-9]{1,19})", text)
+        if number is None or int(number[2]) > INDEX_MAX or text in ("-0", "-"):
+            self.fail(f"{value!r} is not an index up to {INDEX_MAX}, 'first', 'last', -N or @POSITION", param, ctx)
+        return SeekTarget("last" if number[1] else "index", int(number[2]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +122,8 @@ class Filters:
         queues: messages of one of these queues.
         tags: messages with one of these tags.
         keys: messages with one of these keys or unique keys.
+        msg_ids: messages with one of these message ids.
+        grep: entries whose body, decompressed if it is a message, matches this regular expression (RE2).
     """
 
     since: datetime | None = None
@@ -113,11 +132,18 @@ class Filters:
     queues: tuple[int, ...] = ()
     tags: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    msg_ids: tuple[str, ...] = ()
+    grep: str | None = None
 
     @property
     def of_messages(self) -> bool:
         """Whether only messages can pass."""
-        return bool(self.topics or self.queues or self.tags or self.keys)
+        return bool(self.topics or self.queues or self.tags or self.keys or self.msg_ids)
+
+    @property
+    def any(self) -> bool:
+        """Whether an entry may fail."""
+        return self.of_messages or self.grep is not None or self.since is not None or self.until is not None
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the entries that pass."""
@@ -140,6 +166,8 @@ class Filters:
             ("tags", bool(self.tags)),
             ("keys", bool(self.keys)),
             ("properties", bool(self.keys)),
+            ("msg_id", bool(self.msg_ids)),
+            ("body", self.grep is not None),
         ]
 
     def _masks(self, batch: pa.RecordBatch, found: pa.RecordBatch | None) -> Iterator[Any]:
@@ -162,6 +190,11 @@ class Filters:
             among = pc.match_substring_regex(found.column("keys"), rf"(?:^|\s)(?:{any_key})(?:\s|$)")
             unique = pc.map_lookup(found.column("properties"), pa.scalar("UNIQ_KEY"), "first")
             yield pc.or_(pc.fill_null(among, False), pc.is_in(unique, pa.array(self.keys, pa.string())))
+        if self.msg_ids:
+            wanted = pa.array([each.upper() for each in self.msg_ids], pa.string())
+            yield pc.is_in(pc.utf8_upper(found.column("msg_id")), wanted)
+        if self.grep is not None:
+            yield pc.match_substring_regex(pc.coalesce(found.column("body"), batch.column("body")), self.grep)
 
 
 def _times(batch: pa.RecordBatch, found: pa.RecordBatch | None) -> Any:
@@ -172,12 +205,27 @@ def _times(batch: pa.RecordBatch, found: pa.RecordBatch | None) -> Any:
     return pc.coalesce(times, found.column("store_timestamp"))
 
 
+def _check_regex(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        pc.match_substring_regex(pa.array([""]), value or "")
+    except pa.ArrowInvalid as error:
+        raise click.BadParameter(str(error)) from None
+    return value
+
+
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add options that select entries, passed on as ``filters`` and ``count``."""
 
     @wraps(command)
     def filtered(
-        *, topic: tuple[str, ...], queue: tuple[int, ...], tag: tuple[str, ...], key: tuple[str, ...], **others: Any
+        *,
+        topic: tuple[str, ...],
+        queue: tuple[int, ...],
+        tag: tuple[str, ...],
+        key: tuple[str, ...],
+        msg_id: tuple[str, ...],
+        grep: str | None,
+        **others: Any,
     ) -> Any:
         # A tag may contain the separator itself, so the complete text counts too.
         tags = tuple(part.strip() for text in tag for part in (text, *text.split("||")))
@@ -186,6 +234,8 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
             queues=queue,
             tags=() if "*" in tags else tags,  # as in a subscription of RocketMQ
             keys=key,
+            msg_ids=msg_id,
+            grep=grep,
         )
         return command(filters=filters, **others)
 
@@ -196,6 +246,20 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="NUMBER",
             section="Selection",
             help="Stop after this many entries.",
+        ),
+        option(
+            "--grep",
+            metavar="REGEX",
+            callback=_check_regex,
+            section="Selection",
+            help="Entries whose body matches this regular expression (RE2).",
+        ),
+        option(
+            "--msg-id",
+            multiple=True,
+            metavar="ID",
+            section="Selection",
+            help="The message with this message id; repeat the option for several.",
         ),
         option(
             "--key",
@@ -289,3 +353,30 @@ class EntryView:
             given = pc.fill_null(pc.less(chunk.column("index"), self._broker_end), True)  # a CommitLog has no index
             columns["queue_offset"] = pc.if_else(given, columns["queue_offset"], None)
         return pa.RecordBatch.from_pydict(columns)
+
+
+def last_visible(client: Client, bounds: LogRange, count: int) -> int:
+    """Return the index of the entry from which on ``count`` entries are visible: control entries take indexes too."""
+    start, missing = bounds.end, count
+    while missing > 0 and start > bounds.first_index:
+        stop, start = start, max(bounds.first_index, start - max(missing, _WINDOW_MIN))
+        indexes = [index for part in _visible(client, start, stop) for index in part]
+        if len(indexes) >= missing:
+            return int(indexes[-missing])
+        missing -= len(indexes)
+    return start
+
+
+def first_visible(client: Client, bounds: LogRange) -> int:
+    """Return the index of the first visible entry; the first index of the log if there is none."""
+    found = next((part for part in _visible(client, bounds.first_index, bounds.end) if part), None)
+    return bounds.first_index if found is None else found[0]
+
+
+def _visible(client: Client, at: int, end: int) -> Iterator[list[int]]:
+    while at < end:
+        fetch = client.fetch(at, end, max_bytes=_READ_BYTES, min_commit=end - 1)  # a follower may lag
+        yield fetch.batch.column("index").to_pylist()
+        if fetch.next_index <= at:
+            return
+        at = fetch.next_index

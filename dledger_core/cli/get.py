@@ -7,7 +7,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from dledger_core.cli.entries import EntrySeekType, EntryView, Filters, SeekTarget
+from dledger_core.cli.entries import EntrySeekType, EntryView, Filters, SeekTarget, first_visible, last_visible
 from dledger_core.cli.formats import EntryFormat, decodes, entry_format_options
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options
@@ -23,6 +23,7 @@ from dledger_core.record import READ_SCHEMA
         "dledger get 42 --body > entry.bin",
         "dledger get 42 --decode message --format json",
         "dledger get @1073742951 --decode message",
+        "dledger get last",
         "dledger get 42 --protocol dledger-java --peers 'n0-10.0.0.1:40911' --group RaftNode00",
         r"dledger get 42 --format '%t %k\n%s\n'",
     )
@@ -32,7 +33,7 @@ from dledger_core.record import READ_SCHEMA
 @option("--body", "body_only", is_flag=True, section="Output", help="Write only the body, byte for byte.")
 @click.argument("target", metavar="INDEX", type=EntrySeekType())
 def get(connection: Connection, output: EntryFormat, decode: str | None, body_only: bool, target: SeekTarget) -> None:
-    """Read one entry by its INDEX, or by @POSITION.
+    """Read one entry by its INDEX, or by @POSITION; 'first', 'last' and -N count visible entries.
 
     A position may be inside an entry, so a RocketMQ offset finds its message, also in the CommitLog before the log.
     """
@@ -52,7 +53,11 @@ def get(connection: Connection, output: EntryFormat, decode: str | None, body_on
 def _row(client: Client, target: SeekTarget) -> dict[str, Any]:
     if target.kind == "position":
         return _entry_at(client, target.number)
-    entry = client.get(target.number)
+    index = target.number
+    if target.kind != "index":
+        bounds = client.bounds()
+        index = first_visible(client, bounds) if target.kind == "first" else last_visible(client, bounds, index)
+    entry = client.get(index)
     return {name: getattr(entry, name) for name in READ_SCHEMA.names}
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from dledger_core.cli.entries import SEEK_HELP, EntryView, Filters, SeekTarget, SeekType, filter_options
+from dledger_core.cli.entries import (
+    SEEK_HELP,
+    EntryView,
+    Filters,
+    SeekTarget,
+    SeekType,
+    filter_options,
+    last_visible,
+)
 from dledger_core.cli.formats import EntryFormat, EntryPrinter, decodes, entry_format_options
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options
@@ -12,7 +20,6 @@ from dledger_core.client import ending_after
 from dledger_core.connect import Client
 
 _READ_BYTES: Final = 4 << 20
-_LAST_MIN: Final = 64
 
 
 @command(
@@ -106,23 +113,4 @@ def _resolve(client: Client, target: SeekTarget) -> tuple[int, int]:
         return client.offset_for_time(target.time), end
     if target.kind in ("first", "end"):
         return (first if target.kind == "first" else end), end
-    return (target.number if target.kind == "index" else _last(client, first, end, target.number)), end
-
-
-def _last(client: Client, first: int, end: int, count: int) -> int:
-    """Return where the last ``count`` visible entries start: control entries take indexes too."""
-    start, missing = end, count
-    while missing > 0 and start > first:
-        stop, start = start, max(first, start - max(missing, _LAST_MIN))
-        indexes: list[int] = []
-        at = start
-        while at < stop:
-            fetch = client.fetch(at, stop, max_bytes=_READ_BYTES, min_commit=stop - 1)
-            indexes += fetch.batch.column("index").to_pylist()
-            if fetch.next_index <= at:
-                break
-            at = fetch.next_index
-        if len(indexes) >= missing:
-            return int(indexes[-missing])
-        missing -= len(indexes)
-    return start
+    return (target.number if target.kind == "index" else last_visible(client, bounds, target.number)), end

@@ -13,7 +13,7 @@ from dledger_core.cli.options import EXISTING_DIRECTORY, format_option, opaque_o
 from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, say, show_rows
 from dledger_core.connect import open_store
 from dledger_core.errors import StorageError
-from dledger_core.rocketmq import locate
+from dledger_core.rocketmq import Damaged, locate, open_log_directory
 
 
 @command(
@@ -25,28 +25,30 @@ from dledger_core.rocketmq import locate
 @opaque_option
 @click.argument("stores", nargs=-1, required=True, type=EXISTING_DIRECTORY)
 def verify(output: Format, opaque: bool, stores: tuple[Path, ...]) -> int:
-    """Check every record of store directories, and the RocketMQ messages in them.
+    """Check every record of stores, and the RocketMQ messages in them.
+
+    A directory is a store, a classic CommitLog, a broker's directory with one or both, or it contains several stores.
 
     Exit 1 if damage is found, 4 or 3 if a store cannot be read at all. Changes nothing.
     """
     rows: list[dict[str, Any]] = []
     unreadable: list[StorageError] = []
-    for store in stores:
-        say(f"verifying {store} ...")
+    for given in stores:
         try:
-            with open_store(locate(store).one_store(), opaque=opaque) as reader:
-                report = reader.verify()
+            location = locate(given)
+            found = [each for each in (location.commitlog, location.store) if each is not None]
+            found = found or list(location.stores) or [location.one_store()]
         except StorageError as error:
             unreadable.append(error)
             continue
-        rows.append(
-            {
-                "store": str(store),
-                "first_index": report.first_index,
-                "last_index": report.last_index,
-                "findings": [dataclasses.asdict(finding) for finding in report.findings],
-            }
-        )
+        for path in found:
+            say(f"verifying {path} ...")
+            try:
+                rows.append(
+                    _commitlog(path, opaque=opaque) if path == location.commitlog else _store(path, opaque=opaque)
+                )
+            except StorageError as error:
+                unreadable.append(error)
     if output == "json":
         show_rows(rows, output)
     else:
@@ -61,6 +63,26 @@ def verify(output: Format, opaque: bool, stores: tuple[Path, ...]) -> int:
             say(f"error: {other}")
         raise unreadable[-1]
     return EXIT_FINDING if any(row["findings"] for row in rows) else EXIT_OK
+
+
+def _store(path: Path, *, opaque: bool) -> dict[str, Any]:
+    with open_store(path, opaque=opaque) as reader:
+        report = reader.verify()
+    findings = [dataclasses.asdict(finding) for finding in report.findings]
+    indexes = {"first_index": report.first_index, "last_index": report.last_index}
+    return {"store": str(path)} | indexes | {"findings": findings}
+
+
+def _commitlog(path: Path, *, opaque: bool) -> dict[str, Any]:
+    """Check a classic CommitLog, whose messages have no indexes."""
+    with open_log_directory(path, opaque=opaque) as opened:
+        damaged = [found for found in opened.batches() if isinstance(found, Damaged)]
+    findings: list[dict[str, Any]] = [
+        {"kind": "CORRUPT", "severity": "error", "start": None, "end": None, "path": found.error.where}
+        | {"position": found.start, "message": found.error.what, "topic": None, "key": None}
+        for found in damaged
+    ]
+    return {"store": str(path), "first_index": None, "last_index": None, "findings": findings}
 
 
 def _named(finding: dict[str, Any]) -> dict[str, Any]:

@@ -136,3 +136,21 @@ def test_verify_continues_after_unreadable_store(tmp_path: Path) -> None:
     result = run("verify", *(tmp_path / name for name in "abc"), "--format", "json", code=3)
     assert [Path(row["store"]).name for row in json.loads(result.stdout)] == ["a", "c"]
     assert str(tmp_path / "b" / "meta" / "log.json") in result.stderr.splitlines()[-1]
+
+
+def test_verify_checks_every_log_of_a_directory(tmp_path: Path) -> None:
+    for within in ("n0/commitlog", "n0/dledger-n0"):
+        extract(MIXED, within, tmp_path)
+    broker = tmp_path / MIXED / "n0"
+    stores = json.loads(run("verify", broker, "--format", "json").stdout)
+    assert [Path(each["store"]).name for each in stores] == ["commitlog", "dledger-n0"]
+    file = min((broker / "commitlog").iterdir())
+    content = bytearray(file.read_bytes())
+    content[90] ^= 1
+    file.write_bytes(content)
+    stores = json.loads(run("verify", broker, "--format", "json", code=1).stdout)
+    assert [(f["kind"], f["position"]) for f in stores[0]["findings"]] == [("CORRUPT", 0)]
+    assert stores[1]["findings"] == []
+    node = unpacked("dledger-0.4.0-three", tmp_path)
+    assert len(json.loads(run("verify", node, "--format", "json").stdout)) == 3
+    run("verify", tmp_path / "nothing", code=3)

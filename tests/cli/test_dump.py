@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -395,3 +396,32 @@ def test_guide_and_help_list_each_escape() -> None:
     for letter, (_, _, meaning) in ESCAPES.items():
         assert f"| `%{letter}` | {meaning} |" in guide
         assert f"%{letter} {meaning}" in help_text
+
+
+def test_last_counts_matching_entries(golden: Path) -> None:
+    store = golden / THREE / "n0" / "dledger-n0"
+    found = rows(store, "--topic", "TopicTest")
+    result = run(store, "--topic", "TopicTest", "--last", 3, "--format", "json")
+    assert [json.loads(line) for line in result.stdout.splitlines()] == found[-3:]
+    assert f"{len(found)} of 1,024 matched" in result.stderr
+
+
+def test_message_id_and_regex_find_their_messages(golden: Path) -> None:
+    store = golden / THREE / "n0" / "dledger-n0"
+    everything = rows(store, "--decode", "message")
+    wanted = everything[700]
+    assert rows(store, "--msg-id", wanted["msg_id"].lower()) == [wanted]
+    texts = [row for row in everything if row.get("body")]
+    part = texts[100]["body"][:12]
+    found = rows(store, "--decode", "message", "--grep", f"^{re.escape(part)}")
+    assert found == [row for row in texts if row["body"].startswith(part)]
+    assert "--grep" in run(store, "--grep", "(", code=3).stderr
+
+
+def test_times_may_be_relative(tmp_path: Path) -> None:
+    log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
+    append(log, [b"now"])
+    log.close(0)
+    ages = [len(rows(tmp_path / "s", "--from", since)) for since in ("-36500d", "-1w")]
+    assert ages[0] == 1
+    run(tmp_path / "s", "--from", "-1x", code=3)

@@ -58,6 +58,9 @@ def test_tail_shows_as_many_of_the_last_entries_as_asked_for(cluster: LocalClust
         last = client.append([b"last"]).last_index
     rows = rows_of("tail", "--peers", cluster.peers, "--from", f"-{count}", "--no-follow")
     assert (len(rows), rows[-1]["index"]) == (count, last)
+    assert result_of("get", "last", "--peers", cluster.peers)["index"] == last
+    assert result_of("get", f"-{count}", "--peers", cluster.peers)["index"] == rows[0]["index"]
+    assert result_of("get", "first", "--peers", cluster.peers)["index"] <= rows[0]["index"]
 
 
 def test_dev_shows_a_new_leader(tmp_path: Path) -> None:
