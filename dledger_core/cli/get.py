@@ -18,6 +18,7 @@ from dledger_core.record import READ_SCHEMA
 
 
 @command(
+    context_settings={"ignore_unknown_options": True},  # -1 is an index, no option
     epilog=examples(
         "dledger get 42",
         "dledger get 42 --body > entry.bin",
@@ -26,7 +27,7 @@ from dledger_core.record import READ_SCHEMA
         "dledger get last",
         "dledger get 42 --protocol dledger-java --peers 'n0-10.0.0.1:40911' --group RaftNode00",
         r"dledger get 42 --format '%t %k\n%s\n'",
-    )
+    ),
 )
 @connection_options
 @entry_format_options
