@@ -153,8 +153,6 @@ def place(sizes: npt.NDArray[Any], position: int, segment_bytes: int) -> npt.NDA
         segment_bytes: size of a data file.
     """
     sizes64 = sizes.astype(np.int64)
-    largest = int(sizes64.max(initial=0))
-    invariant(largest <= segment_bytes - PREFIX.size, "a record fits no segment", bytes=largest, segment=segment_bytes)
     positions = np.empty(len(sizes64), np.int64)
     ends = np.cumsum(sizes64)
     done, base = 0, position
@@ -162,6 +160,7 @@ def place(sizes: npt.NDArray[Any], position: int, segment_bytes: int) -> npt.NDA
         before = int(ends[done - 1]) if done else 0
         limit = base - base % segment_bytes + segment_bytes - PREFIX.size
         stop = int(np.searchsorted(ends, limit - base + before, side="right"))
+        invariant(stop > done or base % segment_bytes > 0, "a record fits no segment", bytes=int(sizes64[done]))
         positions[done:stop] = ends[done:stop] - sizes64[done:stop] - before + base
         done = max(done, stop)
         base = limit + PREFIX.size

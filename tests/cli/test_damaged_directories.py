@@ -111,24 +111,6 @@ def test_directory_that_is_not_a_store_is_rejected(tmp_path: Path, command: str,
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("made", "named", "remedies"),
-    [
-        ("00000000000000000000", "", ("jobs/audit_replicas.py --replica NAME={}",)),
-        ("commitlog/00000000000000000000", "commitlog", ("NAME={}", "dledger convert")),
-        ("dledger-n0/data/00000000000000000000", "dledger-n0", ("use {}",)),
-    ],
-)
-def test_verify_of_broker_directory_names_alternatives(
-    tmp_path: Path, made: str, named: str, remedies: tuple[str, ...]
-) -> None:
-    (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / made).write_bytes(bytes(100))
-    result = run("verify", tmp_path, code=3)
-    assert result.stdout == ""
-    assert all(text.format(tmp_path / named) in result.stderr.splitlines()[-1] for text in remedies)
-
-
 def test_verify_continues_after_unreadable_store(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         CommitLog.open(tmp_path / name, group="g", node_id="n0").close()

@@ -139,3 +139,42 @@ def test_lost_end_of_a_java_store_is_missing_in_every_view(lost_end: tuple[Path,
     (found,) = [f for f in audit({"lost": store, "intact": intact}) if f.kind.value != "CORRUPT"]
     assert (found.replica, found.start, found.end, found.severity.value) == ("lost", start, 267, "critical")
     assert found.kind.value in ("MISSING", "MISSING_COMMITTED")
+
+
+@pytest.mark.parametrize("version", ["0.3.1.2", "0.4.0"])
+@pytest.mark.parametrize("edit", [(0, b"\0\0\0\0"), (8, b"\x40")], ids=["magic", "index"])
+def test_damaged_first_record_of_a_java_store_moves_no_index(
+    tmp_path: Path, version: str, edit: tuple[int, bytes]
+) -> None:
+    store = unpacked(f"dledger-{version}-three", tmp_path) / "dledger-n0"
+    file = min((store / "data").iterdir())
+    content = bytearray(file.read_bytes())
+    content[edit[0] : edit[0] + len(edit[1])] = edit[1]
+    file.write_bytes(content)
+    with open_store(store) as reader:
+        assert (reader.first_index, reader.last_index) == (0, 266)
+        assert reader.read(1, 267).num_rows == 266
+    (report,) = json.loads(command.run("verify", store, "--format", "json", code=1).stdout)
+    assert [(f["kind"], f["start"], f["end"]) for f in report["findings"]] == [("CORRUPT", 0, 1)]
+    command.run("dump", store, code=4)
+
+
+def test_entries_that_a_running_broker_appends_are_not_missing(tmp_path: Path) -> None:
+    store = unpacked("dledger-0.4.0-three", tmp_path) / "dledger-n0"
+    file = max((store / "data").iterdir())
+    content = file.read_bytes()
+    with open_store(store) as reader:
+        at = reader.read(260, 261).column("position")[0].as_py() - int(file.name)
+    file.write_bytes(content[:at] + bytes(len(content) - at))
+    with open_store(store) as lost, open_store(store) as running:
+        assert lost.missing == (260, 267)
+        file.write_bytes(content)
+        assert running.missing is None
+
+
+@pytest.mark.parametrize("value", ["--5", "²", "9" * 5000, "-7", ""])
+def test_damaged_checkpoint_of_java_is_no_commit_index(tmp_path: Path, value: str) -> None:
+    store = unpacked("dledger-0.3.1.2-three", tmp_path) / "dledger-n0"
+    (store / "checkpoint").write_text(f"committedIndex={value}\nendIndex=266\n", encoding="utf-8")
+    with open_store(store) as reader:
+        assert (reader.commit_index, reader.last_index) == (None, 266)

@@ -104,7 +104,7 @@ class _Verifier:
         if self.meta is not None:
             self._check_start(self.meta, first_index)
         self._check_sizes(first_index)
-        cursor = self._first()
+        cursor = self._first(first_index)
         while cursor is not None:
             scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
             for block in scanner.blocks():
@@ -118,11 +118,12 @@ class _Verifier:
         findings = tuple(sorted(self.findings, key=lambda finding: (finding.position, finding.start)))
         return StoreReport(Index(first), Index(self.complete_end - 1), findings)
 
-    def _first(self) -> ScanCursor | None:
+    def _first(self, first_index: int) -> ScanCursor | None:
         if not self.data.bases:
             return None
         base, meta = self.data.bases[0], self.meta
-        return ScanCursor(base, meta.first_index if meta is not None and base == meta.first_position else None)
+        known = meta is None or base == meta.first_position
+        return ScanCursor(base, first_index if known else None)
 
     def _check_start(self, meta: LogMeta, first_index: int) -> None:
         """Report missing first files, which recovery rejects before it reads records."""

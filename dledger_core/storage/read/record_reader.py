@@ -103,7 +103,7 @@ class RecordReader:
             count = min(end - at, (max_bytes - total) // self._mean_bytes + _ROWS_EXTRA, _ROWS_MAX)
             rows = self.index.read(at, at + count)
             sizes = rows["size"]
-            sane = sizes >= HEADER_BYTES
+            sane = (sizes >= HEADER_BYTES) & (sizes <= self.data.segment_bytes)
             if not bool(sane.all()):
                 rows = rows[: int(np.argmin(sane))]
                 end = at + len(rows)

@@ -9,6 +9,7 @@ see more.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from dledger_core.raft.batch import TermRange
 from dledger_core.record import (
     DESCRIPTIONS,
     HEADER_BYTES,
+    INDEX_RECORD_BYTES,
     READ_SCHEMA,
     Fetch,
     Isolation,
@@ -72,6 +74,7 @@ from dledger_core.storage.tables.tables import LogTables, load_tables
 READ_BYTES: Final = 8 << 20
 _TAIL_SEGMENTS: Final = 3
 _MISSING_ROWS: Final = 1024
+_FIRST_ROWS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ def _origin(files: Files, layout: Layout) -> _Origin:
     if pairs is None:
         return _Origin("java-b", None, None, None)
     text = pairs.get("committedIndex", "")
-    return _Origin("java-a", None, None, int(text) if text.lstrip("-").isdigit() else None)
+    return _Origin("java-a", None, None, int(text) if re.fullmatch("-1|[0-9]{1,18}", text, re.ASCII) else None)
 
 
 def _segment_bytes(files: Files, directory: Path, recorded: int | None, default: int) -> int:
@@ -180,12 +183,12 @@ class StoreReader:
         self._index = OverlaidIndex(index)
         self._reader = RecordReader(data, self._index, origin.rules, bodies)
         self.first_index: Final = Index(self._find_first(origin.meta))
-        continued = since if since is not None and self._continues(since) else None
+        # A view with damage is not continued: the damage may have been repaired meanwhile.
+        continued = since if since is not None and not since.damaged and self._continues(since) else None
         self._outcomes: Outcomes | None = None if continued is None else continued._outcomes
         self._visibility: dict[Until, Visibility] = {}
         seen = None if continued is None else continued._seen_end()
-        known = () if continued is None or seen is None else continued.damaged
-        self._damaged = [each for each in known if each[1] <= (seen.index or 0)] if seen is not None else []
+        self._damaged: list[tuple[Index, Index]] = []
         self.last_index: Final = Index(self._scan_tail(seen))
 
     def _find_first(self, meta: LogMeta | None) -> int:
@@ -193,9 +196,31 @@ class StoreReader:
         if meta is not None and self._reader.data.bases[:1] == (meta.first_position,):
             return meta.first_index
         found = self._reader.first_record()
-        if found is not None:
-            return found[0]
-        return meta.first_index if meta is not None else 0
+        if meta is not None:
+            return meta.first_index if found is None else found[0]
+        return self._first_by_index(found)
+
+    def _first_by_index(self, found: tuple[int, int] | None) -> int:
+        """Return the index of a Java log's first entry: as in its record, unless the row of its position has another.
+
+        Neither has a CRC, but the rows after it show which rows continue each other.
+        """
+        bases, files = self._reader.data.bases, self._disk_index.segments.bases
+        if not bases or not files:
+            return 0 if found is None else found[0]
+        position = bases[0] if found is None else found[1]
+        at = files[0] // INDEX_RECORD_BYTES
+        end = (files[-1] + self._disk_index.segments.segment_bytes) // INDEX_RECORD_BYTES
+        while at < end:
+            rows = self._disk_index.read(at, at + _FIRST_ROWS)
+            own = (rows["position"] == position) & (rows["index"] == np.arange(at, at + len(rows)))
+            own &= rows["size"] >= HEADER_BYTES
+            if bool(own.any()):
+                return at + int(np.argmax(own))
+            if not bool((rows["size"] > 0).any()):
+                break
+            at += _FIRST_ROWS
+        return 0 if found is None else found[0]
 
     @property
     def path(self) -> Path:
@@ -366,8 +391,16 @@ class StoreReader:
             count = step if bool(valid.all()) else int(np.argmin(valid))
             at += count
             if count < step:
-                return (Index(start), Index(at)) if at > start else None
+                break
             place, term = int(ends[-1]), int(rows["term"][-1])
+        return (Index(start), Index(at)) if at > start and not self._has_grown() else None
+
+    def _has_grown(self) -> bool:
+        """Whether the next entry exists now: a broker may be running, and it writes data before the index."""
+        now = Segments.load(self._files, self._layout.data, self._reader.data.segment_bytes)
+        row = self._disk_index.read(self.last_index + 1, self.last_index + 2)[0]
+        header = RecordReader(now, self._index, self._origin.rules).header_at(int(row["position"]))
+        return header is not None and header.index == self.last_index + 1
 
     def damage_end(self, error: CorruptRecordError) -> Index:
         """Return the next entry after a damaged one that can be found, or ``last_index + 1``.
@@ -397,7 +430,7 @@ class StoreReader:
                     same = (int(row["position"]), int(row["size"]), int(row["index"]), int(row["term"]))
                     if same == (base, header.size, header.index, header.term):
                         return ScanCursor(base, header.index)
-        return ScanCursor(data.bases[0] if data.bases else 0)
+        return ScanCursor(data.bases[0] if data.bases else 0, self.first_index if data.bases else None)
 
     def term_ranges(self) -> list[TermRange]:
         """Return the term ranges, in order."""
