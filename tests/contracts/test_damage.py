@@ -178,3 +178,15 @@ def test_damaged_checkpoint_of_java_is_no_commit_index(tmp_path: Path, value: st
     (store / "checkpoint").write_text(f"committedIndex={value}\nendIndex=266\n", encoding="utf-8")
     with open_store(store) as reader:
         assert (reader.commit_index, reader.last_index) == (None, 266)
+
+
+def test_entries_after_a_record_that_was_cut_are_missing(tmp_path: Path) -> None:
+    """The header of the cut record is intact: it does not look like an entry of a running broker."""
+    store = unpacked("dledger-0.4.0-three", tmp_path) / "dledger-n0"
+    file = max((store / "data").iterdir())
+    with open_store(store) as reader:
+        row = reader.read(230, 231).to_pylist()[0]
+    with file.open("r+b") as opened:
+        opened.truncate(row["position"] - int(file.name) + 48 + len(row["body"]) // 2)
+    with open_store(store) as reader:
+        assert (reader.last_index, reader.missing) == (229, (230, 267))

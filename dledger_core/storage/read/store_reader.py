@@ -396,11 +396,13 @@ class StoreReader:
         return (Index(start), Index(at)) if at > start and not self._has_grown() else None
 
     def _has_grown(self) -> bool:
-        """Whether the next entry exists now: a broker may be running, and it writes data before the index."""
+        """Whether a complete record follows now: a broker may be running, and it writes data before the index."""
         now = Segments.load(self._files, self._layout.data, self._reader.data.segment_bytes)
-        row = self._disk_index.read(self.last_index + 1, self.last_index + 2)[0]
-        header = RecordReader(now, self._index, self._origin.rules).header_at(int(row["position"]))
-        return header is not None and header.index == self.last_index + 1
+        end = ScanCursor(self.position_end, self.last_index + 1, self._reader.term_at(self.last_index))
+        try:
+            return next(Scanner(now, self._disk_index, self._origin.rules, end).blocks(), None) is not None
+        finally:
+            now.close()
 
     def damage_end(self, error: CorruptRecordError) -> Index:
         """Return the next entry after a damaged one that can be found, or ``last_index + 1``.
