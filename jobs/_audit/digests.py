@@ -135,15 +135,20 @@ def _other_layouts(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [",".join(row["replica"] for row in rows)]
 
 
+def _shared(digests: pa.Table) -> pa.Table:
+    """Return the digests of ranges that at least two replicas could read."""
+    readable = digests.filter(pc.is_in(digests["problem"], _READABLE))
+    holders = readable.group_by(KEY).aggregate([([], "count_all")])
+    return of_ranges(readable, holders.filter(pc.greater(holders["count_all"], 1)))
+
+
 def compared_by_replica(digests: pa.Table) -> pa.Table:
     """Return the compared amount of each replica: ranges that at least two of them could read.
 
     Returns:
         The columns group, replica, run_id, entries, bytes, first and last: a row per replica and run that read it.
     """
-    readable = digests.filter(pc.is_in(digests["problem"], _READABLE))
-    holders = readable.group_by(KEY).aggregate([([], "count_all")])
-    shared = of_ranges(readable, holders.filter(pc.greater(holders["count_all"], 1)))
+    shared = _shared(digests)
     entries = pc.subtract(shared["end"], shared["start"])
     return _summed(shared.append_column("entries", entries), ["group", "replica", "run_id"])
 
@@ -158,9 +163,7 @@ def covered_ranges(digests: pa.Table, ranges: pa.Table) -> pa.Table:
     Returns:
         The columns group, replica, start, end and state (``read now`` or ``proven before``), adjacent ranges joined.
     """
-    readable = digests.filter(pc.is_in(digests["problem"], _READABLE))
-    holders = readable.group_by(KEY).aggregate([([], "count_all")])
-    shared = of_ranges(readable, holders.filter(pc.greater(holders["count_all"], 1)))
+    shared = _shared(digests)
     found: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
     for row in shared.select([*KEY, "replica"]).to_pylist():
         found[row["group"], row["replica"], "read now"].append((row["start"], row["end"]))

@@ -271,12 +271,13 @@ class _Decoder:
 
     def _body(self) -> pa.Array:
         located = self.located
-        wrong = wrong_bodies(located)
+        stored = join_chunks(located.data, located.body, located.body_bytes)
+        wrong = wrong_bodies(located, stored)
         for row in np.flatnonzero(wrong).tolist():
             self._broken[row] = "its body does not match its CRC"
         packed = np.flatnonzero(((located.sys_flags & layout.COMPRESSED) != 0) & ~wrong)
         if not len(packed) and not self._broken:
-            return binary_column(join_chunks(located.data, located.body, located.body_bytes), located.body_bytes)
+            return binary_column(stored, located.body_bytes)
         opened = self._decompress(packed)
         lengths, starts = located.body_bytes.copy(), located.body.copy()
         which = np.zeros(located.count, np.int32)

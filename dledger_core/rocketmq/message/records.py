@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dledger_core.checksum import crc32_column
+from dledger_core.checksum import Buffer, crc32_column
 from dledger_core.rocketmq.message import layout
 from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, Rows, chunks_at, field, join_chunks
 
@@ -97,9 +97,15 @@ def reason_text(reason: int) -> str:
     return _REASONS[reason]
 
 
-def wrong_bodies(located: Located) -> BoolArray:
-    """Return which bodies do not match the CRC in their message, shape (m,). The CRC covers a body as it is stored."""
-    bodies = join_chunks(located.data, located.body, located.body_bytes)
+def wrong_bodies(located: Located, bodies: Buffer | None = None) -> BoolArray:
+    """Return which bodies do not match the CRC in their message, shape (m,). The CRC covers a body as it is stored.
+
+    Args:
+        located: the messages.
+        bodies: their bodies joined, if the caller has them.
+    """
+    if bodies is None:
+        bodies = join_chunks(located.data, located.body, located.body_bytes)
     crcs = crc32_column(bodies, located.body_bytes) & np.uint32(layout.BODY_CRC_MASK)
     wrong: BoolArray = crcs != located.number("body_crc").astype(np.uint32)
     return wrong

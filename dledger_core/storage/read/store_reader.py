@@ -36,7 +36,6 @@ from dledger_core.record import (
     empty_batch,
     index_records,
     is_segment_name,
-    segment_name,
     to_arrow,
 )
 from dledger_core.storage.check.damage import next_record
@@ -209,6 +208,10 @@ class StoreReader:
         if not bases or not files:
             return 0 if found is None else found[0]
         position = bases[0] if found is None else found[1]
+        if found is not None:
+            row = self._disk_index.read(found[0], found[0] + 1)[0]
+            if (int(row["index"]), int(row["position"])) == found and row["size"] >= HEADER_BYTES:
+                return found[0]
         at = files[0] // INDEX_RECORD_BYTES
         end = (files[-1] + self._disk_index.segments.segment_bytes) // INDEX_RECORD_BYTES
         while at < end:
@@ -315,13 +318,13 @@ class StoreReader:
 
     def _scan_tail(self, seen: ScanCursor | None) -> int:
         """Scan the tail, keep the index rows that the files lack, and return the last entry's index."""
-        start: ScanCursor | None = self._tail_start() if seen is None else seen
-        assert start is not None
+        start = self._tail_start() if seen is None else seen
         last = (start.index if start.index is not None else self.first_index) - 1
-        while start is not None:
-            scanner = Scanner(self._reader.data, self._disk_index, self._origin.rules, start)
+        cursor: ScanCursor | None = start
+        while cursor is not None:
+            scanner = Scanner(self._reader.data, self._disk_index, self._origin.rules, cursor)
             last = self._add_tail(scanner, last)
-            start = self._after_damage(scanner.stop, last + 1)
+            cursor = self._after_damage(scanner.stop, last + 1)
         return last
 
     def _add_tail(self, scanner: Scanner, last: int) -> int:
@@ -670,7 +673,7 @@ class StoreReader:
 
     def _missing_finding(self, missing: tuple[Index, Index]) -> Finding:
         position = Position(self.position_end)
-        path = self._layout.data / segment_name(position - position % self._reader.data.segment_bytes)
+        path = self._reader.data.path(position)
         message = "the index has rows of these entries, and the data does not contain them"
         return Finding("MISSING", "error", *missing, str(path), position, message)
 
