@@ -117,17 +117,19 @@ class _Last:
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
         self._kept: deque[pa.RecordBatch] = deque()
+        self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if self._limit is None:
             yield batch
             return
         self._kept.append(batch)
-        while sum(each.num_rows for each in self._kept) - self._kept[0].num_rows >= self._limit:
-            self._kept.popleft()
+        self._rows += batch.num_rows
+        while self._rows - self._kept[0].num_rows >= self._limit:
+            self._rows -= self._kept.popleft().num_rows
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        over = max(0, sum(each.num_rows for each in self._kept) - (self._limit or 0))
+        over = max(0, self._rows - (self._limit or 0))
         for at, batch in enumerate(self._kept):
             yield batch.slice(over) if at == 0 else batch
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import click
 import numpy as np
@@ -17,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, ipc, parquet
 
+from dledger_core.cli.formats import body_text, json_objects
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, opaque_option
 from dledger_core.cli.output import Format, Progress, show_result
@@ -35,15 +34,13 @@ class _Writer(Protocol):
 
 
 class _JsonLines:
-    """Objects, one per line; a body that is not UTF-8 is in ``body_base64``."""
+    """Objects as ``dump --format json`` prints them, one per line."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._file, self._names = path.open("w", encoding="utf-8"), schema.names
+    def __init__(self, path: Path, _schema: pa.Schema) -> None:
+        self._file = path.open("w", encoding="utf-8")
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        for row in batch.to_pylist():
-            shown = {name: value for name, value in row.items() if name != "body"} | _text(row["body"])
-            self._file.write(json.dumps(shown, default=_plain, ensure_ascii=False) + "\n")
+        self._file.writelines(f"{line}\n" for line in json_objects(batch).to_pylist())
 
     def close(self) -> None:
         self._file.close()
@@ -64,26 +61,11 @@ class _Csv:
         rows = []
         for row in batch.to_pylist():
             maps = {n: json.dumps(dict(v), ensure_ascii=False) for n, v in row.items() if isinstance(v, list)}
-            rows.append(row | maps | {"body": None, "body_base64": None} | _text(row["body"]))
+            rows.append(row | maps | {"body": None, "body_base64": None} | body_text(row["body"]))
         self._writer.write_batch(pa.RecordBatch.from_pylist(rows, self._schema))
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _text(body: bytes | None) -> dict[str, str | None]:
-    if body is None:
-        return {"body": None}
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    raise TypeError(f"{type(value).__name__} has no JSON")
 
 
 _WRITERS: Final[dict[str, Callable[[Path, pa.Schema], _Writer]]] = {

@@ -345,7 +345,8 @@ def shortened(text: str, width: int) -> str:
     return f"{text[:left]}…{text[left + 1 - width :]}"
 
 
-def _jsons(batch: pa.RecordBatch) -> pa.Array:
+def json_objects(batch: pa.RecordBatch) -> pa.Array:
+    """Return each entry as a JSON object; a body that is not UTF-8 is ``body_base64``."""
     names = batch.schema.names
     first = [name for name in ("index", "term", "position", "magic", "timestamp") if name in names]
     more = [name for name in names if name not in (*first, "body", "record", "error")]
@@ -355,11 +356,15 @@ def _jsons(batch: pa.RecordBatch) -> pa.Array:
 def _json(row: dict[str, Any], names: list[str]) -> str:
     fields = {name: _json_value(row[name]) for name in names}
     error = {"error": row["error"]} if row.get("error") else {}
+    return json.dumps({**fields, **body_text(row["body"]), **error})
+
+
+def body_text(body: bytes | None) -> dict[str, str | None]:
+    """Return a body as the value ``body``, or as ``body_base64`` if it is not UTF-8."""
     try:
-        body = {"body": None if row["body"] is None else row["body"].decode()}
+        return {"body": None if body is None else body.decode()}
     except UnicodeDecodeError:
-        body = {"body_base64": base64.b64encode(row["body"]).decode()}
-    return json.dumps({**fields, **body, **error})
+        return {"body_base64": base64.b64encode(body or b"").decode()}
 
 
 def _json_value(value: Any) -> Any:
@@ -403,7 +408,7 @@ _COMPUTED: Final[dict[str, Callable[[pa.RecordBatch], pa.Array]]] = {
     "=prefix": _prefixes,
     "=hex": _hex,
     "=dump": _dumps,
-    "=json": _jsons,
+    "=json": json_objects,
 }
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
-import pyarrow as pa
 
+from dledger_core.cli.entries import fetched
 from dledger_core.cli.formats import preview, shortened
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, opaque_option
@@ -34,7 +34,6 @@ _TOPICS_SHOWN: Final = 10
 _TERMS_SHOWN: Final = 5
 _WIDTH: Final = 32
 _CHECKPOINT: Final = struct.Struct(">qq")
-_READ_BYTES: Final = 4 << 20
 
 
 @dataclass
@@ -197,16 +196,7 @@ def _group(peers: str, group: str) -> View:
     parse_peers(peers)
     with Client(peers, group) as client:
         metadata, bounds = client.metadata(), client.bounds()
-
-        def read(at: int, stop: int) -> Iterator[pa.RecordBatch]:
-            while at < stop:
-                fetch = client.fetch(at, stop, max_bytes=_READ_BYTES)
-                yield fetch.batch
-                if fetch.next_index <= at:
-                    return
-                at = fetch.next_index
-
-        survey = survey_log(read, bounds.first_index, bounds.end)
+        survey = survey_log(partial(fetched, client), bounds.first_index, bounds.end)
     facts: dict[str, Any] = {"what": "running group", "group": group, "log_uuid": metadata.log_uuid}
     facts |= {"leader": metadata.leader_id, "term": metadata.term}
     facts |= {"first_index": bounds.first_index, "last_index": bounds.end - 1}

@@ -10,6 +10,7 @@ from dledger_core.cli.entries import (
     Filters,
     SeekTarget,
     SeekType,
+    fetched,
     filter_options,
     last_visible,
 )
@@ -95,14 +96,11 @@ def _print_from_position(client: Client, view: EntryView, printer: EntryPrinter,
 def _print_range(
     client: Client, view: EntryView, printer: EntryPrinter, indexes: tuple[int, int], position: int
 ) -> None:
-    begin, end = indexes
-    while begin < end and not view.full:
-        fetch = client.fetch(begin, end, max_bytes=_READ_BYTES, min_commit=end - 1)  # a follower may lag
-        for shown in view.of(ending_after(fetch.batch, position)):
+    for batch in fetched(client, *indexes) if not view.full else ():
+        for shown in view.of(ending_after(batch, position)):
             printer.write(shown)
-        if fetch.next_index <= begin:
+        if view.full:
             return
-        begin = fetch.next_index
 
 
 def _resolve(client: Client, target: SeekTarget) -> tuple[int, int]:
