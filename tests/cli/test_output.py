@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from dledger_core.cli import Progress, show_result, show_rows, stop_requests
-from dledger_core.cluster import free_ports
 from tests.cli.command import DLEDGER
 from tests.rocketmq.convert.stores import store_of, unpacked
 
@@ -77,14 +77,18 @@ def test_stop_requests_leave_signals_unchanged_outside_main_thread() -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("number", SIGNALS)
 def test_reading_command_exits_130_on_signal(number: signal.Signals) -> None:
-    """The command waits for a node that does not respond."""
-    options = ["--peers", f"n0-127.0.0.1:{free_ports(1)[0]}", "--timeout", "60", "--protocol", "dledger-java"]
-    command = [*DLEDGER, "tail", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert "waiting" in process.stderr.readline()
-        process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+    """The command waits for a node that accepts its connection and does not respond."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        options = ["--peers", f"n0-127.0.0.1:{silent.getsockname()[1]}", "--timeout", "60"]
+        command = [*DLEDGER, "tail", *options, "--protocol", "dledger-java"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert "waiting" in process.stderr.readline()
+            accepted, _ = silent.accept()
+            with accepted:
+                process.send_signal(number)
+                out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err.strip()) == (130, "", "")
 
 
