@@ -15,6 +15,7 @@ from pyarrow import csv, ipc, parquet
 from dledger_core import open_store
 from dledger_core.storage import CommitLog
 from tests.cli.command import error_of, result_of, run
+from tests.rocketmq.convert.stores import flip, place_of
 from tests.rocketmq.golden import MIXED, THREE, extract
 from tests.support.logs import append
 
@@ -80,12 +81,8 @@ def test_export_continues_after_an_interruption(store: Path, tmp_path: Path) -> 
 
 def test_export_ends_with_code_4_at_damage(store: Path, tmp_path: Path) -> None:
     damaged = extract(THREE, "n0/dledger-n0", tmp_path)
-    with open_store(damaged) as reader:
-        position = reader.read(500, 501).column("position")[0].as_py()
-    file = max(file for file in (damaged / "data").iterdir() if int(file.name) <= position)
-    content = bytearray(file.read_bytes())
-    content[position - int(file.name) + 150] ^= 1
-    file.write_bytes(content)
+    file, offset = place_of(damaged, 500)
+    flip(file, offset + 150)
     assert "index=500" in error_of("export", damaged, tmp_path / "out", code=4)
     assert table_of("parquet", tmp_path / "out").num_rows == 500
     assert not list((tmp_path / "out").glob("*.part"))

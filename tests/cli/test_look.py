@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dledger_core import LocalCluster, open_store
+from dledger_core import LocalCluster
 from dledger_core.rocketmq.survey import SAMPLE_ENTRIES
 from dledger_core.storage import CommitLog
 from tests.cli.command import error_of, result_of, run
-from tests.rocketmq.convert.stores import snapshot, unpacked
+from tests.rocketmq.convert.stores import flip, place_of, snapshot, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract, messages
 from tests.support.logs import append
 
@@ -51,12 +51,8 @@ def test_look_lists_several_stores_and_shows_each(tmp_path: Path, version: str) 
 
 def test_look_reports_damage_with_exit_code_1(tmp_path: Path) -> None:
     store = extract(THREE, "n0/dledger-n0", tmp_path)
-    with open_store(store) as reader:
-        position = reader.read(500, 501).column("position")[0].as_py()
-    file = max(file for file in (store / "data").iterdir() if int(file.name) <= position)
-    content = bytearray(file.read_bytes())
-    content[position - int(file.name) + 150] ^= 1
-    file.write_bytes(content)
+    file, offset = place_of(store, 500)
+    flip(file, offset + 150)
     found = result_of("look", store, code=1)
     assert "indexes 500 to 500 are damaged" in found["damage"][0]
     assert any(command.startswith("dledger verify ") for command in found["next"])

@@ -7,6 +7,7 @@ the file, and never print the damaged bytes.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from dledger_core import open_store
 from dledger_core.rocketmq import decode_messages
 from tests.cli import command
 from tests.jobs.auditing import audit
-from tests.rocketmq.convert.stores import unpacked
+from tests.rocketmq.convert.stores import flip, overwrite, place_of, unpacked
 from tests.rocketmq.golden import MIXED, REUSED, THREE, extract
 
 STORES = {"three": (THREE, "n0"), "reused": (REUSED, "n0"), "mixed": (MIXED, "n0")}
@@ -43,14 +44,9 @@ def flipped(request: pytest.FixtureRequest, tmp_path: Path) -> Damaged:
     with open_store(path) as reader:
         index = int(reader.last_index) // 2
         row = reader.read(index, index + 1).to_pylist()[0]
-        file = next(
-            file for file in sorted((path / "data").iterdir(), reverse=True) if int(file.name) <= row["position"]
-        )
     message = decode_messages(pa.array([row["body"]], pa.binary())).to_pylist()[0]
-    at = row["body"].index(message["body"])
-    content = bytearray(file.read_bytes())
-    content[row["position"] - int(file.name) + 48 + at] ^= 1
-    file.write_bytes(content)
+    file, offset = place_of(path, index)
+    flip(file, offset + 48 + row["body"].index(message["body"]), 1)
     wrong = bytes([message["body"][0] ^ 1]) + message["body"][1:]
     return Damaged(path, index, row["position"], message["topic"], wrong)
 
@@ -148,9 +144,7 @@ def test_damaged_first_record_of_a_java_store_moves_no_index(
 ) -> None:
     store = unpacked(f"dledger-{version}-three", tmp_path) / "dledger-n0"
     file = min((store / "data").iterdir())
-    content = bytearray(file.read_bytes())
-    content[edit[0] : edit[0] + len(edit[1])] = edit[1]
-    file.write_bytes(content)
+    overwrite(file, *edit)
     with open_store(store) as reader:
         assert (reader.first_index, reader.last_index) == (0, 266)
         assert reader.read(1, 267).num_rows == 266
@@ -163,8 +157,7 @@ def test_entries_that_a_running_broker_appends_are_not_missing(tmp_path: Path) -
     store = unpacked("dledger-0.4.0-three", tmp_path) / "dledger-n0"
     file = max((store / "data").iterdir())
     content = file.read_bytes()
-    with open_store(store) as reader:
-        at = reader.read(260, 261).column("position")[0].as_py() - int(file.name)
+    _, at = place_of(store, 260)
     file.write_bytes(content[:at] + bytes(len(content) - at))
     with open_store(store) as lost, open_store(store) as running:
         assert lost.missing == (260, 267)
@@ -183,10 +176,9 @@ def test_damaged_checkpoint_of_java_is_no_commit_index(tmp_path: Path, value: st
 def test_entries_after_a_record_that_was_cut_are_missing(tmp_path: Path) -> None:
     """The header of the cut record is intact: it does not look like an entry of a running broker."""
     store = unpacked("dledger-0.4.0-three", tmp_path) / "dledger-n0"
-    file = max((store / "data").iterdir())
     with open_store(store) as reader:
-        row = reader.read(230, 231).to_pylist()[0]
-    with file.open("r+b") as opened:
-        opened.truncate(row["position"] - int(file.name) + 48 + len(row["body"]) // 2)
+        size = int(reader.records(230, 231, 1).sizes[0])
+    file, offset = place_of(store, 230)
+    os.truncate(file, offset + 48 + (size - 48) // 2)
     with open_store(store) as reader:
         assert (reader.last_index, reader.missing) == (229, (230, 267))

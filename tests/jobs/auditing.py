@@ -69,9 +69,3 @@ def digest_row(replica: str, start: int = 0, **more: Any) -> dict[str, Any]:
 
 def digest_table(*rows: dict[str, Any]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), DIGESTS)
-
-
-def overwrite(file: Path, offset: int, data: bytes) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(offset)
-        opened.write(data)

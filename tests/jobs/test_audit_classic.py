@@ -17,7 +17,8 @@ from jobs._audit.model import AuditFinding
 from jobs._audit.replicas import BLOCK_BYTES, store_replicas, stored_logs
 from jobs._audit.report import alignment, alignment_note
 from jobs.audit_replicas import command
-from tests.jobs.auditing import audit, brief, overwrite
+from tests.jobs.auditing import audit, brief
+from tests.rocketmq.convert.stores import overwrite
 from tests.rocketmq.golden import MIXED, extract, messages
 from tests.support.run_job import run_in_process
 

@@ -19,7 +19,8 @@ from jobs._audit.model import DIGESTS, FINDINGS, RESULTS, AuditFinding, Class
 from jobs._audit.plan import ReadTask, sections
 from jobs._audit.replicas import store_replicas
 from jobs.audit_replicas import command
-from tests.jobs.auditing import NOW, SPAN, digest_row, digest_table, digests, overwrite
+from tests.jobs.auditing import NOW, SPAN, digest_row, digest_table, digests
+from tests.rocketmq.convert.stores import overwrite
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS

@@ -18,7 +18,8 @@ from jobs._audit.judge import verdict_of
 from jobs._audit.model import Class
 from jobs._audit.plan import sections
 from jobs._audit.replicas import store_replicas
-from tests.jobs.auditing import SPAN, audit, brief, digests, overwrite
+from tests.jobs.auditing import SPAN, audit, brief, digests
+from tests.rocketmq.convert.stores import overwrite
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support import archives
 
