@@ -17,6 +17,7 @@ from dledger_core.checksum import Buffer, crc32_column
 from dledger_core.rocketmq.message import layout
 from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, Rows, chunks_at, field, join_chunks
 
+_MAGIC: Final = 4
 _BORN_HOST: Final = layout.BEFORE_HOSTS.itemsize
 _STORE_TIMESTAMP: Final = _BORN_HOST + 8
 _BEFORE_BODY: Final = layout.BEFORE_BODY.itemsize
@@ -140,11 +141,11 @@ def locate(rows: Rows) -> Located:
     if rows.present is not None:
         sieve.drop(~rows.present, 1)
     sieve.drop(sieve.sizes < layout.RECORD_BYTES_MIN, 2)
+    magics = field(data, ">i4", sieve.starts + _MAGIC)
+    sieve.columns["wide"] = magics == layout.MAGIC_V2
+    sieve.drop((magics != layout.MAGIC_V1) & ~sieve.wide, 3)  # before the headers: bodies may be plain
     # Read the header at once: a read per field would mostly wait for memory.
     sieve.columns["headers"] = chunks_at(data, layout.HEADER.itemsize, sieve.starts).view(layout.HEADER)[:, 0]
-    magics = sieve.headers["magic"]
-    sieve.columns["wide"] = magics == layout.MAGIC_V2
-    sieve.drop((magics != layout.MAGIC_V1) & ~sieve.wide, 3)
     sieve.drop(sieve.headers["size"] != sieve.sizes, 4)
     _locate_hosts(data, sieve)
     _locate_lengths(data, sieve)
