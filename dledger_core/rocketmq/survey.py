@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -17,9 +17,8 @@ import pyarrow.compute as pc
 from dledger_core.errors import DLedgerError
 from dledger_core.record import is_segment_name
 from dledger_core.rocketmq.message.decode import decode_messages
-from dledger_core.rocketmq.store.commit_log import FileStop
 from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES, decode_units
-from dledger_core.rocketmq.store.directory import Damaged, LogDirectory
+from dledger_core.rocketmq.store.directory import Damaged, LogDirectory, Span
 
 SAMPLE_ENTRIES: Final = 16_384
 """Entries that are read of a larger log; a smaller one is read as a whole."""
@@ -66,6 +65,14 @@ class Survey:
     def complete(self) -> bool:
         """Whether all entries were read."""
         return self.sampled >= self.entries
+
+    def take(self, found: Iterable[pa.RecordBatch | Damaged]) -> None:
+        """Count entries, and note the damage between them."""
+        for each in found:
+            if isinstance(each, Damaged):
+                self.damage.append(str(each))
+            else:
+                self.add(each)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count the entries of a batch with the columns of RECORD_SCHEMA."""
@@ -116,31 +123,24 @@ def survey_log(read: Read, first: int, end: int) -> Survey:
         starts = np.linspace(first, end - size, WINDOWS).astype(np.int64).tolist()
         windows = [(start, min(start + size, stop)) for start, stop in pairwise([*starts, end])]
     for start, stop in windows:
-        for found in read(start, stop):
-            if isinstance(found, Damaged):
-                survey.damage.append(str(found))
-            else:
-                survey.add(found)
+        survey.take(read(start, stop))
     return survey
 
 
 def survey_commitlog(opened: LogDirectory) -> Survey:
     """Return a survey of a classic CommitLog: the first messages of up to ``WINDOWS`` files, and the last ones."""
     survey, files = Survey(), opened.classic
-    chosen = files if len(files) <= WINDOWS else [files[at * len(files) // WINDOWS] for at in range(WINDOWS)]
-    whole = sum(file.size for file in files) <= WINDOWS * _WINDOW_BYTES
-    for file in chosen:
-        for found in file.scan(_WINDOW_BYTES):
-            if isinstance(found, FileStop):
-                if not file.ends_at(found, is_open=file is files[-1] and opened.log is None):
-                    survey.damage.append(f"byte {found.position} starts neither a message nor the end of {file.path}")
-                break
-            nothing = pa.nulls(found.num_rows)
-            columns = {"index": nothing, "timestamp": nothing.cast(pa.timestamp("us", "UTC"))}
-            survey.add(pa.RecordBatch.from_pydict(columns | {n: found.column(n) for n in ("position", "body")}))
-            if not whole and file is not files[-1]:
-                break
-    size, mean = sum(file.size for file in files), survey.nbytes / max(1, survey.sampled)
+    size = sum(file.size for file in files)
+    whole = size <= WINDOWS * _WINDOW_BYTES
+    windows = [(files[0].position, files[-1].end)]
+    if not whole:
+        chosen = files if len(files) <= WINDOWS else [files[at * len(files) // WINDOWS] for at in range(WINDOWS)]
+        last = opened.position_of_last(SAMPLE_ENTRIES // WINDOWS)
+        starts = [file.position for file in chosen if file.position + _WINDOW_BYTES <= last]
+        windows = [*((start, start + _WINDOW_BYTES) for start in starts), (last, files[-1].end)]
+    for window in windows:
+        survey.take(opened.batches(Span(window, (0, 0))))
+    mean = survey.nbytes / max(1, survey.sampled)
     survey.entries = survey.sampled if whole or not mean else round(size / mean)
     return survey
 

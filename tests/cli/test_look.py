@@ -39,6 +39,14 @@ def test_look_shows_a_classic_commitlog(tmp_path: Path) -> None:
     assert (found["what"], found["entries"], found["damage"]) == ("classic CommitLog", len(classic), [])
 
 
+def test_look_reports_a_damaged_message_of_a_commitlog(tmp_path: Path) -> None:
+    classic = extract(MIXED, "n0/commitlog", tmp_path)
+    flip(min(classic.iterdir()), 90)
+    found = result_of("look", classic, code=1)
+    assert found["damage"][0].startswith("bytes 0 to ")
+    assert found["entries"] == len([position for position in messages(MIXED) if position < 262_144]) - 1
+
+
 @pytest.mark.parametrize("version", ["0.3.1.2", "0.4.0"])
 def test_look_lists_several_stores_and_shows_each(tmp_path: Path, version: str) -> None:
     directory = unpacked(f"dledger-{version}-three", tmp_path)
