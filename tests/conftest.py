@@ -72,6 +72,15 @@ def spark() -> Iterator[Any]:
         yield session
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium for the pages of a file's tests; they run no coroutines meanwhile."""
+    from tests.support.browser import open_browser
+
+    with open_browser() as found:
+        yield found
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_process_left() -> Iterator[None]:
     """Fails the last test of a file that leaves a child process; JVMs belong to the fixtures that started them."""
