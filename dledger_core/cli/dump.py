@@ -28,7 +28,7 @@ _END: Final = (1 << 63) - 1
     epilog=examples(
         "dledger dump dledger-data/default/dledger-n0 --from 100 --to 120",
         "dledger dump dledger-data/default/dledger-n0 --format json",
-        "dledger dump store/dledger-n0 --topic orders --tag paid --decode message",
+        "dledger dump store/dledger-n0 --topic orders --tag paid --wide",
         "dledger dump store --from 2025-01-31T12:00 --to 2025-01-31T13:00 --key order-4711 --format json",
         "dledger dump store/commitlog --from @1073741824 --count 3 --format hex",
         r"dledger dump store/dledger-n0 --format '%i %t/%q@%o %k %{property.traceId} %S\n'",
@@ -82,7 +82,7 @@ def dump(
         filters = replace(filters, since=start.time if start else None, until=end.time if end else None)
         columns = output.message_columns(decodes(decode, output, filters.of_messages or bool(opened.classic)))
         view = EntryView(filters, columns, limit=count, broker_end=opened.broker_end)
-        printer = output.printer(messages=bool(columns), kinds=True)
+        printer = output.printer()
         kept = _Last(last)
         searched = printed = 0
         for batch in opened.batches(_span(opened, start, end), records=output.needs_records):

@@ -1,6 +1,7 @@
 r"""Formats of printed entries: texts with percent escapes, such as ``%i %t %s\n``.
 
-Each escape becomes a column of bytes, and Arrow joins the columns. ``table``, ``json`` and ``hex`` are such texts too.
+Each escape becomes a column of bytes, and Arrow joins the columns. ``json`` and ``hex`` are such texts too; ``table``
+fits the same values into the width of a terminal.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ import base64
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, Final, Protocol
 
 import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dledger_core.cli.entry_table import EntryTable, table_width
 from dledger_core.cli.help import option
 from dledger_core.cli.output import emit
+from dledger_core.cli.previews import preview, printable, visible
 from dledger_core.record import HEADER_BYTES
 from dledger_core.rocketmq import MESSAGE_SCHEMA
 
@@ -54,22 +58,17 @@ ESCAPES: Final[dict[str, tuple[str, str, str]]] = {
 }
 """Letter → (column or computed value, heading, meaning)."""
 
-_ENTRIES: Final = r"%10i  %4e  %-23d  %b\n"
-_RECORDS: Final = r"%10i  %4e  %-23d  %-10K  %b\n"
-_MESSAGES: Final = r"%10i  %4e  %-23d  %-24t  %5q  %8o  %-12g  %-16k  %b\n"
-_FIXED: Final = {"table": _RECORDS, "json": r"%j\n", "hex": r"%X\n"}
+_FIXED: Final = {"table": "", "json": r"%j\n", "hex": r"%X\n"}
 
 _COMPUTED_FROM: Final = {"=millis": ("store_timestamp",), "=time": ("store_timestamp",)}
 _TOKEN: Final = re.compile(r"%(-?[1-9][0-9]{0,2})?(?:\{([^{}]*)\}|(.?))|\\x([0-9A-Fa-f]{2})|\\(.?)", re.DOTALL)
 _BACKSLASH: Final = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
 _KINDS: Final = {1: "data", 2: "control", 3: "membership"}
-_TEXT_CHARACTERS: Final = 160
-_CONTROL: Final = r"[\x{0}-\x{1f}\x{7f}-\x{9f}]"
-_ESCAPED_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
-    10: "\\n",
-    9: "\\t",
-    13: "\\r",
-}
+_NOT_PRINTABLE: Final = r"[^\x{20}-\x{7e}]"
+"""Texts with such characters are checked one by one."""
+_LISTED: Final = "iePdtqokgmhS"
+_LISTED_NAME: Final = 10
+_LISTED_WIDTH: Final = 4000
 _DUMP_ROW: Final = 16
 _VISIBLE: Final = bytes(code if 32 <= code < 127 else ord(".") for code in range(256))
 
@@ -82,13 +81,11 @@ class Token:
         text: literal bytes, if ``value`` is empty.
         value: a column's name, ``property.NAME``, or a computed value, which begins with ``=``.
         width: pad to this many characters, on the right if negative. A padded value is printable, and ``-`` if unknown.
-        heading: heading of the column in a table.
     """
 
     text: bytes = b""
     value: str = ""
     width: int = 0
-    heading: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -135,11 +132,17 @@ def _token_of(match: re.Match[str]) -> Token:
             raise ValueError(
                 f"unknown escape {match.group()!r}; 'dledger dump --help' lists them, %% is a percent sign"
             )
-        value, heading, _ = ESCAPES[letter]
-        return Token(value=value, width=int(width or 0), heading=heading)
+        return Token(value=ESCAPES[letter][0], width=int(width or 0))
     if name not in COLUMNS and not (name.startswith("property.") and name != "property."):
         raise ValueError(f"unknown column {name!r} in '%{{{name}}}'; use {', '.join(COLUMNS)} or property.NAME")
-    return Token(value=name, width=int(width or 0), heading=name)
+    return Token(value=name, width=int(width or 0))
+
+
+class Printer(Protocol):
+    """Prints entries as they arrive."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Print the entries of ``batch``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +150,14 @@ class EntryFormat:
     """A format of entries.
 
     Attributes:
-        text: with escapes; for a table, the format of records.
+        text: with escapes; empty for a table.
         name: ``table``, ``json``, ``hex``, or empty.
+        wide: show all columns of a table, and complete values.
     """
 
     text: str
     name: str = ""
+    wide: bool = False
 
     @property
     def needs_records(self) -> bool:
@@ -167,45 +172,42 @@ class EntryFormat:
         """
         if decode is False or (self.name and not decode):
             return ()
-        tokens = parse_format(_MESSAGES if self.name == "table" else self.text)
+        if self.name == "table":
+            return _MESSAGE_COLUMNS
+        tokens = parse_format(self.text)
         if decode and any(token.value == "=json" for token in tokens):
             return _MESSAGE_COLUMNS
         wanted = {name for token in tokens for name in token.columns}
         found = tuple(name for name in _MESSAGE_COLUMNS if name in wanted)
         return found or (("topic",) if decode else ())
 
-    def printer(self, *, messages: bool, kinds: bool) -> EntryPrinter:
+    def printer(self, *, single: bool = False) -> Printer:
         """Return an object that prints batches.
 
         Args:
-            messages: the batches have the columns of ``message_columns``.
-            kinds: the batches have the column ``magic``.
+            single: there is one entry: instead of a table print names and values.
         """
-        text = self.text
-        if self.name == "table":
-            text = _MESSAGES if messages else _RECORDS if kinds else _ENTRIES
-        return EntryPrinter(parse_format(text), heading=self.name == "table")
+        if self.name != "table":
+            return EntryPrinter(parse_format(self.text))
+        if single:
+            return EntryList(complete=self.wide)
+        return EntryTable(column_texts, None if self.wide else table_width())
 
 
 class EntryPrinter:
-    """Prints entries as they arrive, batch by batch.
+    """Prints entries as texts.
 
     Args:
         tokens: from ``parse_format``.
-        heading: print a line of headings first.
     """
 
-    def __init__(self, tokens: tuple[Token, ...], *, heading: bool = False) -> None:
+    def __init__(self, tokens: tuple[Token, ...]) -> None:
         self._tokens = tokens
-        self._heading = heading
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Print the entries of ``batch``."""
         if not batch.num_rows:
             return
-        if self._heading:
-            emit(b"".join(_heading_of(token) for token in self._tokens))
-            self._heading = False
         columns = [_column(token, batch) for token in self._tokens]
         joined = columns[0]
         if len(columns) > 1:
@@ -216,27 +218,49 @@ class EntryPrinter:
             emit(memoryview(data)[int(bounds[0]) : int(bounds[-1])])
 
 
-def _heading_of(token: Token) -> bytes:
-    if not token.value:
-        return token.text
-    padded = f"{token.heading:<{-token.width}}" if token.width < 0 else f"{token.heading:>{token.width}}"
-    return padded.encode()
+class EntryList:
+    """Prints each entry as names and values, one below the other.
+
+    Args:
+        complete: print complete bodies.
+    """
+
+    def __init__(self, *, complete: bool) -> None:
+        self._body_width = None if complete else _LISTED_WIDTH
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Print the entries of ``batch``."""
+        texts = {
+            heading: column_texts(letter, batch) for letter, (_, heading, _) in ESCAPES.items() if letter in _LISTED
+        }
+        errors = _named(batch, "error", pa.string()).to_pylist()
+        for row, body in enumerate(batch.column("body").to_pylist()):
+            found = {heading: visible(text) for heading, values in texts.items() if (text := values[row])}
+            found["body"] = f"({errors[row]})" if body is None else preview(body, self._body_width)
+            emit("\n".join(f"{name:<{_LISTED_NAME}}  {value}" for name, value in found.items()))
+
+
+def column_texts(letter: str, batch: pa.RecordBatch) -> list[str | None]:
+    """Return the values of an escape as texts."""
+    texts: list[str | None] = _as_bytes(_value(ESCAPES[letter][0], batch)).cast(pa.string()).to_pylist()
+    return texts
 
 
 def _column(token: Token, batch: pa.RecordBatch) -> pa.Array:
     if not token.value:
         return pa.repeat(pa.scalar(token.text, _BINARY), batch.num_rows)
-    compute = _COMPUTED.get(token.value)
+    found = _as_bytes(_value(token.value, batch))
+    return _padded(found, token.width) if token.width else pc.fill_null(found, b"")
+
+
+def _value(name: str, batch: pa.RecordBatch) -> pa.Array:
+    compute = _COMPUTED.get(name)
     if compute is not None:
-        found = compute(batch)
-    elif token.value.startswith("property."):
+        return compute(batch)
+    if name.startswith("property."):
         properties = _named(batch, "properties", MESSAGE_SCHEMA.field("properties").type)
-        found = pc.map_lookup(properties, pa.scalar(token.value.removeprefix("property.")), "first")
-    else:
-        found = _named(batch, token.value, pa.string())
-    if token.width:
-        return _padded(_as_bytes(found), token.width)
-    return pc.fill_null(_as_bytes(found), b"")
+        return pc.map_lookup(properties, pa.scalar(name.removeprefix("property.")), "first")
+    return _named(batch, name, pa.string())
 
 
 def _named(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
@@ -261,8 +285,8 @@ def _padded(values: pa.Array, width: int) -> pa.Array:
         texts = pc.fill_null(values.cast(pa.string()), "-")
     except pa.ArrowInvalid:  # not UTF-8
         texts = pa.array([printable(value or b"-") for value in values.to_pylist()], pa.string())
-    if pc.any(pc.match_substring_regex(texts, _CONTROL)).as_py():
-        texts = pa.array([text.translate(_ESCAPED_CONTROL) for text in texts.to_pylist()], pa.string())
+    if pc.any(pc.match_substring_regex(texts, _NOT_PRINTABLE)).as_py():
+        texts = pa.array(map(visible, texts.to_pylist()), pa.string())
     pad = pc.utf8_rpad if width < 0 else pc.utf8_lpad
     return pad(texts, abs(width)).cast(_BINARY)
 
@@ -321,30 +345,6 @@ def _texts(batch: pa.RecordBatch) -> pa.Array:
     )
 
 
-def printable(body: bytes) -> str:
-    """Return the first characters of ``body`` without control characters."""
-    text = body[: 4 * _TEXT_CHARACTERS].decode(errors="backslashreplace").translate(_ESCAPED_CONTROL)
-    return text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}... ({len(body)} bytes)"
-
-
-def preview(body: bytes, width: int = 48) -> str:
-    """Return a body in at most about ``width`` characters: text shortened in its middle, other bytes as hex."""
-    try:
-        text = body.decode().translate(_ESCAPED_CONTROL)
-    except UnicodeDecodeError:
-        shown = body[: width // 3].hex(" ")
-        return shown if len(body) <= width // 3 else f"{shown} ... ({len(body)} bytes)"
-    return shortened(text, width)
-
-
-def shortened(text: str, width: int) -> str:
-    """Return a text of at most ``width`` characters, shortened in its middle."""
-    if len(text) <= width:
-        return text
-    left = (width - 1) // 2
-    return f"{text[:left]}…{text[left + 1 - width :]}"
-
-
 def json_objects(batch: pa.RecordBatch) -> pa.Array:
     """Return each entry as a JSON object; a body that is not UTF-8 is ``body_base64``."""
     names = batch.schema.names
@@ -390,7 +390,7 @@ def _dump(row: dict[str, Any]) -> list[str]:
         in_commitlog = row["index"] is None  # its messages have no header of an entry
         data, address = row["body"], row["position"] + (0 if in_commitlog else HEADER_BYTES)
     names = [name for name in ("index", "term", "position", "topic") if row.get(name) is not None]
-    about = "  ".join(f"{name} {str(row[name]).translate(_ESCAPED_CONTROL)}" for name in names)
+    about = "  ".join(f"{name} {visible(str(row[name]))}" for name in names)
     lines = [f"# {about}  {len(data)} bytes"]
     for at in range(0, len(data), _DUMP_ROW):
         part = data[at : at + _DUMP_ROW]
@@ -441,24 +441,39 @@ def decodes(decode: str | None, output: EntryFormat, of_messages: bool) -> bool 
 
     Args:
         decode: value of ``--decode``.
-        output: the format; hex shows records unless ``--decode`` is given.
+        output: the format; a table always shows messages, hex shows records, unless ``--decode`` is given.
         of_messages: only messages are printed.
     """
     if decode is not None:
         return decode == "message"
+    if output.name == "table":
+        return True
     return None if output.name == "hex" or not of_messages else True
 
 
 def entry_format_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--format``, passed on as ``output``, and ``--decode``."""
-    command = option(
+    """Add ``--format`` and ``--wide``, passed on as ``output``, and ``--decode``."""
+
+    @wraps(command)
+    def formatted(*, output: EntryFormat, wide: bool, **others: Any) -> Any:
+        if wide and output.name != "table":
+            raise click.UsageError("--wide has an effect on --format table only")
+        return command(output=replace(output, wide=wide), **others)
+
+    formatted = option(
         "--decode",
         type=click.Choice(["message", "none"]),
         section="Output",
-        help="Show bodies as RocketMQ messages, decompressed, or unchanged [default: message where a format or filter "
-        "needs it, and in a CommitLog].",
-    )(command)
-    formatted: Callable[..., Any] = option(
+        help="Show bodies as RocketMQ messages, decompressed, or unchanged [default: message in a table, where a "
+        "format or filter needs it, and in a CommitLog].",
+    )(formatted)
+    formatted = option(
+        "--wide",
+        is_flag=True,
+        section="Output",
+        help="Show every column of the table, with complete values, however wide the terminal is.",
+    )(formatted)
+    with_format: Callable[..., Any] = option(
         "--format",
         "output",
         type=FormatType(),
@@ -467,8 +482,8 @@ def entry_format_options(command: Callable[..., Any]) -> Callable[..., Any]:
         section="Output",
         help="Format of the entries on stdout: json is one object per line; a TEXT has escapes such as '%i %s\\n', "
         "which 'dledger dump --help' lists.",
-    )(command)
-    return formatted
+    )(formatted)
+    return with_format
 
 
 def escapes_help() -> str:

@@ -23,7 +23,7 @@ from dledger_core.record import READ_SCHEMA
         "dledger get 42",
         "dledger get 42 --body > entry.bin",
         "dledger get 42 --decode message --format json",
-        "dledger get @1073742951 --decode message",
+        "dledger get @1073742951",
         "dledger get last",
         "dledger get 42 --protocol dledger-java --peers 'n0-10.0.0.1:40911' --group RaftNode00",
         r"dledger get 42 --format '%t %k\n%s\n'",
@@ -46,7 +46,7 @@ def get(connection: Connection, output: EntryFormat, decode: str | None, body_on
         return
     columns = output.message_columns(decodes(decode, output, row["index"] is None))
     view = EntryView(Filters(), columns, broker_end=None if connection.is_java else 0)
-    printer = output.printer(messages=bool(columns), kinds=False)
+    printer = output.printer(single=True)
     for shown in view.of(pa.RecordBatch.from_pylist([row], READ_SCHEMA)):
         printer.write(shown)
 

@@ -13,10 +13,10 @@ from typing import Any, Final
 import click
 
 from dledger_core.cli.entries import fetched
-from dledger_core.cli.formats import preview, shortened
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, opaque_option
 from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, emit, show_result, show_rows
+from dledger_core.cli.previews import preview, shortened
 from dledger_core.client import Metadata
 from dledger_core.config import parse_peers
 from dledger_core.connect import Client

@@ -14,7 +14,7 @@ from dledger_core.cli.entries import (
     filter_options,
     last_visible,
 )
-from dledger_core.cli.formats import EntryFormat, EntryPrinter, decodes, entry_format_options
+from dledger_core.cli.formats import EntryFormat, Printer, decodes, entry_format_options
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options
 from dledger_core.client import ending_after
@@ -28,8 +28,8 @@ _READ_BYTES: Final = 4 << 20
         "dledger tail",
         "dledger tail --from first --no-follow --format json",
         "dledger tail --from 2025-01-31T12:00 --count 100",
-        "dledger tail --topic orders --decode message",
-        "dledger tail --from @1073741824 --decode message",
+        "dledger tail --topic orders",
+        "dledger tail --from @1073741824 --wide",
         r"dledger tail --format '%T %t %k %s\n'",
     )
 )
@@ -62,7 +62,7 @@ def tail(
     columns = output.message_columns(decodes(decode, output, filters.of_messages))
     # A native log has no queue offsets: the rebuild of consume queues assigns them.
     view = EntryView(filters, columns, limit=count, broker_end=None if connection.is_java else 0)
-    printer = output.printer(messages=bool(columns), kinds=False)
+    printer = output.printer()
     connection.announce_wait()
     with connection.client() as client:
         with connection.announce_silence():
@@ -82,7 +82,7 @@ def tail(
                 return
 
 
-def _print_from_position(client: Client, view: EntryView, printer: EntryPrinter, position: int) -> int:
+def _print_from_position(client: Client, view: EntryView, printer: Printer, position: int) -> int:
     """Print the CommitLog before the log, and the first entries of the log; return the next index."""
     while True:
         found = client.fetch_at(position, max_bytes=_READ_BYTES)
@@ -93,9 +93,7 @@ def _print_from_position(client: Client, view: EntryView, printer: EntryPrinter,
         position = found.next_position
 
 
-def _print_range(
-    client: Client, view: EntryView, printer: EntryPrinter, indexes: tuple[int, int], position: int
-) -> None:
+def _print_range(client: Client, view: EntryView, printer: Printer, indexes: tuple[int, int], position: int) -> None:
     for batch in fetched(client, *indexes) if not view.full else ():
         for shown in view.of(ending_after(batch, position)):
             printer.write(shown)

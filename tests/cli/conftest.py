@@ -5,5 +5,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DLEDGER_PEERS", "DLEDGER_GROUP", "DLEDGER_DEBUG"):
+    for name in ("DLEDGER_PEERS", "DLEDGER_GROUP", "DLEDGER_DEBUG", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)

@@ -17,7 +17,7 @@ import pytest
 from click.testing import Result
 
 from dledger_core.cli.formats import COLUMNS, ESCAPES, FormatType
-from dledger_core.record import READ_SCHEMA, RECORD_SCHEMA
+from dledger_core.record import READ_SCHEMA
 from dledger_core.rocketmq import encode_messages
 from dledger_core.storage import CommitLog, open_store
 from tests.cli import command
@@ -209,13 +209,6 @@ def test_hex_equals_bytes_on_disk(own: Path, golden: Path) -> None:
     assert "body 0" in text(own, "--from", 1, "--count", 1, "--format", "hex", "--decode", "message")[1]
 
 
-def test_table_of_messages_has_their_columns(own: Path) -> None:
-    lines = text(own, "--decode", "message", "--from", 10)
-    assert " ".join(lines[0].split()) == "index term time (UTC) topic queue offset tags keys body"
-    assert " ".join(lines[1].split()) == "10 1 1970-01-01T00:16:50.000 orders 0 - - k9 all body 9"
-    assert lines[2].endswith(r"\xff\x00no message")
-
-
 def test_body_that_cannot_be_decompressed_has_error(tmp_path: Path) -> None:
     log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
     message = encode_messages(topic="t", queue_id=0, body=[b"no zlib"], sys_flag=1)
@@ -347,8 +340,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def printed(capsys: pytest.CaptureFixture[str], form: str, *batches: pa.RecordBatch) -> list[str]:
-    kinds = "magic" in batches[0].schema.names
-    printer = FormatType().convert(form, None, None).printer(messages=False, kinds=kinds)
+    printer = FormatType().convert(form, None, None).printer()
     for batch in batches:
         printer.write(batch)
     return capsys.readouterr().out.splitlines()
@@ -364,17 +356,10 @@ def test_json_is_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None
 def test_table_has_one_heading_and_one_line_per_entry(capsys: pytest.CaptureFixture[str]) -> None:
     batches = [pa.RecordBatch.from_pylist([row], READ_SCHEMA) for row in ROWS]
     assert printed(capsys, "table", *batches) == [
-        "     index  term  time (UTC)               body",
-        "         7     2  2013-01-01T05:17:00.250  héllo\\n",
-        "         8     2  -                        \\xff\\x00",
+        "index  term  position  time (UTC)               bytes  body",
+        "    7     2       336  2013-01-01T05:17:00.250      7  héllo\\n",
+        "    8     2       400  -                            2  0xff 00",
     ]
-
-
-def test_table_of_records_has_their_kind_and_truncates_bodies(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {**ROWS[0], "magic": 2, "body": b"x" * 1000}
-    line = printed(capsys, "table", pa.RecordBatch.from_pylist([row], RECORD_SCHEMA))[1]
-    assert "  control     " in line
-    assert line.endswith("x... (1000 bytes)")
 
 
 @pytest.mark.parametrize("form", ["table", "json", "hex", "%i"])

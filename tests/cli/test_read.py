@@ -70,6 +70,15 @@ def test_get_shows_message_and_other_entry(messages: Any) -> None:
     assert shown(messages, "get", "5", "--format", "hex")[1].endswith("|no message|")
 
 
+def test_get_as_table_lists_names_and_values(messages: Any) -> None:
+    listed = dict(line.split(maxsplit=1) for line in shown(messages, "get", "2"))
+    assert (listed["topic"], listed["queue"], listed["keys"], listed["body"]) == ("orders", "1", "c", "body 2")
+    assert "offset" not in listed  # unknown in a native log
+    plain = dict(line.split(maxsplit=1) for line in shown(messages, "get", "5"))
+    assert "topic" not in plain
+    assert (plain["index"], plain["body"]) == ("5", "no message")
+
+
 def test_tail_from_position_after_end_shows_no_earlier_entry(messages: Any) -> None:
     end = messages.log.position
     once = ("tail", "--no-follow", "--format", r"%i\n", "--from")

@@ -1,0 +1,209 @@
+"""Entries as a table that fits a terminal: one line per entry, long values shortened in the middle.
+
+A column without room for a useful part of its values is left out, the least important one first, and so is a column
+without values; ``--wide`` shows all of them in full. The first entries determine the columns; a new heading follows
+when an entry has a value for another one, for example at the first message of a log. An entry of a classic CommitLog
+has no index: its cell is ``@POSITION``, which ``get`` and ``--from`` accept.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from rich.cells import cell_len
+
+from dledger_core.cli.output import emit, say
+from dledger_core.cli.previews import padded, preview, shortened, visible
+from dledger_core.control import unpack
+from dledger_core.errors import CorruptRecordError
+
+_PIPED_WIDTH: Final = 200
+_BODY_LEAST: Final = 20
+_GAP: Final = "  "
+_MEASURED: Final = 1000
+_KINDS: Final = {2: "control", 3: "membership"}
+
+Texts = Callable[[str, pa.RecordBatch], list[str | None]]
+"""Returns the values of an escape, such as ``t``, as texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column.
+
+    Attributes:
+        letter: its escape.
+        heading: its heading.
+        rank: importance; columns with a higher rank are left out first.
+        least: width below which it is left out; 0 = numbers, which are never shortened.
+        most: width above which it is not needed.
+        extra: do not mention that it does not fit.
+    """
+
+    letter: str
+    heading: str
+    rank: int
+    least: int = 0
+    most: int = 0
+    extra: bool = False
+
+
+_INDEX: Final = _Column("i", "index", 0)
+_TIME: Final = _Column("d", "time (UTC)", 1, 19, 23)
+_COLUMNS: Final = (
+    _INDEX,
+    _Column("e", "term", 8, extra=True),
+    _Column("P", "position", 9, extra=True),
+    _TIME,
+    _Column("t", "topic", 2, 12, 40),
+    _Column("q", "queue", 3),
+    _Column("o", "offset", 4),
+    _Column("g", "tags", 6, 6, 24),
+    _Column("k", "keys", 5, 8, 40),
+    _Column("m", "message id", 10, 32, 56, extra=True),
+    _Column("S", "bytes", 7, extra=True),
+)
+COLUMNS: Final = ("store_timestamp", "topic", "queue_id", "queue_offset", "tags", "keys", "msg_id")
+"""Columns of a message that the table shows."""
+
+
+def table_width() -> int:
+    """Return the width of the terminal, or of ``COLUMNS``; a wide one for a pipe or a file."""
+    return shutil.get_terminal_size((_PIPED_WIDTH, 24)).columns
+
+
+class EntryTable:
+    """Prints entries as they arrive, batch by batch.
+
+    Args:
+        texts: returns the texts of a column.
+        width: cells of a line; None = as wide as the values are.
+    """
+
+    def __init__(self, texts: Texts, width: int | None) -> None:
+        self._texts = texts
+        self._width = width
+        self._columns: tuple[_Column, ...] = ()
+        self._widths: list[int] = []
+        self._with_values: set[_Column] = set()
+        self._missing = ""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Print the entries of ``batch``, after a heading if the columns are others."""
+        if not batch.num_rows:
+            return
+        cells = {column: self._cells(column, batch) for column in _COLUMNS}
+        lines = self._headings(cells)
+        rows = zip(*(cells[column] for column in self._columns), strict=True)
+        for body, row in zip(_bodies(batch), rows, strict=True):
+            start = self._start(row)
+            lines.append(start + body.text(None if self._width is None else self._width - cell_len(start)))
+        emit("\n".join(lines))
+
+    def _cells(self, column: _Column, batch: pa.RecordBatch) -> list[str]:
+        found = self._texts(column.letter, batch)
+        if column is _INDEX:
+            positions = batch.column("position").to_pylist()
+            return [f"@{at}" if text is None else text for text, at in zip(found, positions, strict=True)]
+        return ["-" if text is None else visible(text) for text in found]
+
+    def _headings(self, cells: Mapping[_Column, list[str]]) -> list[str]:
+        """Choose the columns if there are values of new ones; return the line of headings if others were chosen."""
+        with_values = self._with_values | {column for column, texts in cells.items() if set(texts) != {"-"}}
+        if with_values == self._with_values:
+            return []
+        self._with_values = with_values
+        wanted = {
+            column: max(map(cell_len, [column.heading, *texts[:_MEASURED]]))
+            for column, texts in cells.items()
+            if column in with_values or self._width is None
+        }
+        widths = wanted if self._width is None else _fitted(wanted, self._width)
+        columns = tuple(column for column in _COLUMNS if column in widths)
+        missing = " and ".join(column.heading for column in wanted if column not in widths and not column.extra)
+        if missing and missing != self._missing:
+            self._missing = missing
+            say(f"note: the line is too narrow for {missing}; --wide shows every column")
+        if columns == self._columns:
+            return []
+        begin = [""] if self._columns else []
+        self._columns, self._widths = columns, [widths[column] for column in columns]
+        return [*begin, f"{self._start(column.heading for column in columns)}body"]
+
+    def _start(self, cells: Iterable[str]) -> str:
+        """Return the line before the body."""
+        fitted = zip(self._columns, self._widths, cells, strict=True)
+        return "".join(self._fit(column, width, cell) + _GAP for column, width, cell in fitted)
+
+    def _fit(self, column: _Column, width: int, cell: str) -> str:
+        if not column.least:
+            return padded(cell, width, right=True)
+        if self._width is None:
+            return padded(cell, width)
+        return padded(cell[:width] if column is _TIME else shortened(cell, width), width)
+
+
+def _fitted(wanted: Mapping[_Column, int], width: int) -> dict[_Column, int]:
+    """Return the columns that fit, with their widths; the body gets at least a quarter of the line.
+
+    Args:
+        wanted: widths of the longest values.
+        width: of the line.
+    """
+    spare = width - max(_BODY_LEAST, width // 4)
+    chosen: dict[_Column, int] = {}
+    for extra in (False, True):  # no extra column while values of another one are shortened
+        ranked = sorted((column for column in wanted if column.extra is extra), key=lambda column: column.rank)
+        for column in ranked:
+            least = column.least or wanted[column]
+            if column is _INDEX or least + len(_GAP) <= spare:
+                chosen[column] = least
+                spare -= least + len(_GAP)
+        for column in ranked:
+            if column in chosen and column is not _TIME:
+                more = max(0, min(wanted[column], column.most, chosen[column] + spare) - chosen[column])
+                chosen[column] += more
+                spare -= more
+    if _TIME in chosen and wanted[_TIME] - _TIME.least <= spare:
+        chosen[_TIME] = wanted[_TIME]  # a time is complete or ends with its seconds
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A body, or the reason why there is none."""
+
+    data: bytes | None
+    error: str | None
+    magic: int | None
+
+    def text(self, width: int | None) -> str:
+        """Return the body in at most ``width`` cells."""
+        if self.data is not None and self.magic not in _KINDS:
+            return preview(self.data, width)
+        if self.data is None:
+            text = f"({visible(self.error or 'no body')})"
+        else:
+            text = f"({_KINDS[self.magic or 0]}) {_control(self.data)}"
+        return text if width is None else shortened(text, width)
+
+
+def _bodies(batch: pa.RecordBatch) -> Iterator[_Body]:
+    unknown: list[Any] = [None] * batch.num_rows
+    error, magic = (
+        batch.column(name).to_pylist() if name in batch.schema.names else unknown for name in ("error", "magic")
+    )
+    return map(_Body, batch.column("body").to_pylist(), error, magic)
+
+
+def _control(body: bytes) -> str:
+    """Return the content of a control entry."""
+    try:
+        fields = unpack(body)
+    except CorruptRecordError:
+        return preview(body)
+    return visible(", ".join(f"{name} {value}" for name, value in fields.items())) or "no-op"
