@@ -1,0 +1,52 @@
+"""The HTML templates of this directory; every value is escaped."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+__all__ = ["half_open", "render", "shown"]
+
+_SEPARATOR: Final = re.compile(r"(?<=[-/_.:=,;%@|])")
+
+
+def render(name: str, **values: Any) -> str:
+    """Return a template filled with these values."""
+    return str(_environment().get_template(name).render(values))
+
+
+@cache
+def _environment() -> Environment:
+    loader = FileSystemLoader(Path(__file__).parent)
+    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found.filters |= {"shown": shown, "breakable": breakable}
+    found.globals |= {"half_open": half_open}
+    return found
+
+
+def half_open(start: int, end: int) -> str:
+    """Return a range of indexes as text: without thousands separators, whose comma would look like another one."""
+    return f"[{start}, {end})"
+
+
+def shown(value: Any) -> str:
+    """Return the text of a cell: ``-`` for None, lists joined, no thousands separators."""
+    match value:
+        case None:
+            return "-"
+        case bool() | dict():
+            return json.dumps(value)
+        case list() | tuple():
+            return ", ".join(map(shown, value))
+    return str(value)
+
+
+def breakable(value: Any) -> Markup:
+    """Return a path or a name in which a line may end after each separator."""
+    return Markup("<wbr>").join(_SEPARATOR.split(shown(value)))
