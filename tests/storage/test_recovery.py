@@ -16,7 +16,7 @@ from dledger_core.errors import CorruptRecordError, DiskFailedError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import TermRange
 from dledger_core.raft.ready import HardState
-from dledger_core.record import HEADER_BYTES, segment_name
+from dledger_core.record import HEADER_BYTES, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage import open_store
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log, place, read_all
@@ -39,8 +39,8 @@ def filled(batches: int, segment_bytes: int = 4096) -> tuple[FaultyFiles, list[i
     return files, ends, indexes
 
 
-def data_of(files: FaultyFiles) -> dict[Path, bytes]:
-    return {path: bytes(inode.content) for path, inode in files.names.items() if path.parent == DATA}
+def data_of(files: FaultyFiles, directory: Path = DATA) -> dict[Path, bytes]:
+    return {path: bytes(inode.content) for path, inode in sorted(files.names.items()) if path.parent == directory}
 
 
 def first_loss(content: bytes, length: int) -> int:
@@ -78,6 +78,10 @@ def test_recovery_truncates_or_reports_every_lost_byte(batches: int, segment_byt
             kept = [index for end, index in zip(ends, indexes, strict=True) if end <= lost]
             assert log.last_index() == (kept[-1] if kept else -1)
             assert len(read_all(log)) == log.last_index() + 1
+            # Anything left after the end would look like the next entries once the log grows up to it.
+            rows = INDEX_RECORD_BYTES * (log.last_index() + 1)
+            assert not any(b"".join(data_of(files).values())[log.recovered.position :])
+            assert not any(b"".join(data_of(files, STORE / "index").values())[rows:])
             log.close()
             again = open_log(files)
             assert again.last_index() == log.last_index()
