@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dledger_core.checksum import crc32
 from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreBusyError, StoreMismatchError
 from dledger_core.ids import Index, NodeId, Position, Term
 from dledger_core.raft import HardState
-from dledger_core.record import Records, segment_name
+from dledger_core.record import HEADER_BYTES, Records, segment_name
 from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.layout import Layout
@@ -249,6 +250,17 @@ def forged(at: int, **fields: int) -> Records:
     return Records(records.sizes, headers.tobytes() + bytes(records.bodies))
 
 
+def resized(at: int, *lengths: int) -> Records:
+    """Entries from ``at`` on as a peer might hold them, if their bodies had other lengths."""
+    header, position, parts = PEER.read(at, at + 1, 1).headers.copy(), INTACT.positions[at], []
+    for index, length in enumerate(lengths, at):
+        body, size = b"o" * length, HEADER_BYTES + length
+        header[["index", "position", "size", "length", "crc"]] = [(index, position, size, length, crc32(body))]
+        parts.append(header.tobytes() + body)
+        position += size
+    return Records(np.array([len(part) for part in parts], np.uint32), b"".join(parts))
+
+
 @pytest.mark.parametrize(
     ("records", "damaged"),
     [
@@ -265,6 +277,10 @@ def forged(at: int, **fields: int) -> Records:
         pytest.param(lambda: forged(17, crc=0, flags=0), "body", id="no crc"),
         pytest.param(lambda: forged(17, magic=2), "body", id="magic"),
         pytest.param(lambda: PEER.read(17, 19, 1 << 20), "body", id="too many"),
+        pytest.param(lambda: resized(16, 5, 6), "body of 16", id="two in the place of one"),
+        pytest.param(lambda: resized(17, 21), "body", id="longer"),
+        pytest.param(lambda: resized(17, 19), "body", id="shorter"),
+        pytest.param(lambda: resized(17, 200), "two headers", id="longer than two"),
         pytest.param(lambda: PEER.read(18, 19, 1), "body", id="another entry"),
         pytest.param(lambda: Records(np.array([2048], np.uint32), bytes(2048)), "body", id="larger than a segment"),
         pytest.param(lambda: None, "body", id="none"),
@@ -278,7 +294,7 @@ def test_repair_rejects_records_that_do_not_fit(
         for index in (17, 18):
             store.record(index)[:48] = bytes(48)
     else:
-        store.record(17)[50] ^= 1
+        store.record(16 if damaged == "body of 16" else 17)[50] ^= 1
     if damaged == "body and row":
         store.row(17)[:] = bytes(32)
     before = store.content(DATA, INDEX)
@@ -454,6 +470,7 @@ def test_rewrite_restores_file_size_lost_in_failed_sync() -> None:
 def test_open_log_is_repaired_while_it_serves(store: Sample) -> None:
     log = store.open()
     zero_sector(store, INTACT.positions[50])
+    store.row(50)[:] = bytes(32)
     with pytest.raises(CorruptRecordError) as caught:
         log.read(45, 70, 1 << 20)
     damage = log.damage_near(caught.value.values["index"])
@@ -464,6 +481,7 @@ def test_open_log_is_repaired_while_it_serves(store: Sample) -> None:
     while left is not None:
         left = log.write_back(left, fetch(left, 1), LAST)
     assert log.damage_near(50) is None
+    assert log.rows_fit(log.read(50, 51, 1), 50)
     assert read_all(log) == INTACT.entries
     log.close()
     check_like_new(store)
