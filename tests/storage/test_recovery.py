@@ -275,7 +275,7 @@ TestLogMachine.settings = settings(
 def test_page_cache_durability_loses_only_the_unsynced_tail() -> None:
     for seed in range(30):
         files = FaultyFiles(seed)
-        # With the low limit the log must sync now and then, or the tail would look like damage far from the end.
+        # With the low limit the log must sync from time to time, or the tail would look like damage far from the end.
         limit = 1000 if seed % 2 else SMALL.unsynced_bytes_max
         config = dataclasses.replace(SMALL, durability="page-cache", unsynced_bytes_max=limit)
         log = open_log(files, config=config)

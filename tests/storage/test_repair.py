@@ -277,7 +277,7 @@ def resized(at: int, *lengths: int) -> Records:
         pytest.param(lambda: forged(17, crc=0, flags=0), "body", id="no crc"),
         pytest.param(lambda: forged(17, magic=2), "body", id="magic"),
         pytest.param(lambda: PEER.read(17, 19, 1 << 20), "body", id="too many"),
-        pytest.param(lambda: resized(16, 5, 6), "body of 16", id="two in the place of one"),
+        pytest.param(lambda: resized(16, 5, 6), "body of 16", id="two for one"),
         pytest.param(lambda: resized(17, 21), "body", id="longer"),
         pytest.param(lambda: resized(17, 19), "body", id="shorter"),
         pytest.param(lambda: resized(17, 200), "two headers", id="longer than two"),
