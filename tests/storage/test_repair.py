@@ -431,9 +431,7 @@ def test_failed_sync_marks_the_store_until_a_repair_makes_it_durable(bodies: lis
             assert repairing.find() == []
             repairing.settle()
             assert repairing.verification_reason is None
-        log = store.open()
-        held = read_all(log)
-        log.close()
+        held = read_all(store.clone().open())
         store.files.crash(0.0)
         assert read_all(store.open()) == held
         assert len(held) in (6, 6 + len(bodies))
