@@ -30,6 +30,7 @@ from dledger_core.storage.read.visibility import SKIPPED_MIN
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.archives import unpack
 from tests.support.growing_store import GrowingStore, everything
+from tests.support.only_reading import only_reading
 
 TESTDATA = Path(__file__).parent / "testdata"
 GOLDEN = sorted(path.name.removesuffix(".tar.gz") for path in TESTDATA.glob("dledger-*.tar.gz"))
@@ -107,6 +108,11 @@ def copied(golden: Path, tmp_path: Path) -> Copied:
 )
 def test_java_store_entry_by_entry(copied: Copied, name: str, node: str | None) -> None:
     store = copied(name, node)
+    with only_reading(store.path):
+        check_entry_by_entry(store, name)
+
+
+def check_entry_by_entry(store: JavaStore, name: str) -> None:
     reader = open_store(store.path)
     ends = (store.info["begin"], store.info["end"])
     assert reader.writer == ("java-a" if "0.3.1.2" in name else "java-b")
