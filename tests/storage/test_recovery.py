@@ -124,6 +124,15 @@ def test_recovery_rebuilds_the_index_from_the_data(lost: str) -> None:
     assert open_store(STORE, files=files).verify().findings == ()
 
 
+def test_first_record_of_another_index_is_damage_without_checkpoint() -> None:
+    files, _, _ = filled(5)
+    del files.names[META / "checkpoint"]
+    files.content(DATA / segment_name(0))[15] ^= 1
+    with pytest.raises(CorruptRecordError) as caught:
+        open_log(files)
+    assert (caught.value.values["index"], caught.value.values["first_index"]) == (1, 0)
+
+
 def test_damaged_checkpoint_counts_as_missing() -> None:
     files, ends, indexes = filled(5)
     files.content(META / "checkpoint")[20] ^= 1

@@ -319,6 +319,19 @@ def test_repair_ignores_the_damaged_term_of_a_neighbor(store: Sample, neighbour:
     check_like_new(store)
 
 
+@pytest.mark.parametrize("lost", ["nothing", "rows", "last row"])
+def test_find_without_checkpoint_trusts_the_last_row(store: Sample, lost: str) -> None:
+    remove(store, META / "checkpoint")
+    zero_sector(store, INTACT.positions[20])
+    if lost == "rows":
+        remove(store, *store.content(INDEX))
+    elif lost == "last row":
+        store.row(LAST)[23] ^= 1  # of its index
+    config = dataclasses.replace(CONFIG, unsynced_bytes_max=1000)
+    with StoreRepair.open(STORE, files=store.files, config=config) as repairing:
+        assert bool(repairing.find()) == (lost == "nothing"), "without it, no entry is known to have been durable"
+
+
 def test_find_reports_no_damage_above_the_checkpoint(store: Sample) -> None:
     append(store.open(), [b"new"] * 3, term=3)
     store.files.kill()
@@ -469,8 +482,11 @@ def test_open_log_is_repaired_while_it_serves(store: Sample) -> None:
     log = store.open()
     zero_sector(store, INTACT.positions[50])
     store.row(50)[:] = bytes(32)
+    reported: list[int] = []
+    log.on_damage = reported.append
     with pytest.raises(CorruptRecordError) as caught:
         log.read(45, 70, 1 << 20)
+    assert reported == [caught.value.values["index"]]
     damage = log.damage_near(caught.value.values["index"])
     assert damage is not None
     assert damage.start <= 50 < damage.end
