@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
 import pickle
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +28,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dledger_core import Client, LocalCluster, Part
+from dledger_core import AttemptResult, Client, LocalCluster, Part
 from dledger_core.cli import main
 from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.control import TransactionId
@@ -231,6 +234,50 @@ def test_unreachable_servers_fail_query_and_not_abort(caplog: pytest.LogCaptureF
         abort_attempts([AttemptMessage(KEY)], UNREACHABLE, "orders")
         abort_attempts([], UNREACHABLE, None, KEY)
     assert caplog.text.count("UNREACHABLE") == 2
+
+
+class RetryingClient:
+    """A client of a log in memory: its append number ``late`` is retried until all others are in the log."""
+
+    def __init__(self, late: int | None, total: int) -> None:
+        self.log: list[bytes] = []
+        self.in_loop = SimpleNamespace(append_attempt=self._append)
+        self._late, self._total, self._started = late, total, 0
+        self._loop = asyncio.new_event_loop()
+
+    async def _append(self, bodies: pa.Array, **_: Any) -> AttemptResult:
+        number, self._started = self._started, self._started + 1
+        while number == self._late and self._started < self._total:
+            await asyncio.sleep(0)
+        return self.append_attempt(bodies)
+
+    def append_attempt(self, bodies: pa.Array, **_: Any) -> AttemptResult:
+        self.log += bodies.to_pylist()
+        return AttemptResult(len(self.log) - len(bodies), len(self.log) - 1, 1, len(bodies), 0)
+
+    def call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._loop.run_until_complete(work)
+
+    def transaction(self, _: TransactionId) -> Any:
+        return SimpleNamespace(state="open")
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+@pytest.mark.parametrize(("late", "appends"), [(None, 4), (0, 7), (1, 6), (3, 4)])
+def test_rows_keep_order_when_append_is_overtaken(
+    monkeypatch: pytest.MonkeyPatch, late: int | None, appends: int
+) -> None:
+    """Appends that overtook it are repeated after it, and no others: the commit lists one copy of each, in order."""
+    with closing(RetryingClient(late, 4)) as client:
+        monkeypatch.setattr("spark_connector.writing.transactions.client_for", lambda *_: client)
+        options = UNREACHABLE.model_copy(update={"append_max_bytes": 500})
+        message = write_attempt([rows(0, 4)], PLAIN, options, KEY)
+    parts = message.parts["default"]
+    assert [body for part in parts for body in client.log[part.first : part.last + 1]] == bodies(0, 4)
+    assert parts == sorted(parts), "readers return parts in the order of the log"
+    assert len(client.log) == appends
 
 
 # --- task attempts against real servers --------------------------------------------------------------------------
