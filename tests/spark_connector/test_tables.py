@@ -109,6 +109,7 @@ def test_tables_of_native_store(tmp_path: Path) -> None:
         segments = rows("segments", path=path)
         assert [row["position"] for row in segments] == [number << 16 for number in range(len(segments))]
         assert segments[-1]["end"] == 4010
+        assert group["bytes"] == node["bytes"] > segments[-1]["position"]
         assert rows("producers", path=path) == []
         with pytest.raises(OptionError, match="'orders'"):
             rows("terms", path=path, groups="payments")

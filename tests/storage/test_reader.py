@@ -125,6 +125,7 @@ def check_entry_by_entry(store: JavaStore, name: str) -> None:
     assert [[found.term, found.first_index] for found in reader.term_ranges()] == [t[:2] for t in store.info["terms"]]
     committed = None if "0.4.0" in name else store.info["committed_after_recover"]
     assert reader.commit_index == committed
+    assert reader.fetch(*ends).commit_index == (-1 if committed is None else committed)
     assert reader.visible_end == (reader.last_index if committed is None else committed) + 1
     assert reader.committed_end("end") == reader.last_index + 1
     report = reader.verify()
