@@ -243,12 +243,15 @@ class RetryingClient:
         self.log: list[bytes] = []
         self.in_loop = SimpleNamespace(append_attempt=self._append)
         self._late, self._total, self._started = late, total, 0
+        self._others = asyncio.Event()
         self._loop = asyncio.new_event_loop()
 
     async def _append(self, bodies: pa.Array, **_: Any) -> AttemptResult:
         number, self._started = self._started, self._started + 1
-        while number == self._late and self._started < self._total:
-            await asyncio.sleep(0)
+        if self._started == self._total:
+            self._others.set()
+        if number == self._late:
+            await self._others.wait()
         return self.append_attempt(bodies)
 
     def append_attempt(self, bodies: pa.Array, **_: Any) -> AttemptResult:
