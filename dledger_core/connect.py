@@ -164,15 +164,17 @@ def open_store(path: Path | str, *, opaque: bool = False, since: StoreReader | N
     """Open a node's store for reading, native or Java's; see ``StoreReader``.
 
     Args:
-        path: the directory that contains ``data/`` and ``index/``.
+        path: the directory that contains ``data/`` and ``index/``, or a broker's or a node's directory with one store.
         opaque: take all bodies as bytes. Otherwise a body that is a RocketMQ message is checked by its own CRC.
         since: an earlier view of the same store, whose tail need not be scanned again. It does not change.
 
     Raises:
-        StoreMismatchError: there is no store.
+        StoreMismatchError: there is no store, there are several, or a classic CommitLog precedes it.
         StoreIncompleteError: a conversion into it, or a snapshot install, is not finished.
         CorruptRecordError: a data file is missing between others.
     """
     from dledger_core.rocketmq.message.decode import MESSAGES
+    from dledger_core.rocketmq.store.directory import locate
 
+    path = since.path if since is not None else locate(path).one_store()
     return open_any_store(path, bodies=None if opaque else MESSAGES, since=since)

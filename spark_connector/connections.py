@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from dledger_core import Client, JavaOptions, StoreMismatchError, StoreReader, open_store
-from dledger_core.rocketmq import locate
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 
@@ -77,11 +76,11 @@ def store_for(path: str, *, opaque: bool = False) -> StoreReader:
     """Return a view of the current store; only entries added since the pooled view are scanned.
 
     Args:
-        path: the store's directory.
+        path: the store's directory, or a broker's directory with one store.
         opaque: do not check the messages in bodies.
 
     Raises:
-        OptionError: the directory is not a store.
+        OptionError: there is no store, there are several, or a classic CommitLog precedes it.
     """
     try:
         # An older view is not closed here, because another thread may read from it; its files close with it.
@@ -89,14 +88,5 @@ def store_for(path: str, *, opaque: bool = False) -> StoreReader:
             ("store", path, opaque), lambda since: open_store(path, opaque=opaque, since=since)
         )
     except StoreMismatchError as error:
-        raise OptionError(f"path {path!r}: {error.what}", "", _remedy(path, error)) from None
+        raise OptionError(f"path {path!r}: {error.what}", "", error.remedy) from None
     return view
-
-
-def _remedy(path: str, error: StoreMismatchError) -> str:
-    """Name the stores below the path if it is the directory of a node or of a group."""
-    try:
-        locate(path).one_store()
-    except StoreMismatchError as located:
-        return located.remedy
-    return error.remedy

@@ -37,7 +37,9 @@ def verify(output: Format, opaque: bool, stores: tuple[Path, ...]) -> int:
         try:
             location = locate(given)
             found = [each for each in (location.commitlog, location.store) if each is not None]
-            found = found or list(location.stores) or [location.one_store()]
+            found = found or list(location.stores)
+            if not found:
+                location.check()
         except StorageError as error:
             unreadable.append(error)
             continue

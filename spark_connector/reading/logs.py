@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from dledger_core import (
@@ -244,7 +243,7 @@ class StoreLog:
         self._uncommitted = options.isolation == "read_uncommitted"
         self._view = store_for(options.path, opaque=True)
         # A Java store does not record its group; the directory above usually has its name.
-        recorded = self._view.group or Path(options.path).resolve().parent.name
+        recorded = self._view.group or self._view.path.resolve().parent.name
         self.group = options.groups[0] if options.groups_given else recorded
 
     def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:

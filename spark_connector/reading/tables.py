@@ -15,7 +15,6 @@ planned, so that errors are raised before it starts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -155,7 +154,7 @@ def _named(batch: pa.RecordBatch, **columns: str | None) -> list[dict[str, Any]]
 
 def _rows_of_store(options: DLedgerOptions, table: str) -> list[dict[str, Any]]:
     store = store_for(options.path, opaque=True)
-    recorded = store.group or Path(options.path).resolve().parent.name
+    recorded = store.group or store.path.resolve().parent.name
     if options.groups_given and store.group is not None and store.group != options.groups[0]:
         raise OptionError(f"groups: the store belongs to group {store.group!r}", "", "leave the option out")
     group = options.groups[0] if options.groups_given else recorded

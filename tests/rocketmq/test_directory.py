@@ -39,6 +39,26 @@ def test_locate_names_stores_below_node_directory(tmp_path: Path, mixed: Path) -
         assert all(str(store) in caught.value.remedy for store in found.stores)
 
 
+def test_open_store_finds_the_only_store_of_a_broker_or_node(tmp_path: Path, mixed: Path) -> None:
+    node = tmp_path / "node"
+    shutil.copytree(mixed / "dledger-n0", node / "group" / "dledger-n0")
+    (node / "group" / "consumequeue" / "orders" / "0").mkdir(parents=True)
+    for path in (node, node / "group", node / "group" / "dledger-n0"):
+        with open_store(path) as view:
+            assert (view.path, view.last_index) == (node / "group" / "dledger-n0", LAST)
+        with open_store(path, since=view) as newer:
+            assert newer.path == view.path
+
+
+def test_open_store_rejects_a_store_after_a_commitlog(mixed: Path) -> None:
+    """Its messages have no indexes: readers by index would skip them silently."""
+    with pytest.raises(StoreMismatchError) as caught:
+        open_store(mixed)
+    assert str(mixed / "dledger-n0") in caught.value.remedy
+    with open_store(mixed / "dledger-n0") as view:
+        assert view.first_index == 0
+
+
 @pytest.mark.parametrize("make", [lambda path: None, Path.mkdir, Path.touch], ids=["missing", "empty", "file"])
 def test_locate_rejects_paths_without_log(tmp_path: Path, make: object) -> None:
     path = tmp_path / "x"

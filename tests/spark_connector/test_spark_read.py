@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pyspark
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 
 from dledger_core.rocketmq import encode_messages
 from spark_connector import ddl_of, register
@@ -18,6 +19,7 @@ from spark_connector.columns import schema_for
 from spark_connector.discovery import DefaultSource
 from spark_connector.errors import SparkVersionError
 from spark_connector.reading.tables import TABLES
+from tests.rocketmq.golden import MIXED, THREE, extract, messages
 from tests.spark_connector.test_columns import EVERY_TYPE
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -66,6 +68,21 @@ def test_batch_read_from_servers_and_from_store(dledger: Any, cluster: Any, log:
     assert [bytes(row["body"]) for row in rows] == bodies
     store = cluster.store_path(cluster.leader(log.group), log.group)
     assert dledger.read.format("dledger").load(str(store)).count() == 20_000
+
+
+def test_broker_directory_is_read_as_batch_stream_and_table(dledger: Any, tmp_path: Path) -> None:
+    for name, within in ((THREE, "dledger-n0"), (THREE, "consumequeue"), (MIXED, "dledger-n0"), (MIXED, "commitlog")):
+        extract(name, f"n0/{within}", tmp_path)
+    broker = tmp_path / THREE / "n0"
+    expected = sorted((at, hashlib.md5(record).hexdigest()) for at, record in messages(THREE).items())
+    frame = dledger.read.format("dledger").load(str(broker)).selectExpr("position + 48 AS at", "md5(body) AS md5")
+    assert sorted(tuple(row) for row in frame.collect()) == expected
+    run(dledger.readStream.format("dledger").option("startingOffsets", "earliest").load(str(broker)), tmp_path)
+    assert sorted(row["index"] for row in read_out(tmp_path)) == list(range(len(expected)))
+    (row,) = dledger.read.format("dledger").option("table", "groups").load(str(broker)).collect()
+    assert (row["group"], row["end"]) == ("n0", len(expected))
+    with pytest.raises(PySparkException, match=r"name .*/n0/dledger-n0"):
+        dledger.read.format("dledger").load(str(tmp_path / MIXED / "n0")).count()
 
 
 def test_sql_reads_ranges_and_metadata_tables(dledger: Any, cluster: Any, log: Any) -> None:

@@ -44,7 +44,7 @@ class Location:
 
     Attributes:
         path: the directory.
-        store: the store: the directory itself, or the only one in a broker's directory.
+        store: the store: the directory itself, or the only one in a broker's or a node's directory.
         commitlog: the directory of a classic CommitLog: the directory itself, or the one in a broker's directory.
         stores: stores one or two levels below, if the directory is not a log itself.
     """
@@ -71,12 +71,7 @@ class Location:
             StoreMismatchError: it is not; the remedy names the stores below.
         """
         if self.store is None and self.stores:
-            several = len(self.stores) > 1
-            raise StoreMismatchError(
-                "the directory contains several stores" if several else "the directory is not a store",
-                str(self.path),
-                f"use {self._named()}",
-            )
+            raise StoreMismatchError("the directory contains several stores", str(self.path), f"use {self._named()}")
         if self.store is None and self.commitlog is None:
             raise _nothing(self.path)
 
@@ -95,22 +90,26 @@ class Location:
         return replace(self, commitlog=commitlog)
 
     def one_store(self) -> Path:
-        """Return the directory itself, which must be a store.
+        """Return the store whose entries are all that the directory contains.
 
         Raises:
-            StoreMismatchError: it is not; the remedy names the stores below.
+            StoreMismatchError: there is none, there are several, or messages of a classic CommitLog precede it; the
+                remedy names the stores.
         """
-        if self.is_store:
-            return self.path
-        if self.stores or self.store is not None:
-            raise StoreMismatchError("the directory is not a store", str(self.path), f"use {self._named()}")
-        if self.commitlog is not None:
+        self.check()
+        if self.store is not None and self.commitlog is None:
+            return self.store
+        if self.store is None:
             raise StoreMismatchError(
                 "the directory contains a classic CommitLog and no store",
                 str(self.path),
                 f"audit it with jobs/audit_replicas.py --replica NAME={self.commitlog}, or convert it: dledger convert",
             )
-        raise _nothing(self.path)
+        raise StoreMismatchError(
+            "the messages of a classic CommitLog precede the store and have no indexes",
+            str(self.path),
+            f"name {self.store} to read the entries after them, or copy both into a store: dledger convert",
+        )
 
     def _named(self) -> str:
         return " or ".join(map(str, self.stores[:_NAMED_MAX] or (self.store,)))
@@ -130,8 +129,8 @@ def locate(path: Path | str) -> Location:
     if _has_segments(path):
         return Location(path, commitlog=path)
     commitlog = path / COMMITLOG_DIRECTORY
-    near = [each for each in sorted(path.glob("dledger-*")) if _is_store(each)]
     below = tuple(each for pattern in ("*", "*/*") for each in sorted(path.glob(pattern)) if _is_store(each))
+    near = [each for each in below if each.parent == path and each.name.startswith("dledger-")] or below
     return Location(
         path,
         store=near[0] if len(near) == 1 else None,
