@@ -18,7 +18,7 @@ from pyarrow import csv, ipc, parquet
 from dledger_core.cli.formats import body_text, json_objects
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, opaque_option
-from dledger_core.cli.output import Format, Progress, show_result
+from dledger_core.cli.output import Format, Progress, say, show_result
 from dledger_core.errors import ConfigError, IndexOutOfRangeError
 from dledger_core.record import MAGIC_DATA, READ_SCHEMA
 from dledger_core.rocketmq import Damaged, LogDirectory, Span, open_log_directory
@@ -118,6 +118,9 @@ def export(
         if opened.log is None:
             remedy = "use 'dledger dump --format json', or jobs/rebuild_consume_queue.py --commitlog"
             raise ConfigError("a CommitLog without a store has no indexes to export by", str(source), remedy)
+        if opened.classic:
+            bounds = f"{opened.classic[0].position} to {opened.classic[-1].end}"
+            say(f"note: not exported are the messages of the CommitLog at positions {bounds}, which have no indexes")
         low, high = opened.indexes
         first, stop = low if start is None else start, high if end is None else min(end, high)
         if start is not None and not low <= start <= high:

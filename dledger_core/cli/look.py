@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import struct
 from dataclasses import dataclass, field
@@ -20,9 +21,9 @@ from dledger_core.cli.previews import preview, shortened
 from dledger_core.client import Metadata
 from dledger_core.config import parse_peers
 from dledger_core.connect import Client
-from dledger_core.errors import ConfigError, StorageError
-from dledger_core.rocketmq import LogDirectory, Span, locate, open_log_directory
-from dledger_core.rocketmq.survey import Survey, end_problems, queue_files, survey_commitlog, survey_log
+from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
+from dledger_core.rocketmq import LogDirectory, locate, open_log_directory
+from dledger_core.rocketmq.survey import Survey, end_problems, key_index, queue_files, survey_directory, survey_log
 from dledger_core.storage import StoreReader
 
 _WRITERS: Final = {
@@ -33,6 +34,7 @@ _WRITERS: Final = {
 _TOPICS_SHOWN: Final = 10
 _TERMS_SHOWN: Final = 5
 _WIDTH: Final = 32
+_CHECKPOINT_BYTES_MAX: Final = 4096
 _CHECKPOINT: Final = struct.Struct(">qq")
 
 
@@ -93,10 +95,11 @@ def look(target: str, group: str, opaque: bool, output: Format) -> int:
 
 
 def _directory(path: Path, *, opaque: bool) -> View:
+    if path.is_file():
+        return _file(path)
     location, queues = locate(path), queue_files(path)
-    if location.store is None and location.commitlog is None:
-        if location.stores:
-            return _several(path, location.stores)
+    if location.store is None and (location.commitlog is None or (location.is_commitlog and queues is not None)):
+        facts: dict[str, Any]
         if queues is not None:
             facts = {"what": "consume queues of a broker", "directory": str(path)}
             counts = {"topics": queues.topics, "queues": queues.queues, "units": queues.units}
@@ -104,6 +107,14 @@ def _directory(path: Path, *, opaque: bool) -> View:
                 f"python jobs/rebuild_consume_queue.py --store STORE --compare {shlex.quote(str(path))} --table DIR"
             )
             return View(facts | counts, next=[compare])
+        below = [each for child in sorted(path.iterdir()) if child.is_dir() for each in _logs_of(child)]
+        if below:
+            return _several(path, below) if len(below) > 1 else _directory(below[0], opaque=opaque)
+        index = key_index(path)
+        if index is not None:
+            facts = {"what": "key index of a broker", "directory": str(path), "files": index.files, "keys": index.keys}
+            return View(facts | _times(index.since, index.until), next=_look_at(path.parent))
+        _check_known(path)
     with open_log_directory(path, opaque=opaque) as opened:
         view = _log(opened)
     if queues is not None:
@@ -114,19 +125,59 @@ def _directory(path: Path, *, opaque: bool) -> View:
     return view
 
 
-def _several(path: Path, stores: tuple[Path, ...]) -> View:
+def _logs_of(directory: Path) -> list[Path]:
+    """Return the directory if it contains one log, otherwise the stores below it."""
+    location = locate(directory)
+    return [directory] if location.store or location.commitlog else list(location.stores)
+
+
+def _look_at(directory: Path) -> list[str]:
+    return [f"dledger look {shlex.quote(str(directory))}"]
+
+
+def _check_known(path: Path) -> None:
+    """Raise an error about a directory without a log that names the log around it."""
+    if not any(path.iterdir()):
+        raise StoreMismatchError("the directory is empty", str(path), "name another one")
+    around = next((each for each in path.resolve().parents[:2] if _logs_of(each) == [each]), None)
+    if around is not None:
+        what = "the directory contains no log, but a directory above it does"
+        raise StoreMismatchError(what, str(path), _look_at(around)[0])
+
+
+def _file(path: Path) -> View:
+    """Show a checkpoint.
+
+    Raises:
+        StoreMismatchError: another file.
+    """
+    named = path.name.startswith("checkpoint")
+    flushed, committed = (_broker_checkpoint(path), _java_commit_index(path)) if named else (None, None)
+    facts: dict[str, Any]
+    if flushed is not None:
+        facts = {"what": "checkpoint of a broker", "file": str(path), "CommitLog flushed up to": flushed}
+        return View(facts, next=_look_at(path.parent))
+    if committed is not None:
+        facts = {"what": "checkpoint of a Java DLedger store", "file": str(path), "commit_index": committed}
+        return View(facts, next=_look_at(path.parent))
+    raise StoreMismatchError("the file is not a log", str(path), f"name its directory: {_look_at(path.parent)[0]}")
+
+
+def _several(path: Path, logs: list[Path]) -> View:
     rows: list[dict[str, Any]] = []
     damage = []
-    for store in stores:
+    for log in logs:
         try:
-            with open_log_directory(store) as opened:
+            with open_log_directory(log) as opened:
                 first, end = opened.indexes
-                kind = _WRITERS[opened.log.writer] if opened.log is not None else "CommitLog"
-                rows.append({"store": str(store), "what": kind, "first_index": first, "last_index": end - 1})
+                bounds = (None, None) if opened.log is None else (first, end - 1)
+                rows.append(
+                    {"store": str(log), "what": _kind(opened), "first_index": bounds[0], "last_index": bounds[1]}
+                )
         except StorageError as error:
             damage.append(str(error))
-    facts = {"what": "directory of several stores", "directory": str(path), "stores": len(stores)}
-    commands = [f"dledger look {shlex.quote(str(store))}" for store in stores[:_TOPICS_SHOWN]]
+    facts = {"what": "directory of several stores", "directory": str(path), "stores": len(logs)}
+    commands = [f"dledger look {shlex.quote(str(log))}" for log in logs[:_TOPICS_SHOWN]]
     return View(facts, nodes=rows, damage=damage, next=commands)
 
 
@@ -136,11 +187,9 @@ def _log(opened: LogDirectory) -> View:
     facts: dict[str, Any] = {"what": _kind(opened), "directory": str(opened.path)}
     if classic:
         facts |= {"CommitLog files": len(classic), "positions": f"{classic[0].position} to {classic[-1].end}"}
-    if log is None:
-        survey = survey_commitlog(opened)
-    else:
-        first, end = opened.indexes
-        survey = survey_log(lambda at, stop: opened.batches(Span((0, 0), (at, stop))), first, end)
+    survey = survey_directory(opened)
+    if log is not None:
+        facts |= {} if log.path == opened.path else {"store": str(log.path)}
         facts |= _facts_of(log)
         survey.damage += [f"indexes {a} to {b - 1} are damaged" for a, b in log.damaged if not survey.complete]
     view = View(facts, survey, _terms(log), damage=[*survey.damage, *end_problems(opened)])
@@ -149,7 +198,8 @@ def _log(opened: LogDirectory) -> View:
     if log is not None and log.writer != "dledger-python":
         view.next.append(f"dledger convert {name} dledger-data --group NAME --self-id n0 --peers PEERS --dry-run")
     if survey.messages:
-        source = f"--store {name}" if log is not None else f"--commitlog {name}"
+        parts = {"--commitlog": Path(classic[0].path).parent if classic else None, "--store": log.path if log else None}
+        source = " ".join(f"{option} {shlex.quote(str(path))}" for option, path in parts.items() if path is not None)
         view.next.append(f"python jobs/rebuild_consume_queue.py {source} --table DIR")
     return view
 
@@ -176,6 +226,19 @@ def _terms(log: StoreReader | None) -> list[dict[str, int]]:
     if log is None or log.last_index < log.first_index:
         return []
     return [{"term": int(each.term), "first_index": int(each.first_index)} for each in log.term_ranges()]
+
+
+def _java_commit_index(path: Path) -> int | None:
+    """Return the commit index that Java's generation A records; None for other files."""
+    if path.stat().st_size > _CHECKPOINT_BYTES_MAX:
+        return None
+    found = re.search(rb"^committedIndex=(-?[0-9]{1,18})$", path.read_bytes(), re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def _times(since: datetime | None, until: datetime | None) -> dict[str, str]:
+    found = {"since": since, "until": until}
+    return {name: time.isoformat(timespec="seconds") for name, time in found.items() if time is not None}
 
 
 def _broker_checkpoint(path: Path) -> str | None:
@@ -243,9 +306,7 @@ def _show(view: View) -> None:
         if not survey.complete:
             share = 100 * survey.sampled / survey.entries
             facts["sample"] = f"{survey.sampled:,} of {survey.entries:,} entries, {share:.2g} %"
-        if survey.since is not None and survey.until is not None:
-            facts["since"] = survey.since.isoformat(timespec="seconds")
-            facts["until"] = survey.until.isoformat(timespec="seconds")
+        facts |= _times(survey.since, survey.until)
         facts["messages"] = "none: bodies are plain" if not survey.messages else f"{survey.messages:,} in the sample"
         if survey.complete and survey.messages:
             facts["messages"] = survey.messages

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,10 @@ WINDOWS: Final = 32
 LAST: Final = 5
 _WINDOW_BYTES: Final = 1 << 20
 _KEYS_SHOWN: Final = 3
+_QUEUE_ROOTS: Final = ("consumequeue", "batchconsumequeue")
+_KEY_INDEX_HEADER: Final = struct.Struct(">qqqqii")
+"""First and last store time and physical offset, used hash slots, keys."""
+_MILLIS_END: Final = 1 << 42
 _COLUMNS: Final = ("topic", "queue_id", "keys", "tags", "store_timestamp")
 
 Read = Callable[[int, int], Iterator[pa.RecordBatch | Damaged]]
@@ -107,15 +112,17 @@ class Survey:
         self.last = [*self.last, *rows][-LAST:]
 
 
-def survey_log(read: Read, first: int, end: int) -> Survey:
+def survey_log(read: Read, first: int, end: int, survey: Survey | None = None) -> Survey:
     """Return a survey of the entries [first, end).
 
     Args:
         read: yields the entries of a range, and the damage in it.
         first: first index.
         end: end (exclusive).
+        survey: of the entries before them.
     """
-    survey = Survey(end - first)
+    survey = survey or Survey()
+    survey.entries += end - first
     if end - first <= SAMPLE_ENTRIES:
         windows = [(first, end)]
     else:
@@ -127,7 +134,15 @@ def survey_log(read: Read, first: int, end: int) -> Survey:
     return survey
 
 
-def survey_commitlog(opened: LogDirectory) -> Survey:
+def survey_directory(opened: LogDirectory) -> Survey:
+    """Return a survey of a classic CommitLog and of the log after it."""
+    survey = _survey_commitlog(opened) if opened.classic else Survey()
+    if opened.log is not None:
+        survey_log(lambda at, stop: opened.batches(Span((0, 0), (at, stop))), *opened.indexes, survey)
+    return survey
+
+
+def _survey_commitlog(opened: LogDirectory) -> Survey:
     """Return a survey of a classic CommitLog: the first messages of up to ``WINDOWS`` files, and the last ones."""
     survey, files = Survey(), opened.classic
     size = sum(file.size for file in files)
@@ -164,11 +179,13 @@ def queue_files(directory: Path) -> QueueFiles | None:
     """Return the consume queues in a directory, or None if there are none.
 
     Args:
-        directory: ``consumequeue`` itself, or the broker's directory that holds it.
+        directory: ``consumequeue`` itself, the broker's directory that contains it, or a topic or queue in it.
     """
-    root = directory / "consumequeue" if (directory / "consumequeue").is_dir() else directory
+    below = directory / "consumequeue"
+    root = below if below.is_dir() else directory
+    depth = next((at for at, each in enumerate((root, *root.parents[:2])) if each.name in _QUEUE_ROOTS), 0)
     last: dict[tuple[str, str], Path] = {}
-    for path in sorted(root.glob("*/*/" + "[0-9]" * 20)):
+    for path in sorted(root.glob("/".join(["*"] * (2 - depth) + ["[0-9]" * 20]))):
         if is_segment_name(path.name) and path.parent.name.isdecimal():
             last[path.parent.parent.name, path.parent.name] = path
     if not last:
@@ -179,6 +196,44 @@ def queue_files(directory: Path) -> QueueFiles | None:
         filled = np.flatnonzero(slots["size"] > 0)
         units += int(path.name) // UNIT_BYTES + (int(filled[-1]) + 1 if len(filled) else 0)
     return QueueFiles(len({topic for topic, _ in last}), len(last), units)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyIndex:
+    """The key index of a broker (IndexFile.java).
+
+    Attributes:
+        files: number of files.
+        keys: keys in them.
+        since: store time of the earliest message; None without keys.
+        until: store time of the latest message.
+    """
+
+    files: int
+    keys: int
+    since: datetime | None
+    until: datetime | None
+
+
+def key_index(directory: Path) -> KeyIndex | None:
+    """Return the key index in a directory, or None if its files are others."""
+    headers = []
+    for path in sorted(directory.glob("[0-9]" * 17)):
+        with path.open("rb") as file:
+            header = file.read(_KEY_INDEX_HEADER.size)
+        if len(header) == _KEY_INDEX_HEADER.size:
+            headers.append(_KEY_INDEX_HEADER.unpack(header))
+    if not headers:
+        return None
+    begins, ends = (
+        [millis for millis in column if 0 < millis < _MILLIS_END] for column in list(zip(*headers, strict=True))[:2]
+    )
+    return KeyIndex(
+        files=len(headers),
+        keys=sum(max(0, header[-1] - 1) for header in headers),  # the first slot stays empty
+        since=datetime.fromtimestamp(min(begins) / 1000, UTC) if begins else None,
+        until=datetime.fromtimestamp(max(ends) / 1000, UTC) if ends else None,
+    )
 
 
 def end_problems(opened: LogDirectory) -> list[str]:

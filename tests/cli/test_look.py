@@ -11,7 +11,7 @@ import pytest
 from dledger_core import LocalCluster
 from dledger_core.rocketmq.survey import SAMPLE_ENTRIES
 from dledger_core.storage import CommitLog
-from tests.cli.command import error_of, result_of, run
+from tests.cli.command import error_of, result_of, rows_of, run
 from tests.rocketmq.convert.stores import flip, place_of, snapshot, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract, messages
 from tests.support.logs import append
@@ -24,10 +24,16 @@ def test_look_shows_a_broker_with_a_mixed_log(tmp_path: Path) -> None:
     before = snapshot(broker)
     found = result_of("look", broker)
     assert snapshot(broker) == before
-    assert (found["entries"], found["sampled"], found["messages"], found["damage"]) == (263, 263, 263, [])
+    assert (found["entries"], found["sampled"], found["messages"], found["damage"]) == (588, 588, 588, [])
+    assert (found["first_index"], found["since"]) == (
+        0,
+        rows_of("dump", broker)[0]["store_timestamp"].replace("T", " "),
+    )
     assert found["topics"][0]["messages"] == max(topic["messages"] for topic in found["topics"])
     assert found["last"][-1]["index"] == found["last_index"] == 262
     assert any(command.startswith("dledger convert ") for command in found["next"])
+    parts = f"--commitlog {broker / 'commitlog'} --store {broker / 'dledger-n0'} "
+    assert any(parts in command for command in found["next"])
     shown = run("look", broker).stdout
     assert "mixed log" in shown
     assert "next: dledger dump" in shown
@@ -91,6 +97,46 @@ def test_look_shows_consume_queues(tmp_path: Path) -> None:
     shutil.copytree(queues, tmp_path / "broker" / "consumequeue")
     assert found["units"] > 0
     assert result_of("look", tmp_path / "broker")["units"] == found["units"]
+
+
+def test_look_reports_damage_in_the_commitlog_of_a_mixed_log(tmp_path: Path) -> None:
+    for within in ("n0/commitlog", "n0/dledger-n0"):
+        extract(MIXED, within, tmp_path)
+    flip(min((tmp_path / MIXED / "n0" / "commitlog").iterdir()), 90)
+    found = result_of("look", tmp_path / MIXED / "n0", code=1)
+    assert found["damage"][0].startswith("bytes 0 to ")
+    assert found["entries"] == 587
+
+
+def test_look_names_each_part_of_a_brokers_directory(tmp_path: Path) -> None:
+    broker = extract(MIXED, "n0", tmp_path)
+    for part, what in (
+        ("consumequeue/Clicks", "consume queues of a broker"),
+        ("consumequeue/Clicks/0", "consume queues of a broker"),
+        ("index", "key index of a broker"),
+        ("checkpoint", "checkpoint of a broker"),
+        ("dledger-n0/checkpoint", "checkpoint of a Java DLedger store"),
+    ):
+        assert result_of("look", broker / part)["what"] == what
+    assert result_of("look", broker / "index")["keys"] > 588
+    for part, above in (
+        ("config", broker),
+        ("dledger-n0/data", broker / "dledger-n0"),
+        ("commitlog/00000000000000000000", broker / "commitlog"),
+    ):
+        assert error_of("look", broker / part).endswith(f"dledger look {above}")
+
+
+def test_look_lists_several_brokers(tmp_path: Path) -> None:
+    classic = extract(MIXED, "n0/commitlog", tmp_path / "x")
+    for node in ("n0", "n1"):
+        shutil.copytree(classic, tmp_path / "brokers" / node / "commitlog")
+    shutil.copytree(extract(MIXED, "n0/dledger-n0", tmp_path / "x"), tmp_path / "brokers" / "n1" / "dledger-n0")
+    one, two = result_of("look", tmp_path / "brokers")["nodes"]
+    assert (one["what"], one["last_index"]) == ("classic CommitLog", None)
+    assert ("mixed log" in two["what"], two["last_index"]) == (True, 262)
+    alone = result_of("look", (tmp_path / "brokers" / "n1").rename(tmp_path / "x" / "n1").parent)
+    assert alone["entries"] == 588, "the only broker in a directory"
 
 
 @pytest.mark.integration

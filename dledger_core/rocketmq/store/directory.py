@@ -36,6 +36,7 @@ from dledger_core.storage.files.layout import Layout
 COMMITLOG_DIRECTORY: Final = "commitlog"
 """Name of the CommitLog's directory next to a store, in a broker's directory."""
 _NAMED_MAX: Final = 4
+_STORE_PARTS: Final = ("data", "index")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class Location:
         path: the directory.
         store: the store: the directory itself, or the only one in a broker's or a node's directory.
         commitlog: the directory of a classic CommitLog: the directory itself, or the one in a broker's directory.
-        stores: stores one or two levels below, if the directory is not a log itself.
+        stores: stores one or two levels below, if the directory is not a log itself; for a store's ``data/`` or
+            ``index/`` that store.
     """
 
     path: Path
@@ -71,7 +73,12 @@ class Location:
             StoreMismatchError: it is not; the remedy names the stores below.
         """
         if self.store is None and self.stores:
-            raise StoreMismatchError("the directory contains several stores", str(self.path), f"use {self._named()}")
+            several = len(self.stores) > 1
+            raise StoreMismatchError(
+                "the directory contains several stores" if several else "the directory is a part of a store",
+                str(self.path),
+                f"use {self._named()}",
+            )
         if self.store is None and self.commitlog is None:
             raise _nothing(self.path)
 
@@ -112,7 +119,7 @@ class Location:
         )
 
     def _named(self) -> str:
-        return " or ".join(map(str, self.stores[:_NAMED_MAX] or (self.store,)))
+        return " or ".join(map(str, self.stores[:_NAMED_MAX]))
 
 
 def locate(path: Path | str) -> Location:
@@ -126,17 +133,19 @@ def locate(path: Path | str) -> Location:
         raise StoreMismatchError("not a directory", str(path), "name a store or a CommitLog directory")
     if _is_store(path):
         return Location(path, store=path)
+    if path.name in _STORE_PARTS and _is_store(path.parent):
+        return Location(path, stores=(path.parent,))
     if _has_segments(path):
         return Location(path, commitlog=path)
-    commitlog = path / COMMITLOG_DIRECTORY
     below = tuple(each for pattern in ("*", "*/*") for each in sorted(path.glob(pattern)) if _is_store(each))
-    near = [each for each in below if each.parent == path and each.name.startswith("dledger-")] or below
-    return Location(
-        path,
-        store=near[0] if len(near) == 1 else None,
-        commitlog=commitlog if _has_segments(commitlog) else None,
-        stores=below,
-    )
+    near = [each for each in below if each.parent == path and each.name.startswith("dledger-")]
+    classic = [each for pattern in ("", "*/") for each in path.glob(f"{pattern}{COMMITLOG_DIRECTORY}")]
+    if not near and all(each.parent in {store.parent for store in below} for each in classic if _has_segments(each)):
+        near = list(below)
+    store = near[0] if len(near) == 1 else None
+    # A CommitLog precedes the store next to it, also in the directory of a broker one level down.
+    commitlog = (path if store is None else store.parent) / COMMITLOG_DIRECTORY
+    return Location(path, store, commitlog if _has_segments(commitlog) else None, below)
 
 
 def _is_store(path: Path) -> bool:
