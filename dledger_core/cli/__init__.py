@@ -22,6 +22,7 @@ from dledger_core.cli.output import (
     show_rows,
     stop_requests,
 )
+from dledger_core.cli.previews import preview
 from dledger_core.cli.root import main
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "main",
     "option",
     "peers_option",
+    "preview",
     "say",
     "show_result",
     "show_rows",

@@ -2,127 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 
 from dledger_core import READ_SCHEMA, RECORD_SCHEMA, Client, DLedgerError, UnreachableError, empty_batch, open_store
+from dledger_core.cli import preview
 from dledger_core.rocketmq import ClassicCommitLog, decode_messages, field_at
-from jobs._report.templates import render
+from jobs._report.drill_down import Fields, RangeDiff
 
-__all__ = ["FieldRow", "HexLine", "RangeDiff", "diff_finding", "diff_findings"]
+__all__ = ["diff_finding", "diff_findings"]
 
-_ROW: Final = 8
-"""Bytes of a line: its digits and its text fit the width of a phone."""
-_ROWS_AROUND: Final = 3
 _MESSAGE: Final = ("topic", "queue_id", "queue_offset", "tags", "keys", "msg_id", "store_timestamp")
-_Fields = dict[str, Any]
+_TEXT_CELLS: Final = 120
 _Reader = Callable[[int], pa.RecordBatch]
-
-
-class FieldRow(NamedTuple):
-    """One field of an entry on all replicas.
-
-    Attributes:
-        name: of the field.
-        values: by replica; ``-`` where it has none.
-        odd: the replicas whose value is not the majority's.
-    """
-
-    name: str
-    values: dict[str, Any]
-    odd: frozenset[str]
-
-
-class HexLine(NamedTuple):
-    """One line of a body: the offset of its first byte, and per byte digits, text and whether it differs."""
-
-    offset: int
-    cells: tuple[tuple[str, str, bool], ...]
-
-
-@dataclass(frozen=True)
-class RangeDiff:
-    """An entry on all replicas.
-
-    Attributes:
-        title: the finding and its index.
-        advice: its meaning and the next step.
-        fields: of each replica, by name.
-        bodies: of the replicas that contain the entry.
-        difference: offset in the body of the first byte that differs, or None.
-        field: the message's field that it belongs to, if the body is a message.
-    """
-
-    title: str
-    advice: str
-    fields: Mapping[str, _Fields]
-    bodies: Mapping[str, bytes]
-    difference: int | None
-    field: str | None
-
-    @property
-    def where(self) -> str:
-        """The first difference in words."""
-        if self.difference is None:
-            return "no body differs here"
-        return f"bodies differ from byte {self.difference} on" + (f": {self.field}" if self.field else "")
-
-    @property
-    def rows(self) -> list[FieldRow]:
-        """The fields of all replicas, those that differ first."""
-        found = []
-        for name in dict.fromkeys(name for fields in self.fields.values() for name in fields):
-            values = {replica: fields.get(name, "-") for replica, fields in self.fields.items()}
-            counts = Counter(map(str, values.values()))
-            usual, count = counts.most_common(1)[0]
-            tied = count * 2 <= len(values)  # without a majority all of them are shown as different
-            odd = () if len(counts) == 1 else (one for one, value in values.items() if tied or str(value) != usual)
-            found.append(FieldRow(name, values, frozenset(odd)))
-        return sorted(found, key=lambda row: not row.odd)
-
-    @property
-    def hex_lines(self) -> dict[str, list[HexLine]]:
-        """The lines around the first difference, by replica."""
-        if self.difference is None:
-            return {}
-        begin = max(0, self.difference // _ROW - _ROWS_AROUND) * _ROW
-        stop = begin + (2 * _ROWS_AROUND + 1) * _ROW
-        columns = zip_longest(*(body[begin:stop] for body in self.bodies.values()))
-        usual = [Counter(column).most_common(1)[0][0] for column in columns]
-        return {
-            name: [
-                HexLine(at, tuple(_cells(body[at : min(at + _ROW, stop)], usual[at - begin :])))
-                for at in range(begin, min(stop, len(body)), _ROW)
-            ]
-            for name, body in self.bodies.items()
-        }
-
-    def __repr__(self) -> str:
-        lines = [self.title, self.advice, ""]
-        lines += [
-            f"{row.name}: " + ", ".join(f"{name}={value}" for name, value in row.values.items()) for row in self.rows
-        ]
-        lines += ["", self.where]
-        for name, rows in self.hex_lines.items():
-            lines += [f"{name}:"]
-            for offset, cells in rows:
-                digits = " ".join(digits for digits, _, _ in cells)
-                lines.append(f"{offset:08x}  {digits:{3 * _ROW - 1}}  " + "".join(text for _, text, _ in cells))
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        return render("drill_down_alone.html", diff=self)
-
-
-def _cells(data: bytes, usual: Sequence[int | None]) -> Iterator[tuple[str, str, bool]]:
-    for code, expected in zip(data, usual, strict=False):
-        yield f"{code:02x}", chr(code) if 32 <= code < 127 else ".", code != expected
 
 
 def diff_finding(summary: Mapping[str, Any], number: int = 0) -> RangeDiff:
@@ -183,7 +79,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _diff(finding: Mapping[str, Any], readers: Mapping[str, _Reader]) -> RangeDiff:
     index = int(finding.get("index", finding["start"]))
-    entries: dict[str, dict[int, tuple[_Fields, bytes]]] = {}
+    entries: dict[str, dict[int, tuple[Fields, bytes]]] = {}
     errors: dict[str, str] = {}
     for name, read in readers.items():
         try:
@@ -191,7 +87,7 @@ def _diff(finding: Mapping[str, Any], readers: Mapping[str, _Reader]) -> RangeDi
         except (DLedgerError, OSError) as error:
             errors[name] = f"no: {getattr(error, 'what', error)}"
     at = _place(list(entries.values()))
-    fields: dict[str, _Fields] = {}
+    fields: dict[str, Fields] = {}
     for name in readers:
         missing = {"index": index, "stored": errors.get(name, "no data entry")}
         fields[name] = entries[name][at][0] if at in entries.get(name, {}) else missing
@@ -209,22 +105,25 @@ def _diff(finding: Mapping[str, Any], readers: Mapping[str, _Reader]) -> RangeDi
     )
 
 
-def _entries(batch: pa.RecordBatch) -> dict[int, tuple[_Fields, bytes]]:
+def _entries(batch: pa.RecordBatch) -> dict[int, tuple[Fields, bytes]]:
     """Return fields and body of each entry by index, or of each message in a CommitLog by position."""
     if not batch.num_rows:
         return {}
-    messages = decode_messages(batch.column("body"), [*_MESSAGE, "error"]).to_pylist()
+    messages = decode_messages(batch.column("body"), [*_MESSAGE, "body", "error"]).to_pylist()
     found = {}
     for row, message in zip(batch.to_pylist(), messages, strict=True):
         names = [name for name in RECORD_SCHEMA.names if name in row and name not in ("body", "timestamp")]
         fields = {"stored": "yes"} | {name: row[name] for name in names} | {"body bytes": len(row["body"])}
         if message["error"] is None:
-            fields |= {name: message[name] for name in _MESSAGE}
+            fields |= {name: message[name] for name in _MESSAGE} | {"message": "intact"}
+            fields["text"] = preview(message["body"], _TEXT_CELLS)
+        else:
+            fields |= {"message": f"no: {message['error']}"}
         found[row.get("index", row["position"])] = (fields, row["body"])
     return found
 
 
-def _place(entries: Sequence[Mapping[int, tuple[_Fields, bytes]]]) -> int | None:
+def _place(entries: Sequence[Mapping[int, tuple[Fields, bytes]]]) -> int | None:
     """Return the first place whose bodies differ, or that a replica lacks; the first of all if there is none."""
     places = sorted({place for found in entries for place in found})
     differ = (at for at in places if len({found[at][1] if at in found else None for found in entries}) > 1)

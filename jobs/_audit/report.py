@@ -1,23 +1,25 @@
-"""From results to the report: coverage, the JSON summary, rows of the tables, and one HTML page. Pure.
-
-The page is ``page.html``, filled with the JSON summary; it needs nothing else.
-"""
+"""From results to the report: coverage, the JSON summary, rows of the tables, and the page. Pure, except the page."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
+from itertools import zip_longest
 from typing import Any, Final
 
 import pyarrow as pa
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dledger_core import merge_ranges
 from jobs._audit.judge import committed_end, end_findings, findings_of, merge_findings, verdict_of
 from jobs._audit.model import FINDINGS, RUNS, AuditedReplica, AuditFinding, Class, Severity, Snapshot
+from jobs._audit.places import place_of
 from jobs._audit.plan import Section, common_range, sections
+from jobs._audit.range_diff import diff_findings
+from jobs._report.drill_down import RangeDiff
+from jobs._report.page import COLORS, Place, ReportedFinding, render_page
+from jobs._report.templates import half_open
 
 Report = dict[str, Any]
 """One group in the JSON summary."""
@@ -189,14 +191,14 @@ def alignment(replicas: Sequence[AuditedReplica], findings: Sequence[AuditFindin
 
 def alignment_note(found: Mapping[str, Any]) -> str:
     """Return the alignment in words."""
-    unit = f"in a CommitLog an index counts blocks: position = index x {found['block_bytes']:,}"
+    unit = f"in a CommitLog an index counts blocks: position = index x {found['block_bytes']}"
     ends = found["end_positions"]
     last = max(ends.values())
     if found["aligned"]:
-        return f"aligned: all end at position {last:,} and are equal byte for byte; {unit}"
+        return f"aligned: all end at position {last} and are equal byte for byte; {unit}"
     if len(set(ends.values())) == 1:
         return f"not aligned: they have the same end and differ before it; {unit}"
-    shorter = ", ".join(f"{name} by {last - end:,} bytes" for name, end in ends.items() if end < last)
+    shorter = ", ".join(f"{name} by {last - end} bytes" for name, end in ends.items() if end < last)
     remedy = "before an upgrade to DLedger reject writes on the master, let its slaves catch up, and audit again"
     return f"not aligned: {shorter} behind the longest; {remedy}; {unit}"
 
@@ -251,22 +253,32 @@ def summarize(snapshot: Snapshot, reports: Sequence[Report], findings: Sequence[
 
 _FINDING_KEYS: Final = {"class", "severity", "replica", "start", "end", "count", "group", "meaning", "next_step"}
 """Keys of every finding in the JSON summary; the others are its evidence."""
-_FINDINGS_SHOWN: Final = 200
+_SHOWN_BY_ENTRIES: Final = {"index", "replicas", "first_difference", "places", "disagree"}
+_DIFFS_MAX: Final = 20
+"""Findings whose entries the page shows on all replicas; the worst ones come first."""
+_MEANINGS: Final = {
+    "CONSISTENT": "Everything that could be compared is equal.",
+    "INCONSISTENT": "Replicas differ, or one is damaged.",
+    "INCOMPLETE": "Not everything was compared, so this does not prove that the replicas are equal.",
+}
 _WIDTH_MIN: Final = 0.65
 """Minimum width of a finding in the picture, in percent: one entry of a million must be visible."""
 _TICKS: Final = 5
 
 
 def page(summary: Mapping[str, Any], frame: Mapping[str, Any]) -> str:
-    """Return the report.
+    """Return the report; the entries of the worst findings are read from the replicas again.
 
     Args:
         summary: the JSON summary.
         frame: options and versions.
     """
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"shown": _shown, "evidence": _evidence}
+    diffs = diff_findings(summary, range(min(_DIFFS_MAX, len(summary["findings"]))))
+    replicas = {(one["group"], one["name"]): one for one in summary["replicas"]}
+    findings = []
+    for finding, diff in zip_longest(summary["findings"], diffs):
+        replica = replicas[finding["group"], finding["replica"].partition(",")[0]]
+        findings.append(_reported(finding, diff, place_of(finding, replica, diff)))
     pictures = {
         report["group"]: _picture(
             [one for one in summary["replicas"] if one["group"] == report["group"]],
@@ -275,26 +287,52 @@ def page(summary: Mapping[str, Any], frame: Mapping[str, Any]) -> str:
         )
         for report in summary["groups"]
     }
-    template = environment.get_template("page.html")
-    return str(template.render(summary=summary, frame=frame, pictures=pictures, findings_shown=_FINDINGS_SHOWN))
+    counts = Counter(finding["severity"] for finding in summary["findings"])
+    counted = ", ".join(f"{count} {severity}" for severity, count in counts.items())
+    began = f"{summary['started_at'][:19].replace('T', ' ')} UTC"
+    return render_page(
+        "audit.html",
+        findings,
+        title="Audit of replicas",
+        verdict=summary["verdict"],
+        meaning=_MEANINGS[summary["verdict"]],
+        lines=[
+            f"{summary['coverage_percent']} % of the entries were compared. Findings: {counted or 'none'}.",
+            *(f"Left out: {reason}" for reason in summary["incomplete"]),
+        ],
+        subject="replica",
+        more_in="in the table audit_findings",
+        run=[("run", summary["run_id"]), ("started", began), ("took", f"{summary['duration_s']} s"), *frame.items()],
+        summary=summary,
+        pictures=pictures,
+    )
 
 
-def _shown(value: Any) -> str:
-    """Return the text of a cell: numbers with separators, lists joined, ``-`` for None."""
-    match value:
-        case None:
-            return "-"
-        case bool() | dict():
-            return json.dumps(value)
-        case int():
-            return f"{value:,}"
-        case list():
-            return ", ".join(map(_shown, value))
-    return str(value)
+def _reported(finding: Mapping[str, Any], diff: RangeDiff | None, place: Place) -> ReportedFinding:
+    """Return a finding for the page; evidence that the entries themselves show is left out."""
+    evidence = {name: value for name, value in finding.items() if name not in _FINDING_KEYS}
+    if diff is not None and diff.bodies:
+        evidence = {name: value for name, value in evidence.items() if name not in _SHOWN_BY_ENTRIES}
+    messages = [fields for fields in diff.fields.values() if fields.get("topic")] if diff is not None else []
+    count = finding["count"]
+    return ReportedFinding(
+        kind=finding["class"],
+        severity=finding["severity"],
+        subject=finding["replica"].replace(",", ", "),
+        extent=half_open(finding["start"], finding["end"]),
+        affected=f"{count} {'entry' if count == 1 else 'entries'}",
+        meaning=finding["meaning"],
+        next_step=finding["next_step"],
+        place=place,
+        message=_message(messages[0]) if messages else "",
+        facts=tuple(evidence.items()),
+        diff=diff,
+    )
 
 
-def _evidence(finding: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in finding.items() if name not in _FINDING_KEYS}
+def _message(fields: Mapping[str, Any]) -> str:
+    names = ("topic", "queue_id", "queue_offset", "tags", "keys", "text")
+    return ", ".join(f"{name} {fields[name]}" for name in names if fields.get(name) not in (None, ""))
 
 
 def _picture(
@@ -314,15 +352,17 @@ def _picture(
     def boxes(one: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for each in (each for each in ranges if each["replica"] == one["name"]):
             yield box(
-                each["start"], each["end"], each["state"], f"[{each['start']:,}, {each['end']:,}) {each['state']}"
+                each["start"], each["end"], each["state"], f"{half_open(each['start'], each['end'])} {each['state']}"
             )
         for finding in reversed(findings):  # the worst come last, on top
             if one["name"] in finding["replica"].split(","):
-                title = f"{finding['class']} [{finding['start']:,}, {finding['end']:,})"
+                title = f"{finding['class']} {half_open(finding['start'], finding['end'])}"
                 yield box(finding["start"], finding["end"], finding["severity"], title, _WIDTH_MIN)
 
+    kinds = {each["state"] for each in ranges} | {finding["severity"] for finding in findings}
     ticks = sorted({low + (high - low) * tick // (_TICKS - 1) for tick in range(_TICKS)})
     return {
         "rows": [(one["name"], list(boxes(one)) if one["reachable"] else None) for one in replicas],
-        "ticks": [(index, f"{100 * (index - low) / (high - low):.3f}%") for index in ticks],
+        "ticks": ticks,
+        "kinds": [kind for kind in COLORS if kind in kinds],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,9 @@ from markupsafe import Markup
 
 __all__ = ["half_open", "render", "shown"]
 
-_SEPARATOR: Final = re.compile(r"(?<=[-/_.:=,;%@|])")
+_WORD_MAX: Final = 24
+_PIECE: Final = 12
+_SEPARATOR: Final = re.compile(r"(?<=[-/_.:=,;%@| ])")
 
 
 def render(name: str, **values: Any) -> str:
@@ -40,13 +41,19 @@ def shown(value: Any) -> str:
     match value:
         case None:
             return "-"
-        case bool() | dict():
-            return json.dumps(value)
+        case bool():
+            return "yes" if value else "no"
+        case dict():
+            return ", ".join(f"{name} {shown(one)}" for name, one in value.items())
         case list() | tuple():
             return ", ".join(map(shown, value))
     return str(value)
 
 
 def breakable(value: Any) -> Markup:
-    """Return a path or a name in which a line may end after each separator."""
-    return Markup("<wbr>").join(_SEPARATOR.split(shown(value)))
+    """Return a text in which a line may end after each separator, and inside words that are too long for a line."""
+    pieces: list[str] = []
+    for part in _SEPARATOR.split(shown(value)):
+        step = _PIECE if len(part) > _WORD_MAX else len(part) or 1
+        pieces += (part[at : at + step] for at in range(0, len(part), step))
+    return Markup("<wbr>").join(pieces).replace(" <wbr>", " ")

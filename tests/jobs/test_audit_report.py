@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
 
+from dledger_core import open_store, segment_name
 from jobs._audit.digests import compare_digests, compared_by_replica, covered_ranges
 from jobs._audit.judge import findings_of
 from jobs._audit.model import RANGES, RESULTS, AuditedReplica, AuditFinding, Class, result
 from jobs._audit.plan import plan_ranges, sections
+from jobs._audit.replicas import store_replicas
 from jobs._audit.report import page, report_groups, summarize
+from jobs._notebooks.samples import damaged_replicas
 from tests.jobs import auditing
 from tests.jobs.auditing import NOW, digest_row, digest_table, replica
+from tests.rocketmq.convert.stores import flip
+from tests.rocketmq.golden import MIXED, extract, messages
+from tests.support.browser import look_everywhere
 
 HERE = tuple(replica(name, commit=99, path=None, peers="p", log_uuid="log-1") for name in ("n0", "n1"))
 THERE = tuple(replace(one, name=f"other/{one.name}", log_uuid="log-2") for one in HERE)
@@ -60,56 +67,128 @@ def test_verdict_comes_first(
     assert {"CONSISTENT", "INCONSISTENT", "INCOMPLETE"} & set(re.findall(r"\b[A-Z]{5,}\b", body)) == {verdict}
 
 
+def test_page_sections_follow_from_verdict_to_run() -> None:
+    shown = drawn(finding(Class.CORRUPT, "n1", 7, 8))
+    sections_of = re.findall(r"<h2>(.*?)</h2>", shown)
+    assert sections_of == ["Where, and what to run", "Findings", "Coverage", "Replicas", "Cost", "Run"]
+    assert "Where, and what to run" not in drawn(replicas=HERE)
+
+
 def test_page_is_self_contained_and_escapes_values() -> None:
     shown = drawn(finding(Class.CORRUPT, "n1", 7, 8))
-    assert not re.search(r"<script|https?:|url\(|@import|\ssrc=|\shref=|<link", shown)
+    assert not re.search(r"<script|https?:|url\(|@import|\ssrc=|\shref=(?!\"#)|<link", shown)
     assert "<no answer>" not in shown
     assert "&lt;no answer&gt;" in shown
     assert "00&lt;" in shown
     assert "repair the range from the other replicas" in shown
 
 
+def cells_of(shown: str) -> list[list[str]]:
+    rows = re.findall(r"<tr>(.*?)</tr>", shown.replace("<wbr>", ""))
+    return [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in rows]
+
+
 def test_evidence_is_tables_and_no_json() -> None:
-    places = {"slave": {"file": "<00>", "offset": 1029, "message": 1000}, "master": {"file": "01", "agree": ["a", "b"]}}
+    places = {"slave": {"file": "<00>", "offset": 1029, "message": {"topic": "T"}}, "master": {"file": "01"}}
     told = {"position": 12345, "known": None, "first_difference": {"offset": 5}, "places": places}
-    shown = drawn(replace(finding(Class.CORRUPT, "n1", 7, 8), evidence=told))
-    rows = re.findall(r"<tr>(.*?)</tr>", shown)
-    cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in rows]
-    assert ["position", "12,345"] in cells
+    cells = cells_of(drawn(replace(finding(Class.CORRUPT, "n1", 7, 8), evidence=told)))
+    assert ["position", "12345"] in cells
     assert ["known", "-"] in cells
     assert ["offset", "5"] in cells
-    assert ["places", "file", "offset", "message", "agree"] in cells
-    assert ["slave", "&lt;00&gt;", "1,029", "1,000", "-"] in cells
-    assert ["master", "01", "-", "-", "a, b"] in cells
-    assert "&quot;" not in shown
+    assert ["places", "file", "offset", "message"] in cells
+    assert ["slave", "&lt;00&gt;", "1029", "topic T"] in cells
+    assert ["master", "01", "-", "-"] in cells
 
 
-def test_page_formats_numbers_and_missing_values() -> None:
+def test_page_shows_ranges_without_separators_and_missing_values() -> None:
     far = tuple(replace(one, last_index=12_344, end=12_345, commit_index=12_344) for one in HERE)
     shown = drawn(replace(finding(Class.CORRUPT, "n1", 7000, 9000), count=2000), replicas=(*far, AWAY))
-    assert "[7,000, 9,000), 2,000 entries" in shown
-    assert '<td class="n">12,344</td>' in shown
-    assert '<td class="n">-</td>' in shown
-    assert "None" not in shown.replace("<p>None.</p>", "")
+    assert "[7000, 9000)</span>, 2000 entries" in shown
+    assert "12344</td>" in shown
+    assert ">-</td>" in shown
+    assert not re.search(r"\d,\d{3}\b", shown.partition("<body>")[2])
+    assert "None" not in shown
 
 
 def test_findings_beyond_shown_ones_are_counted() -> None:
     shown = drawn(*(finding(Class.CORRUPT, "n1", 2 * at, 2 * at + 1) for at in range(203)))
-    assert shown.count('<div class="finding"') == 200
+    assert shown.count('<div class="finding critical"') == 200
     assert "3 more are in the table audit_findings" in shown
 
 
 @pytest.mark.parametrize(("proven", "title"), [(False, "[0, 100) read now"), (True, "[0, 100) proven before")])
 def test_picture_shows_each_replica_and_finding(proven: bool, title: str) -> None:
     shown = drawn(finding(Class.CORRUPT, "n1", 7, 8), finding(Class.LAGGING, "n0", 90, 120), proven=proven)
-    svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", shown, re.DOTALL)[0])  # type: ignore[index]
-    assert {text.text for text in svg.iter("text")} >= {"n0", "n1", "n2", "could not be read", "0", "120"}
-    titles = [text.text for text in svg.iter("title")]
+    picture = shown.partition('<div class="picture">')[2].partition('<p class="legend">')[0]
+    assert re.findall(r'<div class="name">(.*?)</div>', picture) == ["n0", "n1", "n2"]
+    assert picture.count("could not be read") == 1
+    assert {"0", "120"} <= set(re.findall(r"<span>(\d+)</span>", picture))
+    titles = re.findall(r'title="(.*?)"', picture)
     assert titles.count(title) == 2
     assert "CORRUPT [7, 8)" in titles
-    boxes = [(float(r.attrib["x"][:-1]), float(r.attrib["width"][:-1])) for r in svg.iter("rect")]
+    boxes = [tuple(map(float, box)) for box in re.findall(r"left: (-?[\d.]+)%; width: ([\d.]+)%", picture)]
+    assert len(boxes) == len(titles)
     assert all(x >= -0.5 and x + width <= 100.5 for x, width in boxes)
     assert min(width for _, width in boxes) > 0.5
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return damaged_replicas(tmp_path_factory.mktemp("stores"))
+
+
+def real_page(stores: dict[str, Path], *findings: AuditFinding) -> str:
+    """The page of an audit of real stores, which has read nothing of them yet."""
+    replicas = tuple(replica(name, end=1024, commit=1023, path=str(path)) for name, path in stores.items())
+    return drawn(*findings, replicas=replicas)
+
+
+def test_page_shows_file_position_command_message_and_bytes(stores: dict[str, Path]) -> None:
+    """Message 700 of n1 has a wrong byte."""
+    shown = real_page(stores, auditing.finding(Class.CORRUPT, "n1", 700, 701)).replace("<wbr>", "")
+    (place,) = (row for row in cells_of(shown) if len(row) == 4 and "CORRUPT" in row[1])
+    assert place[0] == "n1"
+    with open_store(stores["n1"], opaque=True) as reader:
+        position = reader.read(700, 701).column("position")[0].as_py()
+        size = reader.segment_bytes[0]
+    file = stores["n1"] / "data" / segment_name(position - position % size)
+    assert place[2] == f"{file}, position {position}"
+    assert f"dledger dump {stores['n1']} --from 700 --count 1 --format hex" in place[3]
+    assert "<b>Message:</b> topic user_profile, queue_id 1, queue_offset 20" in shown
+    assert "Bodies differ from byte 100 on" in shown
+    assert shown.count("<mark>") == 3  # the byte of n1, as digits and as text; and that its message is damaged
+
+
+def test_page_shows_message_in_commitlog_at_its_position(tmp_path: Path) -> None:
+    """A finding starts at a block, and the message in it that differs is shown with its file and its command."""
+    root = extract(MIXED, "n0", tmp_path / "golden")
+    logs = {name: Path(shutil.copytree(root / "commitlog", tmp_path / name)) for name in ("master", "slave")}
+    position = list(messages(MIXED))[30]
+    file = sorted(logs["slave"].iterdir())[0]
+    flip(file, position + 20)
+    findings = [replace(one, group="g") for one in auditing.audit(logs)]
+    replicas = tuple(replace(one, group="g") for one in store_replicas(logs))
+    shown = drawn(*findings, replicas=replicas).replace("<wbr>", "")
+    assert f"{logs['master'] / file.name}, position {position}" in shown
+    assert f"dledger dump {logs['master']} --from @{position} --count 1 --format hex" in shown
+    assert "Bodies differ from byte 20 on: queue offset" in shown
+
+
+@pytest.mark.integration
+def test_page_is_readable_in_every_window(stores: dict[str, Path], browser: Any, tmp_path: Path) -> None:
+    """Wide and narrow, light and dark: no overflow, broken word or request; contrast AA."""
+    long = "replica-with-a-name-that-is-much-longer-than-a-line-of-a-phone"
+    named = {long if name == "n2" else name: path for name, path in stores.items()}
+    findings = [
+        auditing.finding(Class.CORRUPT, "n1", 700, 701),
+        auditing.finding(Class.MISSING_COMMITTED, long, 900, 1024),
+        auditing.finding(Class.INDEX_MISMATCH, f"n1,{long}", 12, 400),
+        auditing.finding(Class.LAYOUT_DIFFERS, "n0", 1, 2),
+        auditing.finding(Class.LAGGING, long, 900, 1024),
+    ]
+    (tmp_path / "page.html").write_text(real_page(named, *findings))
+    looks = look_everywhere(browser, tmp_path / "page.html", tmp_path)
+    assert [complaint for look in looks for complaint in look.complaints] == []
 
 
 def test_ranges_that_one_replica_could_not_read_are_not_compared() -> None:

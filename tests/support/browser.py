@@ -34,7 +34,7 @@ BROKEN_WORDS = """longest => {
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     for (let node = texts.nextNode(); node; node = texts.nextNode()) {
         if (!node.parentElement.checkVisibility()) continue;
-        for (const word of node.data.matchAll(/[\\p{L}\\p{N}_]+/gu)) {
+        for (const word of node.data.matchAll(/[\\p{Script=Latin}\\p{Script=Greek}\\p{Script=Cyrillic}\\p{N}_]+/gu)) {
             if (word[0].length < 2 || word[0].length > longest) continue;
             const range = document.createRange();
             range.setStart(node, word.index);

@@ -1,0 +1,86 @@
+"""The page of a report: verdict, places and commands, findings in detail, coverage, versions; one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jobs._report.drill_down import RangeDiff
+from jobs._report.templates import render
+
+__all__ = ["COLORS", "Place", "ReportedFinding", "render_page"]
+
+COLORS: Final = {
+    "read now": ("#0b6fa4", "#4aa8d8"),
+    "proven before": ("#9cc9e3", "#1f5f83"),
+    "not compared": ("#d3d8df", "#434b57"),
+    "critical": ("#9b1616", "#ff6b5e"),
+    "error": ("#d9600f", "#ffa04d"),
+    "warning": ("#eeb02a", "#ffd96b"),
+    "info": ("#7a5cc0", "#b9a3ea"),
+}
+"""Color of each state of a range and of each severity, for light and for dark pages.
+
+They differ in brightness too, so that they differ for readers who do not see red or green.
+"""
+_PLACES_MAX: Final = 50
+_FINDINGS_MAX: Final = 200
+
+
+@dataclass(frozen=True)
+class Place:
+    """Location of a finding, and the command that shows or repairs it.
+
+    Attributes:
+        file: path, or the address of a node.
+        position: offset in the log or in the file; None if it has none.
+        command: to run.
+    """
+
+    file: str
+    position: int | None
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedFinding:
+    """A finding as the page shows it.
+
+    Attributes:
+        kind: its class.
+        severity: critical, error, warning or info.
+        subject: the replicas, or the queue.
+        extent: the affected range.
+        affected: the number of affected entries or slots, in words.
+        meaning: its explanation.
+        next_step: the recommended action.
+        place: where it is.
+        message: the affected message in words; empty if there is none, or none can be read.
+        facts: further names and values; a value may be a mapping.
+        diff: the entry on all replicas; None if it was not read.
+    """
+
+    kind: str
+    severity: str
+    subject: str
+    extent: str
+    affected: str
+    meaning: str
+    next_step: str
+    place: Place
+    message: str = ""
+    facts: tuple[tuple[str, Any], ...] = ()
+    diff: RangeDiff | None = None
+
+
+def render_page(template: str, findings: Sequence[ReportedFinding], **values: Any) -> str:
+    """Return a page.
+
+    Args:
+        template: a template that extends ``page.html``.
+        findings: worst first.
+        values: of the template; all of them need ``title``, ``verdict``, ``meaning``, ``lines`` and ``run``.
+    """
+    limits = {"places_max": _PLACES_MAX, "findings_max": _FINDINGS_MAX}
+    return render(template, findings=findings, colors=COLORS, **limits, **values)
