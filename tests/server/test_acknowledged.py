@@ -19,7 +19,7 @@ from dledger_core.cluster import LocalCluster
 from dledger_core.connect import Client
 from dledger_core.errors import DiskFailedError
 from dledger_core.raft import AppendEntries, AppendEntriesResponse
-from tests.support.replica_group import ReplicaGroup
+from tests.support.replica_group import Asker, ReplicaGroup
 from tests.support.server_group import STORAGE
 
 STEPS_MAX = 60
@@ -69,12 +69,15 @@ def test_one_slow_disk_does_not_delay_acknowledgements(slow):
     assert [b"x"] in group.acknowledged.values()
 
 
-def test_no_acknowledgement_before_majority_has_synced():
+@pytest.mark.parametrize("synced", ["leader", "follower"])
+def test_no_acknowledgement_before_majority_has_synced(synced):
     group, leader, followers = three()
-    followers[0].stalled = followers[1].stalled = True
-    group.append(leader, b"flushed by the leader alone")
+    slow = followers if synced == "leader" else [leader, followers[0]]
+    for node in slow:
+        node.stalled = True
+    group.append(leader, b"synced by one node alone")
     assert group.unknown == 1
-    followers[0].stalled = False
+    slow[1].stalled = False
     group.append(leader, b"x")
     assert [b"x"] in group.acknowledged.values()
 
@@ -189,8 +192,10 @@ def test_any_lost_message_costs_time_only(kind):
 def test_isolated_leader_never_acknowledges():
     group, leader, followers = three()
     group.drop = lambda message: leader.node_id in (message.sender, message.target)
-    group.append(leader, b"lost?")
-    assert group.unknown == 1
+    ask = Asker(leader)
+    ask.plain(b"lost?")
+    group.deliver()
+    assert ask.answers == []
     for _ in range(200):
         group.tick()
         if followers[0].replica.leader_ready or followers[1].replica.leader_ready:
@@ -199,6 +204,7 @@ def test_isolated_leader_never_acknowledges():
     group.append(new, b"of the new leader")
     assert [b"of the new leader"] in group.acknowledged.values()
     assert_nothing_lost(group)
+    assert [answer.outcome_unknown for answer in ask.answers] == [True]
 
 
 # --- and with real processes ----------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from dledger_core.net.protocol import HEADER_BYTES_MAX
 from dledger_core.record import MAGIC_CONTROL, Columns, ProposedBatch
 from dledger_core.server.services.flow import Budget
 from tests.support.logs import rows_between
-from tests.support.replica_group import Asker, BrokenObserver, HandDriven
+from tests.support.replica_group import Asker, BrokenObserver, HandDriven, entries
 from tests.support.server_group import STORAGE
 
 THREE = ("n0", "n1", "n2")
@@ -138,12 +138,29 @@ def test_repeated_append_gets_first_result_in_flight_and_committed(n0, ask):
     assert ask.answers == []
     n0.acknowledge()
     assert ask.ranges == [(2, 3), (2, 3), (5, 5)]
+    ask.produced("p", 0, 2, b"d")
+    ask.produced("p", 0, 0, b"a", b"b")
+    assert ask.ranges[3:] == [(2, 3)], "a later append is in flight"
+    n0.run()
+    n0.acknowledge()
     n0.depose()
     n0.lead()
     assert n0.replica.soft_state.term > 1
     ask.produced("p", 0, 0, b"a", b"b")
     assert ask.answers[-1] == ask.answers[0], "with the term of its entries, not the current one"
-    assert bodies(n0) == [b"a", b"b", b"c"]
+    assert bodies(n0) == [b"a", b"b", b"c", b"d"]
+
+
+def test_append_replaced_by_committed_entries_has_unknown_outcome(n0, ask):
+    """One message of the new leader ends this one's leadership, replaces its entry and commits another there."""
+    ask.plain(b"replaced")
+    n0.run()
+    end = n0.log.read(0, 1, 1 << 20).nbytes
+    new = {"first": 1, "term": 2, "prev_term": 1, "position": end, "commit_index": 2}
+    n0.receive(entries(b"new", b"new", **new))
+    n0.run()
+    assert n0.replica.commit_index == 2
+    assert ask.ranges == [LeadershipLostError]
 
 
 def test_repeated_append_of_trimmed_entries_has_no_term(tmp_path):

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core.errors import DiskFailedError, InvariantViolationError, ProposalDroppedError, invariant
+from dledger_core.errors import (
+    DiskFailedError,
+    InvariantViolationError,
+    NotLeaderError,
+    ProposalDroppedError,
+    invariant,
+)
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.net.messages import ReadRequest
 from dledger_core.raft import HardState, Ready
@@ -48,6 +54,28 @@ async def test_entries_to_truncate_are_never_served_as_committed(tmp_path):
         n0.stalled = False
         n0.run()
         assert (await served(), n0.replica.readable_end) == ([b"new"] * 10, 10)
+
+
+async def test_linearizable_read_waits_for_proof_of_leadership(tmp_path):
+    with HandDriven(tmp_path / "s", voters=THREE) as n0:
+
+        async def begun():
+            request = ReadRequest(start=0, end=1, consistency="linearizable")
+            reading = asyncio.create_task(Reads(n0.replica, None).ready(request))
+            await asyncio.sleep(0)
+            n0.run()
+            await asyncio.sleep(0)
+            assert not reading.done()
+            return reading
+
+        n0.lead()
+        reading = await begun()
+        n0.confirm()
+        await reading
+        reading = await begun()
+        n0.depose()
+        with pytest.raises(NotLeaderError):
+            await reading
 
 
 def test_replica_runs_without_event_loop_thread_and_clock(tmp_path):
