@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -77,22 +79,33 @@ def test_transaction_shows_committed_attempts_at_once(client):
 
 
 def test_killed_leaders_lose_no_acknowledged_entry(cluster, client):
-    producer = Producer(client, "survivor")
-    acknowledged = []
-    for number in range(30):
-        if number in (10, 20):
-            leader = cluster.leader()
-            cluster.kill(leader)
-            result = producer.append([f"{number}".encode()])
-            cluster.restart(leader)
-        else:
-            result = producer.append([f"{number}".encode()])
-        acknowledged.append((result.first_index, f"{number}".encode()))
-    found = dict(bodies_of(client, acknowledged[0][0], acknowledged[-1][0] + 1))
-    assert [(index, found[index]) for index, _ in acknowledged] == acknowledged
-    ours = [body for body in found.values() if body.isdigit()]
-    assert len(ours) == 30
-    end = acknowledged[-1][0] + 1
+    acknowledged, stop = {}, threading.Event()
+
+    def append(number):
+        producer, step = Producer(client, f"survivor-{number}"), 0
+        while not stop.is_set():
+            body = f"{number}/{step}".encode()
+            acknowledged[producer.append([body]).last_index] = body
+            step += 1
+
+    with ThreadPoolExecutor(8) as pool:
+        appending = [pool.submit(append, number) for number in range(8)]
+        try:
+            for _ in range(3):
+                wanted = len(acknowledged) + 200
+                soon(lambda wanted=wanted: len(acknowledged) >= wanted or any(each.done() for each in appending))
+                leader = cluster.leader()
+                cluster.kill(leader)
+                cluster.leader()
+                cluster.restart(leader)
+        finally:
+            stop.set()
+        for each in appending:
+            each.result(60)
+    end = max(acknowledged) + 1
+    found = dict(bodies_of(client, min(acknowledged), end))
+    assert {index: found.get(index) for index in acknowledged} == acknowledged
+    assert len(set(found.values())) == len(found), "nothing is there twice"
     soon(lambda: all(n.commit_index >= end - 1 for n in client.metadata().nodes))
     digests = {
         tuple(r.content for r in client.digest(0, end, span=1024, node=node).ranges) for node in cluster.node_ids
