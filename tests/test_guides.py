@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from dledger_core import Client, LocalCluster
+from tests.rocketmq.golden import THREE, extract, units
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -19,11 +24,17 @@ LISTED = subprocess.run(["git", "-C", str(ROOT), "ls-files", "*.md"], capture_ou
 GUIDES = [ROOT / name for name in LISTED.splitlines() if (ROOT / name).is_file()]
 
 
+def blocks(guide: str, section: str, language: str = "python") -> list[str]:
+    """Return the blocks of a section in one language."""
+    text = guide.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [code for name, code in found if name == language]
+
+
 def snippet(section: str) -> str:
     """Return the Python block of a section of the README."""
-    text = README.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return str(code)
+    (code,) = blocks(README, section)
+    return code
 
 
 def test_readme_has_at_most_150_lines() -> None:
@@ -89,3 +100,38 @@ def test_spark_snippet_of_readme_runs_as_printed(spark: object, tmp_path: Path) 
 def test_shell_blocks_of_readme_are_valid_bash() -> None:
     for block in re.findall(r"```\n([a-z].*?)```", README, re.DOTALL):
         subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+
+
+# --- from a stopped store to a DataFrame -----------------------------------------------------------------------------
+
+ROCKETMQ = (ROOT / "dledger_core/rocketmq/README.md").read_text()
+TO_DATAFRAME = "From a stopped store to a DataFrame"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Path:
+    """The directory of a broker in DLedger mode."""
+    return extract(THREE, "n0/dledger-n0", tmp_path).parent
+
+
+TOPICS = Counter(unit["topic"] for unit in units(THREE))
+
+
+def test_store_becomes_pandas_frame_and_files_as_printed(broker: Path, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"store": broker}
+    exec(blocks(ROCKETMQ, TO_DATAFRAME)[0], names)
+    assert names["messages"].groupby("topic").size().to_dict() == TOPICS
+    (shell,) = blocks(ROCKETMQ, TO_DATAFRAME, language="")
+    (export,) = [line for line in shell.splitlines() if line.startswith("dledger ")]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", "-c", export], check=True, cwd=tmp_path, env=os.environ | {"STORE": str(broker), "PATH": path}
+    )
+    assert Counter(parquet.read_table(tmp_path / "messages")["topic"].to_pylist()) == TOPICS
+
+
+@pytest.mark.spark
+def test_store_becomes_spark_frame_as_printed(spark: object, broker: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(blocks(ROCKETMQ, TO_DATAFRAME)[1], {"spark": spark, "store": str(broker)})
+    shown = capsys.readouterr().out
+    assert re.search(rf"\|\s*Clicks\|\s*{TOPICS['Clicks']}\|", shown)

@@ -9,7 +9,7 @@ has no index: its cell is ``@POSITION``, which ``get`` and ``--from`` accept.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ class _Column:
         rank: importance; columns with a higher rank are left out first.
         least: width below which it is left out; 0 = numbers, which are never shortened.
         most: width above which it is not needed.
-        extra: do not mention that it does not fit.
+        extra: left out, without a note, before a value or a body is shortened that takes up to half of the line.
     """
 
     letter: str
@@ -97,9 +97,10 @@ class EntryTable:
         if not batch.num_rows:
             return
         cells = {column: self._cells(column, batch) for column in _COLUMNS}
-        lines = self._headings(cells)
+        bodies = _bodies(batch)
+        lines = self._headings(cells, bodies)
         rows = zip(*(cells[column] for column in self._columns), strict=True)
-        for body, row in zip(_bodies(batch), rows, strict=True):
+        for body, row in zip(bodies, rows, strict=True):
             start = self._start(row)
             lines.append(start + body.text(None if self._width is None else self._width - cell_len(start)))
         emit("\n".join(lines))
@@ -111,7 +112,7 @@ class EntryTable:
             return [f"@{at}" if text is None else text for text, at in zip(found, positions, strict=True)]
         return ["-" if text is None else visible(text) for text in found]
 
-    def _headings(self, cells: Mapping[_Column, list[str]]) -> list[str]:
+    def _headings(self, cells: Mapping[_Column, list[str]], bodies: Sequence[_Body]) -> list[str]:
         """Choose the columns if there are values of new ones; return the line of headings if others were chosen."""
         with_values = self._with_values | {column for column, texts in cells.items() if set(texts) != {"-"}}
         if with_values == self._with_values:
@@ -122,7 +123,11 @@ class EntryTable:
             for column, texts in cells.items()
             if column in with_values or self._width is None
         }
-        widths = wanted if self._width is None else _fitted(wanted, self._width)
+        widths = wanted
+        if self._width is not None:
+            half = self._width // 2
+            longest = max(cell_len(body.text(half)) for body in bodies[:_MEASURED])
+            widths = _fitted(wanted, longest, self._width)
         columns = tuple(column for column in _COLUMNS if column in widths)
         missing = " and ".join(column.heading for column in wanted if column not in widths and not column.extra)
         if missing and missing != self._missing:
@@ -147,16 +152,20 @@ class EntryTable:
         return padded(cell[:width] if column is _TIME else shortened(cell, width), width)
 
 
-def _fitted(wanted: Mapping[_Column, int], width: int) -> dict[_Column, int]:
+def _fitted(wanted: Mapping[_Column, int], body: int, width: int) -> dict[_Column, int]:
     """Return the columns that fit, with their widths; the body gets at least a quarter of the line.
 
     Args:
         wanted: widths of the longest values.
+        body: width of the longest body, at most half of the line.
         width: of the line.
     """
-    spare = width - max(_BODY_LEAST, width // 4)
+    least_body = max(_BODY_LEAST, width // 4)
+    spare = width - least_body
     chosen: dict[_Column, int] = {}
     for extra in (False, True):  # no extra column while values of another one are shortened
+        if extra:
+            spare -= max(0, body - least_body)
         ranked = sorted((column for column in wanted if column.extra is extra), key=lambda column: column.rank)
         for column in ranked:
             least = column.least or wanted[column]
@@ -192,12 +201,12 @@ class _Body:
         return text if width is None else shortened(text, width)
 
 
-def _bodies(batch: pa.RecordBatch) -> Iterator[_Body]:
+def _bodies(batch: pa.RecordBatch) -> list[_Body]:
     unknown: list[Any] = [None] * batch.num_rows
     error, magic = (
         batch.column(name).to_pylist() if name in batch.schema.names else unknown for name in ("error", "magic")
     )
-    return map(_Body, batch.column("body").to_pylist(), error, magic)
+    return list(map(_Body, batch.column("body").to_pylist(), error, magic))
 
 
 def _control(body: bytes) -> str:
@@ -206,4 +215,5 @@ def _control(body: bytes) -> str:
         fields = unpack(body)
     except CorruptRecordError:
         return preview(body)
-    return visible(", ".join(f"{name} {value}" for name, value in fields.items())) or "no-op"
+    kind = fields.pop("k", "no-op")
+    return visible(" ".join([str(kind), *(f"{name}={value}" for name, value in fields.items())]))

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import pyarrow as pa
 
 from dledger_core.cli.entries import fetched
+from dledger_core.cli.entry_table import EntryTable, table_width
+from dledger_core.cli.formats import column_texts
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, opaque_option
 from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, emit, show_result, show_rows
@@ -23,7 +26,15 @@ from dledger_core.config import parse_peers
 from dledger_core.connect import Client
 from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
 from dledger_core.rocketmq import LogDirectory, locate, open_log_directory
-from dledger_core.rocketmq.survey import Survey, end_problems, key_index, queue_files, survey_directory, survey_log
+from dledger_core.rocketmq.survey import (
+    LAST_SCHEMA,
+    Survey,
+    end_problems,
+    key_index,
+    queue_files,
+    survey_directory,
+    survey_log,
+)
 from dledger_core.storage import StoreReader
 
 _WRITERS: Final = {
@@ -33,7 +44,10 @@ _WRITERS: Final = {
 }
 _TOPICS_SHOWN: Final = 10
 _TERMS_SHOWN: Final = 5
-_WIDTH: Final = 32
+_NARROW: Final = 12
+_WIDE: Final = 32
+_TOPIC_NUMBERS: Final = 40
+"""Width of the columns between topic and keys."""
 _CHECKPOINT_BYTES_MAX: Final = 4096
 _CHECKPOINT: Final = struct.Struct(">qq")
 
@@ -305,7 +319,7 @@ def _show(view: View) -> None:
         facts["entries"] = survey.entries
         if not survey.complete:
             share = 100 * survey.sampled / survey.entries
-            facts["sample"] = f"{survey.sampled:,} of {survey.entries:,} entries, {share:.2g} %"
+            facts["sample"] = f"{survey.sampled:,} of {survey.entries:,} entries, {share:.3g} %"
         facts |= _times(survey.since, survey.until)
         facts["messages"] = "none: bodies are plain" if not survey.messages else f"{survey.messages:,} in the sample"
         if survey.complete and survey.messages:
@@ -318,16 +332,15 @@ def _show(view: View) -> None:
     show_rows(view.nodes, "table", "nodes" if survey is not None else "stores")
     if survey is not None:
         topics = _topics(survey)
+        width = max(_NARROW, min(_WIDE, (table_width() - _TOPIC_NUMBERS) // 2))
         rows = [
-            row | {"topic": shortened(row["topic"], _WIDTH), "keys": shortened(", ".join(row["keys"]), _WIDTH) or None}
+            row | {"topic": shortened(row["topic"], width), "keys": shortened(", ".join(row["keys"]), width) or None}
             for row in topics[:_TOPICS_SHOWN]
         ]
         more = f"topics, {len(topics) - len(rows)} more" if len(topics) > len(rows) else "topics"
         show_rows(rows, "table", more)
-        cut = dict.fromkeys(("topic", "tags", "keys"), _WIDTH)
-        last = [
-            {name: shortened(value, cut[name]) if value and name in cut else value for name, value in row.items()}
-            for row in _last(survey)
-        ]
-        show_rows(last, "table", "last entries")
+        if survey.last:
+            emit("last entries")
+            EntryTable(column_texts, table_width()).write(pa.RecordBatch.from_pylist(survey.last, LAST_SCHEMA))
+            emit("")
     emit("\n".join([*(f"damage: {each}" for each in view.damage), *(f"next: {each}" for each in view.next)]))

@@ -65,6 +65,8 @@ Format = Literal["table", "json"]
 
 _MIB: Final = 1 << 20
 _UNCUT_WIDTH = 1000
+_WORD_MAX = 21
+"""No column of a table is narrower than its words up to this length, such as an address."""
 _ADDRESSES = re.compile("index|term|end|start|position|port|pid")
 """Numbers that are copied into other commands are shown without separators."""
 
@@ -96,8 +98,8 @@ def show_result(result: Mapping[str, Any], output: Format, title: str = "") -> N
 
     table = _table(title)
     table.show_header = False
-    table.add_column()
-    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in result.items():
         table.add_row(Text(name.replace("_", " ")), Text(_shown(name, value)))
     _emit_table(table)
@@ -112,12 +114,16 @@ def show_rows(rows: Sequence[Mapping[str, Any]], output: Format, title: str = ""
         return
     from rich.text import Text
 
+    texts = {name: [_shown(name, row[name]) for row in rows] for name in rows[0]}
     numeric = {name for name, value in rows[0].items() if isinstance(value, (int, float))}
     table = _table(title)
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right" if name in numeric else "left")
-    for row in rows:
-        table.add_row(*(Text(_shown(name, value)) for name, value in row.items()))
+    for name, column in texts.items():
+        heading = name.replace("_", " ")
+        words = [len(word) for text in (heading, *column) for word in text.split()]
+        least = max((length for length in words if length <= _WORD_MAX), default=1)
+        table.add_column(heading, justify="right" if name in numeric else "left", overflow="fold", min_width=least)
+    for row in zip(*texts.values(), strict=True):
+        table.add_row(*map(Text, row))
     _emit_table(table)
 
 
@@ -141,11 +147,19 @@ def _table(title: str) -> Table:
 
 
 def _emit_table(table: Table) -> None:
+    """Write a table; if the terminal is too narrow, with less space and with cells of several lines."""
     from rich.console import Console
 
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=_UNCUT_WIDTH)  # do not truncate a piped table to the width of a terminal
+    uncut = Console(width=_UNCUT_WIDTH, height=console.height)  # both, or a dumb terminal has 80 columns
+    if console.is_terminal and uncut.measure(table).maximum > console.width:
+        table.box, table.padding = None, (0, 1, 0, 0)
+        for column in table.columns:
+            column.header = str(column.header).replace(" ", "\n")
+        least = sum((column.min_width or 1) + 1 for column in table.columns)
+        console = Console(width=max(console.width, least), height=console.height)
+    elif not console.is_terminal:
+        console = uncut
     with console.capture() as captured:
         console.print(table)
     emit(captured.get())

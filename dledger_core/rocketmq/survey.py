@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.errors import DLedgerError
-from dledger_core.record import is_segment_name
+from dledger_core.record import READ_SCHEMA, is_segment_name
 from dledger_core.rocketmq.message.decode import decode_messages
+from dledger_core.rocketmq.message.layout import MESSAGE_SCHEMA
 from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES, decode_units
 from dledger_core.rocketmq.store.directory import Damaged, LogDirectory, Span
 
@@ -32,6 +33,15 @@ _KEY_INDEX_HEADER: Final = struct.Struct(">qqqqii")
 """First and last store time and physical offset, used hash slots, keys."""
 _MILLIS_END: Final = 1 << 42
 _COLUMNS: Final = ("topic", "queue_id", "keys", "tags", "store_timestamp")
+
+LAST_SCHEMA: Final = pa.schema(
+    [
+        *(READ_SCHEMA.field(name) for name in ("index", "term", "position", "timestamp")),
+        *(MESSAGE_SCHEMA.field(name) for name in ("topic", "queue_id", "tags", "keys", "store_timestamp")),
+        READ_SCHEMA.field("body"),
+    ]
+)
+"""Columns of the last entries."""
 
 Read = Callable[[int, int], Iterator[pa.RecordBatch | Damaged]]
 
@@ -50,8 +60,9 @@ class Survey:
         keys: some keys by topic.
         since: earliest time: of the append, or of the message's storing; None if unknown.
         until: latest time.
-        last: the last entries: index, position, topic, keys, body.
+        last: the last entries, with the columns of LAST_SCHEMA.
         damage: ranges that could not be read.
+        complete: whether the log was read as a whole; its control entries may be hidden.
     """
 
     entries: int = 0
@@ -65,11 +76,7 @@ class Survey:
     until: datetime | None = None
     last: list[dict[str, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all entries were read."""
-        return self.sampled >= self.entries
+    complete: bool = True
 
     def take(self, found: Iterable[pa.RecordBatch | Damaged]) -> None:
         """Count entries, and note the damage between them."""
@@ -104,8 +111,8 @@ class Survey:
         tail = range(max(0, batch.num_rows - LAST), batch.num_rows)
         bodies = decode_messages(batch.column("body").slice(tail.start), ["body"]).column(0).to_pylist()
         rows = [
-            {name: batch.column(name)[at].as_py() for name in ("index", "position")}
-            | {name: found.column(name)[at].as_py() for name in ("topic", "tags", "keys")}
+            {name: batch.column(name)[at].as_py() for name in ("index", "term", "position", "timestamp")}
+            | {name: found.column(name)[at].as_py() for name in _COLUMNS}
             | {"body": body if found.column("topic")[at].is_valid else batch.column("body")[at].as_py()}
             for at, body in zip(tail, bodies, strict=True)
         ]
@@ -126,6 +133,7 @@ def survey_log(read: Read, first: int, end: int, survey: Survey | None = None) -
     if end - first <= SAMPLE_ENTRIES:
         windows = [(first, end)]
     else:
+        survey.complete = False
         size = SAMPLE_ENTRIES // WINDOWS
         starts = np.linspace(first, end - size, WINDOWS).astype(np.int64).tolist()
         windows = [(start, min(start + size, stop)) for start, stop in pairwise([*starts, end])]
@@ -149,6 +157,7 @@ def _survey_commitlog(opened: LogDirectory) -> Survey:
     whole = size <= WINDOWS * _WINDOW_BYTES
     windows = [(files[0].position, files[-1].end)]
     if not whole:
+        survey.complete = False
         chosen = files if len(files) <= WINDOWS else [files[at * len(files) // WINDOWS] for at in range(WINDOWS)]
         last = opened.position_of_last(SAMPLE_ENTRIES // WINDOWS)
         starts = [file.position for file in chosen if file.position + _WINDOW_BYTES <= last]

@@ -126,3 +126,22 @@ def test_each_line_is_written_at_once_without_buffer(unbuffered: str) -> None:
             assert process.stdout.readline() == "x\n"
         process.stdin.close()
         assert process.stdout.read() == ("" if unbuffered else "x\n")
+
+
+def test_table_wider_than_the_terminal_shows_every_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"node_id": "n0", "address": "127.0.0.1:40911", "role": "unreachable"}
+    row |= dict.fromkeys(
+        ("first_index", "last_index", "commit_index", "visible_end", "data_bytes", "reachable"), 123456
+    )
+    for name, value in {"COLUMNS": "80", "TTY_COMPATIBLE": "1", "NO_COLOR": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    show_rows([row] * 3, "table", "nodes")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].split() == ["n0", "127.0.0.1:40911", "unreachable", *["123456"] * 4, *["123,456"] * 2]
+    show_rows([{"store": "/data/" + "x" * 200, "what": "store"}], "table")
+    folded = capsys.readouterr().out
+    assert "".join(folded.split()).count("x") == 200
+    assert max(map(len, folded.splitlines())) <= 80
