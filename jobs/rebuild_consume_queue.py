@@ -43,7 +43,7 @@ from jobs._rebuild.files import write_files
 from jobs._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
 from jobs._rebuild.slots import summary_of
 from jobs._rebuild.table import Table, TableStream, kept_in
-from jobs._rebuild.units import DAMAGED, IMPOSSIBLE, PENDING, STRANGE
+from jobs._rebuild.units import DAMAGED, DAMAGED_MESSAGE, IMPOSSIBLE, PENDING, STRANGE
 from jobs._session import check_versions, run_stoppable, spark_session
 from spark_connector import check_spark
 
@@ -135,8 +135,8 @@ def command(**options: Any) -> Outcome:
     first entry on, in a native log. If a broker assigned an offset twice, BROKER_SERVES marks the message that it
     serves, and REBUILD_SLOT is null for those that RocketMQ's own rebuild leaves out.
 
-    Exit code 1 if a queue has holes or a slot with two messages, if a broker's log has other bodies or lost its end, or
-    if --compare finds a difference.
+    Exit code 1 if a queue has holes or a slot with two messages, if a broker's log has other bodies or lost its end, if
+    a message does not match its CRC, or if --compare finds a difference.
     """
     given = RebuildOptions.parse(options)
     check_versions()
@@ -197,6 +197,8 @@ def _outcome(plan: RebuildPlan, found: dict[str, Any], stream: TableStream) -> O
         "skipped": skipped,
         **{f"{reason}_at": stream.places[reason] for reason in (STRANGE, IMPOSSIBLE) if skipped[reason]},
         "damaged_files": stream.places.get(DAMAGED, []),
+        "damaged_messages": stream.skipped[DAMAGED_MESSAGE],
+        "damaged_messages_at": stream.places.get(DAMAGED_MESSAGE, []),
         "queue_offsets": "read" if plan.foreign else "assigned",
         "table": plan.table,
     }  # fmt: skip
@@ -212,6 +214,7 @@ def _outcome(plan: RebuildPlan, found: dict[str, Any], stream: TableStream) -> O
         plan.foreign and skipped[STRANGE] > 0,
         skipped[IMPOSSIBLE] > 0,
         summary["damaged_files"],
+        summary["damaged_messages"],
         plan.lost,
         found.get("files", {}).get("refused_queues"),
         found.get("compare", {}).get("differences"),

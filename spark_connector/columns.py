@@ -156,12 +156,12 @@ def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> pa.RecordBatch:
     named = {column: values for column, values in filters.items() if values}
     if not named or not batch.num_rows:
         return batch
-    found = decode_messages(batch.column("body"), [*named, "error"])
+    found = decode_messages(batch.column("body"), list({"topic", *named}))
     keep: Any = None
     for column, values in named.items():
         fits = pc.is_in(found.column(column), pa.array(values, pa.string()))
         keep = fits if keep is None else pc.and_(keep, fits)
-    return batch.filter(pc.or_(keep, found.column("error").is_valid()))
+    return batch.filter(pc.or_(keep, found.column("topic").is_null()))
 
 
 def decoded(

@@ -234,6 +234,24 @@ class OffsetBeyondEndError(DataLossError):
         )
 
 
+class StoreEndLostError(DataLossError):
+    """A store has evidence of entries after the last one that its files contain."""
+
+    name = "DLEDGER_DATA_LOSS.STORE_END_LOST"
+
+    @classmethod
+    def of(cls, group: str, start: int, end: int) -> StoreEndLostError:
+        """Make the error for a store whose entries [start, end) are missing."""
+        return cls(
+            group,
+            start,
+            end,
+            f"the store ends at {start}, and its checkpoint or index names entries [{start}, {end})",
+            "a data file is missing or shorter; read a replica, or the rest with an explicit endingOffsets",
+            start,
+        )
+
+
 class GroupGoneError(DataLossError):
     """A group of the checkpoint is not among the groups of the query."""
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -19,13 +20,14 @@ from dledger_core.cli.formats import body_text, json_objects
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, opaque_option
 from dledger_core.cli.output import Format, Progress, say, show_result
-from dledger_core.errors import ConfigError, IndexOutOfRangeError
+from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.record import MAGIC_DATA, READ_SCHEMA
 from dledger_core.rocketmq import Damaged, LogDirectory, Span, open_log_directory
 from dledger_core.rocketmq.message.decode import MESSAGES
 
 _PART_BYTES: Final = 256 << 20
 _TEMPORARY: Final = ".part"
+_CLASSIC: Final = "commitlog-"
 
 
 class _Writer(Protocol):
@@ -112,35 +114,31 @@ def export(
 
     Columns are those of the entries and of the RocketMQ messages in them; with --opaque those of the entries alone. A
     file is named after its range, FIRST-END.parquet, and complete once it has its name: after an interruption the same
-    command continues. Pandas, Polars and DuckDB read the files. Exit 4 at damage; the files before it are complete.
+    command continues. Messages of a classic CommitLog have no index: their files are named commitlog-FIRST-END after
+    their positions, and --from and --until leave them out. Pandas, Polars and DuckDB read the files. Exit 4 at damage;
+    the files before it are complete.
     """
     with open_log_directory(source, opaque=opaque) as opened, Progress("exporting") as progress:
-        if opened.log is None:
-            remedy = "use 'dledger dump --format json', or jobs/rebuild_consume_queue.py --commitlog"
-            raise ConfigError("a CommitLog without a store has no indexes to export by", str(source), remedy)
-        if opened.classic:
-            bounds = f"{opened.classic[0].position} to {opened.classic[-1].end}"
-            say(f"note: not exported are the messages of the CommitLog at positions {bounds}, which have no indexes")
         low, high = opened.indexes
-        first, stop = low if start is None else start, high if end is None else min(end, high)
         if start is not None and not low <= start <= high:
             raise IndexOutOfRangeError("the start is not in the log", str(source), f"use {low} to {high}")
         directory.mkdir(parents=True, exist_ok=True)
-        at = written = _finished(directory, kind, first)
-        files = 0
-        while at < stop:
-            at = _write_part(opened, directory, kind, (at, stop), part_bytes, opaque=opaque)
-            files += 1
-            progress.update(at - first, total=stop - first, detail=f"{files} files")
-    summary = {"directory": str(directory), "first_index": first, "end_index": max(at, first), "files": files}
+        target = _Target(opened, directory, kind, part_bytes, opaque, progress)
+        classic = target.write_commitlog() if start is None and end is None else 0
+        first, stop = low if start is None else start, high if end is None else min(end, high)
+        written = _finished(directory, kind, "", first)
+        at, files = target.write("", written, stop)
+        if stop == high and (warning := opened.check_end()) is not None:
+            say(f"warning: {warning}")
+    summary = {"directory": str(directory), "first_index": first, "end_index": max(at, first), "files": files + classic}
     show_result(summary | {"continued_from": written if written > first else None}, output)
 
 
-def _finished(directory: Path, kind: str, first: int) -> int:
+def _finished(directory: Path, kind: str, prefix: str, first: int) -> int:
     """Return where earlier runs ended: the end of the files that continue each other from ``first``."""
     ends = {}
-    for path in directory.glob(f"*.{kind}"):
-        begin, dash, end = path.stem.partition("-")
+    for path in directory.glob(f"{prefix}*.{kind}"):
+        begin, dash, end = path.stem.removeprefix(prefix).partition("-")
         if dash and begin.isdecimal() and end.isdecimal():
             ends[int(begin)] = int(end)
     at = first
@@ -149,28 +147,63 @@ def _finished(directory: Path, kind: str, first: int) -> int:
     return at
 
 
-def _write_part(
-    opened: LogDirectory, directory: Path, kind: str, bounds: tuple[int, int], part_bytes: int, *, opaque: bool
-) -> int:
-    """Write one file that starts at ``bounds[0]``, and return its end."""
-    start, stop = bounds
-    schema = READ_SCHEMA if opaque else MESSAGES.schema
-    at, nbytes = start, 0
-    with _temporary(directory / f"{start}{_TEMPORARY}", kind, schema) as writer:
-        for found in opened.batches(Span((0, 0), (start, stop))):
-            if isinstance(found, Damaged):
-                if at == start:
-                    raise found.error
-                break  # this file ends before the damage, and the next one raises it
-            ends = nbytes + np.cumsum(pc.binary_length(found.column("body")), dtype=np.int64)
-            fitting = found.slice(0, int(np.searchsorted(ends, part_bytes)) + 1)
-            at, nbytes = int(fitting.column("index")[-1].as_py()) + 1, int(ends[fitting.num_rows - 1])
-            for batch in _rows(fitting, opaque=opaque):
-                writer.write_batch(batch)
-            if nbytes >= part_bytes:
-                break
-    (directory / f"{start}{_TEMPORARY}").replace(directory / f"{start:020d}-{at:020d}.{kind}")
-    return at
+@dataclass(frozen=True)
+class _Target:
+    """The files of an export."""
+
+    opened: LogDirectory
+    directory: Path
+    kind: str
+    part_bytes: int
+    opaque: bool
+    progress: Progress
+
+    def write_commitlog(self) -> int:
+        """Write the messages of the classic CommitLog, and return the number of files."""
+        if not self.opened.classic:
+            return 0
+        first, stop = self.opened.classic[0].position, self.opened.classic[-1].end
+        _, files = self.write(_CLASSIC, _finished(self.directory, self.kind, _CLASSIC, first), stop)
+        if (gap := self.opened.gap) is not None:
+            raise gap.error
+        return files
+
+    def write(self, prefix: str, start: int, stop: int) -> tuple[int, int]:
+        """Write [start, stop), indexes or, of a CommitLog, positions; return the end and the number of files."""
+        at, files = start, 0
+        while at < stop:
+            at = self._write_part(prefix, at, stop)
+            files += 1
+            self.progress.update(at - start, total=stop - start, detail=f"{files} files")
+        return at, files
+
+    def _write_part(self, prefix: str, start: int, stop: int) -> int:
+        """Write one file that starts at ``start``, and return its end."""
+        by_position = prefix == _CLASSIC
+        span = Span((start, stop), (0, 0)) if by_position else Span((0, 0), (start, stop))
+        schema = READ_SCHEMA if self.opaque else MESSAGES.schema
+        at, nbytes = start, 0
+        temporary = self.directory / f"{prefix}{start}{_TEMPORARY}"
+        with _temporary(temporary, self.kind, schema) as writer:
+            for found in self.opened.batches(span):
+                if isinstance(found, Damaged):
+                    if at == start:
+                        raise found.error
+                    break  # this file ends before the damage, and the next one raises it
+                lengths = pc.binary_length(found.column("body"))
+                ends = nbytes + np.cumsum(lengths, dtype=np.int64)
+                fitting = found.slice(0, int(np.searchsorted(ends, self.part_bytes)) + 1)
+                last, nbytes = fitting.num_rows - 1, int(ends[fitting.num_rows - 1])
+                place = int(fitting.column("position" if by_position else "index")[last].as_py())
+                at = place + (lengths[last].as_py() if by_position else 1)
+                for batch in _rows(fitting, opaque=self.opaque):
+                    writer.write_batch(batch)
+                if nbytes >= self.part_bytes:
+                    break
+            else:
+                at = stop  # the last message of a CommitLog may end before its file does
+        temporary.replace(self.directory / f"{prefix}{start:020d}-{at:020d}.{self.kind}")
+        return at
 
 
 @contextmanager
@@ -188,7 +221,8 @@ def _temporary(path: Path, kind: str, schema: pa.Schema) -> Iterator[_Writer]:
 
 
 def _rows(batch: pa.RecordBatch, *, opaque: bool) -> Iterator[pa.RecordBatch]:
-    data = batch.filter(pc.equal(batch.column("magic"), MAGIC_DATA)).select(READ_SCHEMA.names).cast(READ_SCHEMA)
+    is_data = pc.fill_null(pc.equal(batch.column("magic"), MAGIC_DATA), True)  # a CommitLog has no other records
+    data = batch.filter(is_data).select(READ_SCHEMA.names).cast(READ_SCHEMA)
     if opaque:
         yield data
     else:

@@ -13,7 +13,7 @@ from dledger_core.cli.options import EXISTING_DIRECTORY, format_option, opaque_o
 from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, say, show_rows
 from dledger_core.connect import open_store
 from dledger_core.errors import StorageError
-from dledger_core.rocketmq import Damaged, locate, open_log_directory
+from dledger_core.rocketmq import COMMITLOG_ONLY, Damaged, Location, locate, open_log_directory
 
 
 @command(
@@ -47,7 +47,7 @@ def verify(output: Format, opaque: bool, stores: tuple[Path, ...]) -> int:
             say(f"verifying {path} ...")
             try:
                 rows.append(
-                    _commitlog(path, opaque=opaque) if path == location.commitlog else _store(path, opaque=opaque)
+                    _commitlog(location, opaque=opaque) if path == location.commitlog else _store(path, opaque=opaque)
                 )
             except StorageError as error:
                 unreadable.append(error)
@@ -75,16 +75,23 @@ def _store(path: Path, *, opaque: bool) -> dict[str, Any]:
     return {"store": str(path)} | indexes | {"findings": findings}
 
 
-def _commitlog(path: Path, *, opaque: bool) -> dict[str, Any]:
-    """Check a classic CommitLog, whose messages have no indexes."""
-    with open_log_directory(path, opaque=opaque) as opened:
-        damaged = [found for found in opened.batches() if isinstance(found, Damaged)]
-    findings: list[dict[str, Any]] = [
-        {"kind": "CORRUPT", "severity": "error", "start": None, "end": None, "path": found.error.where}
-        | {"position": found.start, "message": found.error.what, "topic": None, "key": None}
-        for found in damaged
-    ]
-    return {"store": str(path), "first_index": None, "last_index": None, "findings": findings}
+def _commitlog(location: Location, *, opaque: bool) -> dict[str, Any]:
+    """Check a classic CommitLog, whose messages have no indexes, and that the store next to it continues it."""
+    assert location.commitlog is not None
+    try:
+        opened = open_log_directory(location.path, opaque=opaque)
+    except StorageError:  # of the store, which is checked apart
+        opened = open_log_directory(location.commitlog, opaque=opaque)
+    with opened:
+        found = [each for each in opened.batches(COMMITLOG_ONLY) if isinstance(each, Damaged)]
+        findings = [_finding(each, "MISSING" if each == opened.gap else "CORRUPT") for each in found]
+    return {"store": str(location.commitlog), "first_index": None, "last_index": None, "findings": findings}
+
+
+def _finding(damaged: Damaged, kind: str) -> dict[str, Any]:
+    """Return the finding of damage at positions of a CommitLog."""
+    place = {"severity": "error", "start": None, "end": None, "path": damaged.error.where, "position": damaged.start}
+    return {"kind": kind, **place, "message": damaged.error.what, "topic": None, "key": None}
 
 
 def _named(finding: dict[str, Any]) -> dict[str, Any]:

@@ -33,10 +33,12 @@ from dledger_core.rocketmq.store.consume_queue import (
 )
 from dledger_core.rocketmq.store.directory import (
     COMMITLOG_DIRECTORY,
+    COMMITLOG_ONLY,
     Damaged,
     Location,
     LogDirectory,
     Span,
+    check_continues,
     locate,
     open_log_directory,
 )
@@ -44,6 +46,7 @@ from dledger_core.rocketmq.store.log_end import CommitLogEnd, end_of
 
 __all__ = [
     "COMMITLOG_DIRECTORY",
+    "COMMITLOG_ONLY",
     "CONSUME_QUEUE_SCHEMA",
     "DELAY_LEVELS_MS",
     "MESSAGE_SCHEMA",
@@ -64,6 +67,7 @@ __all__ = [
     "QueueStatistics",
     "Span",
     "broker_end_of",
+    "check_continues",
     "commit_log_files",
     "consume_queue_columns",
     "consumer_lag",

@@ -145,6 +145,8 @@ def survey_log(read: Read, first: int, end: int, survey: Survey | None = None) -
 def survey_directory(opened: LogDirectory) -> Survey:
     """Return a survey of a classic CommitLog and of the log after it."""
     survey = _survey_commitlog(opened) if opened.classic else Survey()
+    if opened.gap is not None:
+        survey.damage.append(str(opened.gap))
     if opened.log is not None:
         survey_log(lambda at, stop: opened.batches(Span((0, 0), (at, stop))), *opened.indexes, survey)
     return survey

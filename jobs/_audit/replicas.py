@@ -37,7 +37,7 @@ from dledger_core import (
     parse_groups,
     parse_peers,
 )
-from dledger_core.rocketmq import ClassicCommitLog, Location, decode_messages, end_of, locate
+from dledger_core.rocketmq import ClassicCommitLog, Location, decode_messages, end_of, locate, open_log_directory
 from jobs._audit.model import OTHER, AuditedReplica, Options, Snapshot, aligned, consecutive
 from spark_connector.connections import store_for
 
@@ -111,6 +111,7 @@ def stored_logs(directories: dict[str, Path]) -> dict[str, tuple[AuditedReplica,
     if not any(parts.values()):
         replicas = store_replicas(directories)
         return {replicas[0].group: replicas}
+    gaps = {name: _gap(path) for name, path in directories.items() if len(parts[name]) > 1}
     found: dict[str, tuple[AuditedReplica, ...]] = {}
     for kind in ("commitlog", "store"):
         kept = {name: part[kind] for name, part in parts.items() if kind in part}
@@ -124,8 +125,22 @@ def stored_logs(directories: dict[str, Path]) -> dict[str, tuple[AuditedReplica,
                 for name in directories
                 if name not in kept
             ]
+            if kind == "store":
+                replicas = tuple(
+                    replace(each, reachable=False, error=gaps[each.name]) if gaps.get(each.name) else each
+                    for each in replicas
+                )
             found[group] = (*replicas, *missing)
     return found
+
+
+def _gap(broker: Path) -> str:
+    """Return the error of lost files between a broker's CommitLog and its store; empty if there is none."""
+    try:
+        with open_log_directory(broker) as opened:
+            return "" if opened.gap is None else str(opened.gap.error)
+    except StorageError:
+        return ""  # the part that cannot be opened is reported itself
 
 
 def _parts_of_broker(path: Path) -> dict[str, Path]:
@@ -169,7 +184,7 @@ def _check_kinds(kinds: Mapping[str, bool]) -> None:
 
 def _classic_replicas(directories: Mapping[str, Path]) -> tuple[AuditedReplica, ...]:
     """Return the CommitLogs with their present ends; later messages are left to the next audit."""
-    logs = {name: ClassicCommitLog(path) for name, path in directories.items()}
+    logs = {name: _classic_log(path) for name, path in directories.items()}
     # If a file size is not a multiple of a block, blocks are smaller, so that each file starts with one.
     block = math.gcd(BLOCK_BYTES, *(file.position for log in logs.values() for file in log.files))
     ends = {name: log.end() for name, log in logs.items()}
@@ -194,6 +209,11 @@ def _classic_replicas(directories: Mapping[str, Path]) -> tuple[AuditedReplica, 
             )
         )
     return tuple(found)
+
+
+def _classic_log(path: Path) -> ClassicCommitLog:
+    """Open a CommitLog; a store next to it, of the same broker, continues it."""
+    return ClassicCommitLog(path, closed=locate(path.resolve().parent).store is not None)
 
 
 def _store_replica(name: str, path: Path) -> AuditedReplica:
@@ -499,7 +519,7 @@ class _ClassicSource(Source):
     header_bytes = 0
 
     def __init__(self, replica: AuditedReplica, limiter: RateLimiter) -> None:
-        self._log = ClassicCommitLog(replica.path)
+        self._log = _classic_log(Path(replica.path))
         self._block = replica.block_bytes
         self._end = replica.end_position
         self._limiter = limiter

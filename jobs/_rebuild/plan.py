@@ -16,6 +16,7 @@ from dledger_core.rocketmq import (
     CommitLogFile,
     FileStop,
     broker_end_of,
+    check_continues,
     commit_log_files,
     consume_queue_columns,
     end_of,
@@ -301,15 +302,10 @@ def _preceding(commitlog: str, store: StoreReader) -> tuple[CommitLogFile, ...]:
     """Return the classic files that a store continues.
 
     Raises:
-        ConfigError: the store does not start at the end of the files.
+        StoreMismatchError: the store does not start at the end of the files.
     """
     files = commit_log_files(commitlog)
-    if store.last_index < store.first_index:
-        return files
-    first = store.read(store.first_index, store.first_index + 1, max_bytes=1).column("position")[0].as_py()
-    if files[-1].end != first:
-        found = {"commitlog_ends_at": files[-1].end, "store_starts_at": first}
-        raise ConfigError("the store does not start at the end of the CommitLog", commitlog, "name its own", found)
+    check_continues(files, store)
     return files
 
 

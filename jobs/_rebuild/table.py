@@ -36,6 +36,7 @@ from jobs._rebuild.slots import QUEUE, Queue, Queues, advanced, count_units, pla
 from jobs._rebuild.units import (
     ALL_ENTRIES,
     DAMAGED,
+    DAMAGED_MESSAGE,
     DECODED_SCHEMA,
     IMPOSSIBLE,
     STRANGE,
@@ -190,7 +191,7 @@ class TableStream:
     Attributes:
         batches: number of micro-batches in the table.
         units: number of their units.
-        skipped: entries without a unit, per reason.
+        skipped: entries without a unit, and damaged messages, per reason.
         places: positions of the first 100 of them, per reason.
         optimize_s: duration of clustering the table; 0 if it was not clustered.
     """
@@ -318,7 +319,7 @@ class TableStream:
 
         counts = ranges.where("skipped is not null").groupBy("skipped").agg(f.sum("units")).collect()
         self.skipped.update(dict(map(tuple, counts)))
-        for reason in (STRANGE, IMPOSSIBLE, DAMAGED):
+        for reason in (STRANGE, IMPOSSIBLE, DAMAGED, DAMAGED_MESSAGE):
             known = self.places.setdefault(reason, [])
             if self.skipped[reason] and len(known) < _PLACES_MAX:
                 found = ranges.where(f.col("skipped") == reason).select("position").orderBy("position")

@@ -144,10 +144,13 @@ def _entered(
 ALL_ENTRIES: Final = 1 << 62
 """An index above every log: a limit that covers all entries."""
 STRANGE: Final = "not_messages"
+DAMAGED_MESSAGE: Final = "damaged_messages"
 PENDING: Final = "prepared_or_rolled_back"
 IMPOSSIBLE: Final = "impossible_queue_offsets"
 DAMAGED: Final = "damaged_files"
-"""Reasons of skipped entries; the last one: a classic file whose records do not end in BLANK or zeros."""
+"""Reasons of skipped entries. A damaged message, whose body does not match its CRC, or which is at another position of
+a classic CommitLog than its own, is recorded and has its units too: a broker serves them. Damaged files are classic
+ones whose records do not end in BLANK or zeros."""
 OFFSET_MAX: Final = (1 << 63) // UNIT.itemsize - 1
 """The last slot whose byte offset in a queue is a 64-bit number."""
 
@@ -201,6 +204,7 @@ _FIELDS: Final = (
     *("topic", "queue_id", "queue_offset", "size", "tags_code", "store_timestamp", "keys", "msg_id"),
     *("born_timestamp", "sys_flag", "error"),
 )
+_CHECKED: Final = {"sys_flag", "error", "physical_offset"}
 _DISPATCH: Final = ("dispatch_queues", "dispatch_offsets")
 
 
@@ -253,8 +257,15 @@ def decoded(batches: Iterable[pa.RecordBatch], rules: EntryRules) -> Iterator[pa
 
 def damage(group: str, position: int) -> pa.RecordBatch:
     """Return the row of DECODED_SCHEMA for a classic file that is damaged at a position."""
-    row = {"group": group, "position": position, "part": position, "carried": True, "skipped": DAMAGED, "units": 1}
-    return pa.RecordBatch.from_pylist([row], _DECODED)
+    return _padded(_recorded(group, [position], DAMAGED))
+
+
+def _recorded(group: str, positions: Iterable[int], reason: str) -> pa.RecordBatch:
+    """Return a range without a queue for each position."""
+    rows = [
+        {"group": group, "position": at, "part": at, "carried": True, "skipped": reason, "units": 1} for at in positions
+    ]
+    return pa.RecordBatch.from_pylist(rows, RANGE_ARROW)
 
 
 def units_of(rows: DataFrame) -> DataFrame:
@@ -282,7 +293,7 @@ def _kept(units: pa.RecordBatch) -> pa.RecordBatch:
 
 def ranges_and_units(entries: pa.RecordBatch, rules: EntryRules) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Return the ranges of a batch of one group, with those of skipped entries, and its units."""
-    units, carried = _read(entries, rules)
+    units, carried, damaged = _read(entries, rules)
     number, range_id, order, begins = _numbered(units, carried)
     part = pa.repeat(pa.scalar(entries.column("position")[0].as_py() + rules.header_bytes, pa.int64()), len(carried))
     placed = {"carried": pa.array(carried), "part": part, "number": pa.array(number), "range_id": pa.array(range_id)}
@@ -293,6 +304,8 @@ def ranges_and_units(entries: pa.RecordBatch, rules: EntryRules) -> tuple[pa.Rec
     if skipped.null_count < len(skipped):
         ranges = pa.concat_batches([ranges, _skipped_ranges(complete.filter(skipped.is_valid()))])
         complete = complete.filter(skipped.is_null())
+    if damaged.num_rows:
+        ranges = pa.concat_batches([ranges, damaged])
     return ranges, complete.drop_columns("skipped")
 
 
@@ -311,20 +324,30 @@ def _shown(entries: pa.RecordBatch, hidden: tuple[tuple[int, int], ...]) -> pa.R
     return entries.filter(pa.array(~lost)) if lost.any() else entries
 
 
-def _read(entries: pa.RecordBatch, rules: EntryRules) -> tuple[pa.RecordBatch, _Bools]:
-    """Return the table's columns of all entries with ``skipped``, and those whose queue offset a broker assigned."""
-    wanted = [*_FIELDS, *(_DISPATCH if rules.multi_dispatch else ())]
+def _read(entries: pa.RecordBatch, rules: EntryRules) -> tuple[pa.RecordBatch, _Bools, pa.RecordBatch]:
+    """Return the table's columns of all entries, those whose queue offset a broker assigned, and damaged messages.
+
+    The first has ``skipped`` too, the last has the columns of ranges.
+    """
+    classic = rules.header_bytes == 0
+    wanted = [*_FIELDS, *(_DISPATCH if rules.multi_dispatch else ()), *(["physical_offset"] if classic else ())]
     columns = consume_queue_columns(entries.column("body"), wanted, delay_levels_ms=rules.delay_levels_ms)
     index = entries.column("index")
     below = _numbers(index)
     position = pa.array(np.asarray(entries.column("position")) + rules.header_bytes)
     found: dict[str, Any] = {"group": entries.column("group"), "index": index, "position": position}
-    found |= {name: columns.column(name) for name in columns.schema.names if name not in {"sys_flag", "error"}}
+    found |= {name: columns.column(name) for name in columns.schema.names if name not in _CHECKED}
     found |= {"committed": _true_or_null(below < rules.committed_end), "skipped": _skip_reasons(columns)}
+    wrong = columns.column("error").is_valid()
+    if classic:  # without a header around it, only its own position tells that a message is in the right place
+        wrong = pc.or_(wrong, pc.not_equal(columns.column("physical_offset"), position))
+    wrong = pc.and_(wrong, columns.column("topic").is_valid())
+    group = entries.column("group")[0].as_py() if entries.num_rows else ""
+    damaged = _recorded(group, position.filter(wrong).to_pylist(), DAMAGED_MESSAGE)
     units, carried = pa.RecordBatch.from_pydict(found), below < rules.broker_end
     if rules.multi_dispatch:
         units, carried = expanded(units, carried)
-    return _possible(units, carried), carried
+    return _possible(units, carried), carried, damaged
 
 
 def _true_or_null(known: _Bools) -> pa.Array:
@@ -333,12 +356,12 @@ def _true_or_null(known: _Bools) -> pa.Array:
 
 def _skip_reasons(columns: pa.RecordBatch) -> pa.Array:
     """Return the reason of each entry without a unit, by its message; null for units."""
-    errors = columns.column("error")
+    topics = columns.column("topic")
     pending = ~in_queue(_numbers(columns.column("sys_flag")))
-    if errors.null_count == len(errors) and not pending.any():
-        return pa.nulls(len(errors), pa.string())
+    if not topics.null_count and not pending.any():
+        return pa.nulls(len(topics), pa.string())
     skipped = pc.if_else(pa.array(pending), PENDING, pa.scalar(None, pa.string()))
-    return pc.if_else(errors.is_valid(), STRANGE, skipped)
+    return pc.if_else(topics.is_null(), STRANGE, skipped)
 
 
 def _possible(units: pa.RecordBatch, carried: _Bools) -> pa.RecordBatch:

@@ -30,14 +30,14 @@ from dledger_core import (
     record_at,
 )
 from spark_connector.connections import client_for, store_for
-from spark_connector.errors import OptionError, RetentionError
+from spark_connector.errors import LossPolicy, OptionError, RetentionError, StoreEndLostError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dledger_core import ReadFrom
+    from dledger_core import ReadFrom, StoreReader
 
 import uuid
 from collections.abc import Callable
@@ -241,6 +241,7 @@ class StoreLog:
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
         self._uncommitted = options.isolation == "read_uncommitted"
+        self._policy = LossPolicy(options.fail_on_data_loss)
         self._view = store_for(options.path, opaque=True)
         # A Java store does not record its group; the directory above usually has its name.
         recorded = self._view.group or self._view.path.resolve().parent.name
@@ -252,9 +253,19 @@ class StoreLog:
         while True:
             self._view = view = store_for(self._options.path, opaque=True)
             end = view.committed_end("end") if self._uncommitted else view.visible_end
+            self._check_end(view)
             if end >= min_end or time.monotonic() >= deadline:
                 return LogRange(max(0, view.first_index), end, -1, view.log_uuid)
             time.sleep(_STORE_POLL_S)
+
+    def _check_end(self, view: StoreReader) -> None:
+        """Report a lost end, unless the query names its own."""
+        if self._options.ending_offsets not in (None, "latest") or self._options.ending_timestamp is not None:
+            return
+        committed, missing, end = view.checkpoint_commit_index, view.missing, int(view.last_index) + 1
+        stop = max(end, 0 if committed is None else committed + 1, 0 if missing is None else missing[1])
+        if stop > end:
+            self._policy.report(StoreEndLostError.of(self.group, end, stop))
 
     def record(self, index: int) -> RecordInfo:
         """See ``Log``."""

@@ -13,10 +13,11 @@ import pytest
 from pyarrow import csv, ipc, parquet
 
 from dledger_core import open_store
+from dledger_core.rocketmq import decode_messages
 from dledger_core.storage import CommitLog
 from tests.cli.command import error_of, result_of, run
 from tests.rocketmq.convert.stores import flip, place_of
-from tests.rocketmq.golden import MIXED, THREE, extract
+from tests.rocketmq.golden import MIXED, THREE, extract, messages
 from tests.support.logs import append
 
 
@@ -97,4 +98,21 @@ def test_export_of_plain_entries_and_bad_ranges(tmp_path: Path) -> None:
     run("export", tmp_path / "s", tmp_path / "out", "--opaque")
     assert table_of("parquet", tmp_path / "out").column("body").to_pylist() == [b"one", b"\xff\x00"]
     error_of("export", tmp_path / "s", tmp_path / "out", "--from", 3)
-    error_of("export", extract(MIXED, "n0/commitlog", tmp_path), tmp_path / "out")
+
+
+def test_export_of_a_broker_has_the_messages_of_its_commitlog(tmp_path: Path) -> None:
+    classic = extract(MIXED, "n0/commitlog", tmp_path)
+    extract(MIXED, "n0/dledger-n0", tmp_path)
+    expected = [record for place, record in messages(MIXED).items() if place < 262144]
+    for number, source in enumerate((classic, classic.parent)):
+        out = tmp_path / str(number)
+        result_of("export", source, out, "--part-bytes", 20_000)
+        files = sorted(out.glob("commitlog-*.parquet"))
+        table = pa.concat_tables([parquet.read_table(file) for file in files])
+        decoded = decode_messages(pa.array(expected, pa.binary()))
+        assert table.column("body").to_pylist() == decoded.column("body").to_pylist()
+        assert table.column("position").to_pylist() == decoded.column("physical_offset").to_pylist()
+        assert len(files) > 2
+        assert len(list(out.iterdir())) > len(files) * number
+        files[-1].unlink()
+        assert result_of("export", source, out, "--part-bytes", 20_000)["files"] == 1

@@ -40,14 +40,19 @@ def digests(replicas: tuple[AuditedReplica, ...], **limits: int) -> pa.Table:
 def audit(stores: dict[str, Path]) -> list[AuditFinding]:
     """Audit stores in one process; that changes none of their files."""
     before = [content(path) for path in stores.values()]
-    replicas = store_replicas(stores)
+    found = audit_replicas(store_replicas(stores))
+    assert [content(path) for path in stores.values()] == before
+    return found
+
+
+def audit_replicas(replicas: tuple[AuditedReplica, ...]) -> list[AuditFinding]:
+    """Audit the replicas of one group."""
     results = compare_digests(digests(replicas)).to_pylist()
     for row in [row for row in results if row["drill"]]:
         holders = tuple(r for r in replicas if r.first_index <= row["start"] and row["end"] <= r.end)
         results.append(compare_entries(holders, row["start"], row["end"]))
     assert not [reason for row in results for reason in row["unread"]]
     found = findings_of(pa.Table.from_pylist(results, RESULTS))
-    assert [content(path) for path in stores.values()] == before
     return merge_findings([*end_findings(replicas), *found])
 
 

@@ -83,6 +83,16 @@ def test_messages_that_lie(store: tuple[Path, list[int]], tmp_path: Path, run_re
     assert state(path) == before
 
 
+def test_message_with_damaged_body_is_named_and_keeps_its_slot(
+    store: tuple[Path, list[int]], tmp_path: Path, run_rebuild: Rebuild
+) -> None:
+    path, places = store
+    overwrite(path, places[70] + 88 + 7, b"y")
+    code, summary = run_rebuild(store=path, table=tmp_path / "t")
+    assert (code, summary["rows"], summary["slots"], summary["dense"]) == (1, COUNT, COUNT, True)
+    assert (summary["damaged_messages"], summary["damaged_messages_at"]) == (1, [places[70]])
+
+
 @pytest.mark.parametrize("how", ["cut", "cut without checkpoint", "emptied without checkpoint", "header without it"])
 def test_lost_end_is_a_finding(store: tuple[Path, list[int]], tmp_path: Path, run_rebuild: Rebuild, how: str) -> None:
     """Recovered entries are rebuilt. Without a checkpoint, as in generation B, the index shows the loss."""

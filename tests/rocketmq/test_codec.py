@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -218,6 +219,13 @@ def test_compressed_bodies(codec: str, kind: int) -> None:
     assert [row["body"] for row in rows] == [b"plain", None, body, None]
     assert [row["error"] is None for row in rows] == [True, False, True, False]
     assert rows[1]["topic"] == "T"
+
+
+@pytest.mark.parametrize("decode", [decode_messages, consume_queue_columns])
+def test_error_names_a_damaged_body_where_the_body_is_not_read(decode: Callable[..., pa.RecordBatch]) -> None:
+    good = with_properties(b"", b"plain")
+    rows = decode(pa.array([good, good.replace(b"plain", b"plein"), b"other"]), ["topic", "error"]).to_pylist()
+    assert [(row["topic"], row["error"] is None) for row in rows] == [("T", True), ("T", False), (None, False)]
 
 
 def test_unknown_compression_and_bombs_are_errors() -> None:

@@ -39,3 +39,6 @@ class GrowingStore:
                 data, base = file.read_bytes(), int(file.name)
                 keep = max(0, min(len(data), stop - base))
                 (self.path / folder / file.name).write_bytes(data[:keep] + bytes(len(data) - keep))
+        for checkpoint in self.path.glob("checkpoint*"):  # of generation A
+            last = min(count, len(self.rows)) - 1
+            checkpoint.write_text(f"committedIndex={last}\nendIndex={last}\n", encoding="utf-8")

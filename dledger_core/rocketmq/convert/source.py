@@ -17,7 +17,7 @@ import numpy as np
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreBusyError, StoreMismatchError
 from dledger_core.ids import NO_INDEX, NodeId, Term
 from dledger_core.raft.ready import HardState
-from dledger_core.rocketmq import broker_end_of, end_of, locate
+from dledger_core.rocketmq import broker_end_of, check_continues, end_of, locate
 from dledger_core.rocketmq.convert.parts import ClassicPart, LogPart, SourcePart
 from dledger_core.rocketmq.message.decode import MESSAGES
 from dledger_core.rocketmq.store.commit_log import commit_log_files
@@ -354,15 +354,12 @@ def _open_reader(store: Path, files: Files, bodies: BodyFormat | None) -> tuple[
 
 def _check_joins(reader: StoreReader, classic: ClassicPart) -> None:
     """Raise StoreMismatchError unless the store of a mixed log starts at the end of the CommitLog, with index 0."""
-    if reader.last_index < reader.first_index:
-        return
-    first = int(reader.records(reader.first_index, reader.first_index + 1, 1).headers["position"][0])
-    if reader.first_index != 0 or classic.files[-1].end != first:
+    check_continues(tuple(classic.files), reader)
+    if reader.last_index >= reader.first_index and reader.first_index != 0:
+        remedy = "restore its first files, or convert the store alone"
+        values = {"index": int(reader.first_index)}
         raise StoreMismatchError(
-            "the store does not continue the CommitLog",
-            str(reader.path),
-            "name the CommitLog that precedes it; without one the store is converted alone",
-            {"commitlog_end": classic.files[-1].end, "position": first, "index": int(reader.first_index)},
+            "the store after a CommitLog lacks its first entries", str(reader.path), remedy, values
         )
 
 

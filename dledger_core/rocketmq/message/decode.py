@@ -2,12 +2,14 @@
 
 A body that is not a message record never raises: its row is null except for the column ``error``. A message whose body
 does not match its CRC, or cannot be decompressed, has no body and the reason in ``error``; its other columns are kept.
+Where ``error`` is not wanted, CRCs are checked only for ``body``.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -20,6 +22,7 @@ from dledger_core.errors import BadRequestError
 from dledger_core.record import HEADER_BYTES, MAGIC_DATA, READ_SCHEMA, Records, slices_of
 from dledger_core.rocketmq.message import layout
 from dledger_core.rocketmq.message.columns import (
+    BoolArray,
     IntArray,
     Rows,
     binary_column,
@@ -185,12 +188,23 @@ class _Decoder:
 
     def error(self) -> pa.StringArray:
         """Return the fault of each row. Call it last: ``body`` adds faults."""
+        for row in np.flatnonzero(self._wrong).tolist():
+            self._broken[row] = "its body does not match its CRC"
         if self.located.complete and not self._broken:
             return pa.nulls(self.located.count, pa.string())
         texts = self.located.reason_texts()
         for row, text in self._broken.items():
             texts[int(self.located.rows[row])] = text
         return pa.array(texts, pa.string())
+
+    @cached_property
+    def _stored(self) -> Any:
+        """The bodies as they are stored, joined."""
+        return join_chunks(self.located.data, self.located.body, self.located.body_bytes)
+
+    @cached_property
+    def _wrong(self) -> BoolArray:
+        return wrong_bodies(self.located, self._stored)
 
     @cached_property
     def _pairs(self) -> Pairs:
@@ -270,14 +284,10 @@ class _Decoder:
         return pa.array(codes)
 
     def _body(self) -> pa.Array:
-        located = self.located
-        stored = join_chunks(located.data, located.body, located.body_bytes)
-        wrong = wrong_bodies(located, stored)
-        for row in np.flatnonzero(wrong).tolist():
-            self._broken[row] = "its body does not match its CRC"
+        located, wrong = self.located, self._wrong
         packed = np.flatnonzero(((located.sys_flags & layout.COMPRESSED) != 0) & ~wrong)
-        if not len(packed) and not self._broken:
-            return binary_column(stored, located.body_bytes)
+        if not len(packed) and not wrong.any():
+            return binary_column(self._stored, located.body_bytes)
         opened = self._decompress(packed)
         lengths, starts = located.body_bytes.copy(), located.body.copy()
         which = np.zeros(located.count, np.int32)
@@ -285,7 +295,7 @@ class _Decoder:
         lengths[packed] = [len(body) for body in opened]
         starts[packed] = np.cumsum(lengths[packed]) - lengths[packed]
         lengths[wrong] = 0
-        present = np.ones(located.count, np.bool_)
+        present = ~wrong
         present[list(self._broken)] = False
         return binary_column(slices_of([located.data, b"".join(opened)], lengths, which, starts), lengths, present)
 
@@ -364,8 +374,19 @@ def decode_chunks(
 _I64 = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True)
 class MessageBodies:
-    """Implements ``storage.BodyFormat``; other bodies pass."""
+    """Implements ``storage.BodyFormat``.
+
+    Attributes:
+        expected: whether other bodies are damage; records with a CRC of their own may have any body.
+    """
+
+    expected: bool = False
+
+    def of_log(self, sample: Records) -> MessageBodies:
+        """Return the format in which messages are expected if most of these records have one: a broker wrote them."""
+        return MessageBodies(2 * _located(sample).count > sample.count)
 
     def damaged(self, records: Records) -> _I64:
         """Return the rows whose body is a message that is damaged.
@@ -375,6 +396,8 @@ class MessageBodies:
         """
         located = _located(records)
         bad = located.reasons >= BROKEN_FROM
+        if self.expected:
+            bad |= (located.reasons != 0) & ~records.verifiable()
         bad[located.rows[wrong_bodies(located)]] = True
         return np.flatnonzero(bad & (records.headers["magic"] == MAGIC_DATA))
 

@@ -42,6 +42,10 @@ _MAGICS: Final = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC
 _POSITION_MAX: Final = (1 << 63) - 1
 _BATCH_BYTES: Final = 8 << 20
 _CHUNK_BYTES: Final = 1 << 20
+_LOOK_AHEAD_BYTES: Final = 4 << 20
+"""Brokers accept messages of up to 4 MiB by default."""
+_PHYSICAL_OFFSET: Final = 28
+"""Of the field in a message; its magic is at 4."""
 _WRONG_CRC: Final = 100
 _WRONG_POSITION: Final = 101
 
@@ -52,7 +56,8 @@ class FileStop:
 
     Attributes:
         position: of the first byte that is not a message.
-        kind: ``blank``, ``end`` (zeros, the end of the file, or part of a message and then zeros) or ``damaged``.
+        kind: ``blank``, ``end`` (zeros, the end of the file, or part of a message and then zeros) or ``damaged``; zeros
+            that messages follow are damage.
     """
 
     position: int
@@ -113,7 +118,17 @@ class CommitLogFile:
                 at = newest.end
             if newest is not None and newest.ends:
                 yield newest.batch(self.position)
-            yield FileStop(self.position + at, "end" if torn else _stop_kind(fd, at, size))
+            kind = "end" if torn else _stop_kind(fd, at, size)
+            if kind == "end" and _next_message(fd, at, size, self.position) is not None:
+                # Zeros hide messages, unless a broker has written here meanwhile.
+                kind = "end" if any(os.pread(fd, _HEAD.size, at)) else "damaged"
+            yield FileStop(self.position + at, kind)
+
+    def next_message(self, position: int) -> int:
+        """Return the position of the next message after damage that can be found, or the end of the file."""
+        with Path(self.path).open("rb", buffering=0) as opened:
+            found = _next_message(opened.fileno(), position - self.position, self.size, self.position)
+        return self.end if found is None else self.position + found
 
     def read(self, start: int, end: int) -> bytes:
         """Return the bytes at the positions [start, end), as far as the file contains them."""
@@ -173,6 +188,21 @@ def _stop_kind(fd: int, at: int, size: int) -> str:
     magic = head[4:].rstrip(b"\0")
     begun = len(magic) < len(head[4:]) and any(each.startswith(magic) for each in _MAGICS)
     return "end" if begun and _is_zero(fd, at + len(head), size) else "damaged"
+
+
+def _next_message(fd: int, at: int, size: int, position: int) -> int | None:
+    """Return the offset of the next message after ``at`` that has the position where it is, None if none is near."""
+    data = os.pread(fd, min(_LOOK_AHEAD_BYTES, size - at), at)
+    found: list[int] = []
+    for magic in _MAGICS:
+        begin = data.find(magic, _HEAD.size)
+        while begin >= 0:
+            own = data[begin - 4 + _PHYSICAL_OFFSET : begin + 4 + _PHYSICAL_OFFSET]
+            if int.from_bytes(own, "big") == position + at + begin - 4:
+                found.append(at + begin - 4)
+                break
+            begin = data.find(magic, begin + 1)
+    return min(found, default=None)
 
 
 def _is_zero(fd: int, start: int, end: int) -> bool:
@@ -275,6 +305,7 @@ class ClassicCommitLog:
 
     Args:
         directory: RocketMQ's ``commitlog`` directory.
+        closed: whether a DLedger store follows, so that the last file too must be full.
 
     Attributes:
         files: by position, without empty ones.
@@ -283,7 +314,8 @@ class ClassicCommitLog:
         ConfigError: as ``commit_log_files``, or all files are empty.
     """
 
-    def __init__(self, directory: Path | str) -> None:
+    def __init__(self, directory: Path | str, *, closed: bool = False) -> None:
+        self._closed = closed
         self.files = tuple(file for file in commit_log_files(directory) if file.size)
         if not self.files:
             raise ConfigError("all files are empty", str(directory), "name RocketMQ's commitlog directory")
@@ -294,10 +326,13 @@ class ClassicCommitLog:
         return next(file for file in self.files if file.position <= position < file.end)
 
     def end(self) -> int:
-        """Return the position after the last message; where the end is damaged, after the last byte that is not 0."""
+        """Return the position after the last message; where the end is damaged, after the last byte that is not 0.
+
+        A closed log ends with its last file.
+        """
         file = self.files[-1]
         stop = self._index(file).stop
-        if stop.kind == "blank":
+        if self._closed or stop.kind == "blank":
             return file.end
         return stop.position if stop.kind == "end" else file.position + _last_set(file)
 
@@ -334,8 +369,10 @@ class ClassicCommitLog:
             if file.position >= end or file.end <= start:
                 continue
             stop = self._index(file).stop
-            if stop.kind == "damaged" and start <= stop.position < end:
-                found.append((stop.position, stop.position + 8, "no message starts here, nor the end of a file"))
+            is_open = file is self.files[-1] and not self._closed
+            if not file.ends_at(stop, is_open=is_open) and stop.position < end:
+                after = file.next_message(stop.position)
+                found.append((stop.position, after, "no message starts here, nor the end of a file"))
         return found
 
     def _index(self, file: CommitLogFile) -> _Index:

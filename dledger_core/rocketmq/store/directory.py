@@ -178,6 +178,10 @@ class Span:
     log: tuple[int, int]
 
 
+COMMITLOG_ONLY: Final = Span((0, _END), (0, 0))
+"""All of the CommitLog and none of the log after it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Damaged:
     """Entries that cannot be shown.
@@ -260,6 +264,22 @@ class LogDirectory:
         if log.identity_lost:
             yield "meta/log.json is missing: the store is read like one that Java wrote"
 
+    @property
+    def gap(self) -> Damaged | None:
+        """The positions between the CommitLog and the log after it, whose files are lost; None if there are none."""
+        if not self.classic or self.log is None:
+            return None
+        end, first = joint(self.classic, self.log)
+        if end >= first:
+            return None
+        error = CorruptRecordError(
+            "the files between the CommitLog and the store are missing",
+            str(self.log.path / "data"),
+            "restore them, or compare with a replica",
+            {"position": end, "end": first},
+        )
+        return Damaged(end, first, error)
+
     def position_of_last(self, count: int) -> int:
         """Return the position of the message that is ``count`` from the CommitLog's end; 0 if it has fewer."""
         for file in reversed(self.classic):
@@ -281,6 +301,8 @@ class LogDirectory:
         for file in self.classic:
             if file.end > span.classic[0] and file.position < span.classic[1]:
                 yield from self._classic(file, span.classic, records=records)
+        if (gap := self.gap) is not None and span.classic[1] > gap.start and span.log[0] <= self.indexes[0]:
+            yield self._note(gap)
         for found in _readable(self.log, *span.log) if self.log is not None else ():
             if isinstance(found, Damaged):
                 yield self._note(found)
@@ -392,6 +414,30 @@ class LogDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def joint(classic: tuple[CommitLogFile, ...], store: StoreReader) -> tuple[int, int]:
+    """Return the end of a CommitLog, and the position at which a store starts; equal if the store continues it."""
+    end = classic[-1].end
+    if store.last_index < store.first_index:
+        return end, end
+    return end, int(store.position_of(store.first_index))
+
+
+def check_continues(classic: tuple[CommitLogFile, ...], store: StoreReader) -> None:
+    """Check that a store continues a CommitLog.
+
+    Raises:
+        StoreMismatchError: it starts elsewhere.
+    """
+    end, first = joint(classic, store)
+    if end != first:
+        raise StoreMismatchError(
+            "the store does not continue the CommitLog",
+            str(store.path),
+            "name the CommitLog that precedes it, with all of its files; without one the store is read alone",
+            {"commitlog_end": end, "position": first, "index": int(store.first_index)},
+        )
 
 
 def _entries(messages: pa.RecordBatch, *, records: bool) -> pa.RecordBatch:

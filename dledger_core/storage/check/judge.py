@@ -14,6 +14,7 @@ its body matches its CRC                               BODY            also if t
 the file has all of it, or its CRC covers the rest     PARTIAL         zeros after a short file are invented
 its index row has the same term and magic              ROW             no CRC covers term and magic
 a message in its body is whole (``BodyFormat``)        MESSAGE         Java's records have no CRC of their own
+it is a message, if a Java log's others are messages   MESSAGE         zeros over a message hide it
 =====================================================  ==============  =======================================
 
 A record with a fault is torn or damaged (``verdict``), by where it is:
@@ -90,11 +91,14 @@ class Fault(Enum):
     INDEX = "the index does not continue the previous one"
     PARTIAL = "the file ends within the record"
     ROW = "the record and its index row differ in term or magic"
-    MESSAGE = "the message is damaged: its body does not match its CRC, or its lengths do not fit"
+    MESSAGE = "the message is damaged: its body does not match its CRC, its lengths do not fit, or it is not a message"
 
 
 class BodyFormat(Protocol):
     """Knows the bodies of one format, and which of them contradict themselves; other bodies pass."""
+
+    def of_log(self, sample: Records) -> BodyFormat:
+        """Return the format for a Java log with these records: other bodies may be damage there."""
 
     def damaged(self, records: Records) -> npt.NDArray[np.int64]:
         """Return the rows of good records whose body is of this format and damaged."""

@@ -73,6 +73,7 @@ from dledger_core.storage.tables.tables import LogTables, load_tables
 READ_BYTES: Final = 8 << 20
 _TAIL_SEGMENTS: Final = 3
 _MISSING_ROWS: Final = 1024
+_SAMPLE: Final = 8
 _FIRST_ROWS: Final = 1 << 16
 
 
@@ -180,7 +181,7 @@ class StoreReader:
         self._origin = origin
         self._disk_index = index
         self._index = OverlaidIndex(index)
-        self._reader = RecordReader(data, self._index, origin.rules, bodies)
+        self._reader = RecordReader(data, self._index, origin.rules)
         self.first_index: Final = Index(self._find_first(origin.meta))
         # A view with damage is not continued: the damage may have been repaired meanwhile.
         continued = since if since is not None and not since.damaged and self._continues(since) else None
@@ -189,6 +190,19 @@ class StoreReader:
         seen = None if continued is None else continued._seen_end()
         self._damaged: list[tuple[Index, Index]] = []
         self.last_index: Final = Index(self._scan_tail(seen))
+        if bodies is not None:
+            self._reader.bodies = bodies if origin.meta is not None else self._format_of_log(bodies)
+
+    def _format_of_log(self, bodies: BodyFormat) -> BodyFormat:
+        """Return the format for the bodies of a Java log, by its first and last entries."""
+        end = self.last_index + 1
+        found = []
+        for index in {*range(self.first_index, end)[:_SAMPLE], *range(self.first_index, end)[-_SAMPLE:]}:
+            with contextlib.suppress(CorruptRecordError):
+                found.append(self.records(index, index + 1))
+        if not found:
+            return bodies
+        return bodies.of_log(Records(np.concatenate([one.sizes for one in found]), b"".join(one.data for one in found)))
 
     def _find_first(self, meta: LogMeta | None) -> int:
         """Return the first entry's index: as recorded, else from the first record."""
@@ -454,12 +468,13 @@ class StoreReader:
             return description_batch(table, term_rows(self.term_ranges(), self.first_index, end))
         if table == "segments":
             found = segment_summaries(self._reader, end) if end > self.first_index else []
-            return description_batch(table, segment_rows(found, self._position_of, end))
+            return description_batch(table, segment_rows(found, self.position_of, end))
         if table == "producers":
             return description_batch(table, producer_rows(self._tables()))
         raise BadRequestError(f"no table {table!r}", "table", f"use {', '.join(DESCRIPTIONS)}")
 
-    def _position_of(self, index: int) -> int:
+    def position_of(self, index: int) -> int:
+        """Return the byte position of an entry's record, by its index row."""
         return int(self._index.read(index, index + 1)["position"][0])
 
     def _tables(self) -> LogTables:

@@ -1,0 +1,23 @@
+"""Each kind of damage is noticed by a rebuild, of a store and of a classic CommitLog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.test_damage_table import DAMAGE, STORES, UNKNOWABLE
+from tests.jobs.conftest import Rebuild
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("store", ["generation_b", "classic"])
+def test_damage_is_noticed_by_rebuild(
+    tmp_path: Path, run_rebuild: Rebuild, spark: object, store: str, kind: str
+) -> None:
+    path, data = STORES[store](tmp_path)
+    DAMAGE[kind](sorted(data.iterdir()))
+    source = "commitlog" if path == data else "store"
+    code, summary = run_rebuild(**{source: path}, table=tmp_path / "t")
+    assert (code in (1, 3, 4)) == ((store, kind) not in UNKNOWABLE), summary
