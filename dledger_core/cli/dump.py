@@ -101,14 +101,20 @@ def dump(
                 break
         for chosen in kept.rest():
             printer.write(chosen)
-        if filters.any:
-            say(f"{printed:,} of {searched:,} matched")
+        _report_matches(filters, printed, searched, source)
         opened.check_read()
         if view.full:
             return
         note = opened.check_end() if end is None or end.kind == "end" else None
         if note:
             say(f"note: {note}")
+
+
+def _report_matches(filters: Filters, printed: int, searched: int, source: Path) -> None:
+    if filters.any:
+        say(f"{printed:,} of {searched:,} matched")
+    if filters.of_messages and not printed:
+        say(f"note: 'dledger look {source}' lists topics and keys; upper and lower case differ")
 
 
 class _Last:

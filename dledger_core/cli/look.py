@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import struct
@@ -42,6 +43,7 @@ _WRITERS: Final = {
     "java-a": "store of Java DLedger, generation A",
     "java-b": "store of Java DLedger, generation B",
 }
+_DEFAULTS: Final = {"PEERS": "", "GROUP": "default"}
 _TOPICS_SHOWN: Final = 10
 _TERMS_SHOWN: Final = 5
 _NARROW: Final = 12
@@ -279,7 +281,11 @@ def _group(peers: str, group: str) -> View:
     facts |= {"first_index": bounds.first_index, "last_index": bounds.end - 1}
     away = [str(node.node_id) for node in metadata.nodes if not node.reachable]
     damage = [f"node {name} does not answer" for name in away]
-    return View(facts, survey, nodes=_nodes(metadata), damage=damage, next=["dledger tail", "dledger status --watch"])
+    given = {"PEERS": peers, "GROUP": group}
+    unset = [name for name in given if os.environ.get(f"DLEDGER_{name}", _DEFAULTS[name]) != given[name]]
+    options = "".join(f" --{name.lower()} {shlex.quote(given[name])}" for name in unset)
+    commands = [f"dledger tail{options}", f"dledger status --watch{options}"]
+    return View(facts, survey, nodes=_nodes(metadata), damage=damage, next=commands)
 
 
 def _nodes(metadata: Metadata) -> list[dict[str, Any]]:
@@ -329,7 +335,11 @@ def _show(view: View) -> None:
         shown = ", ".join(f"{each['term']} from {each['first_index']}" for each in newest)
         facts["terms"] = ("... " if len(newest) < len(view.terms) else "") + shown
     show_result(facts, "table")
-    show_rows(view.nodes, "table", "nodes" if survey is not None else "stores")
+    nodes = [
+        {name: None if value == -1 and row.get("role") == "unreachable" else value for name, value in row.items()}
+        for row in view.nodes
+    ]
+    show_rows(nodes, "table", "nodes" if survey is not None else "stores")
     if survey is not None:
         topics = _topics(survey)
         width = max(_NARROW, min(_WIDE, (table_width() - _TOPIC_NUMBERS) // 2))

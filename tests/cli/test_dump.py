@@ -389,6 +389,7 @@ def test_last_counts_matching_entries(golden: Path) -> None:
     result = run(store, "--topic", "TopicTest", "--last", 3, "--format", "json")
     assert [json.loads(line) for line in result.stdout.splitlines()] == found[-3:]
     assert f"{len(found)} of 1,024 matched" in result.stderr
+    assert f"dledger look {store}" in run(store, "--topic", "topictest").stderr
 
 
 def test_message_id_and_regex_find_their_messages(golden: Path) -> None:

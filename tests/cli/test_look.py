@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -147,5 +146,9 @@ def test_look_shows_a_running_group(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         found = result_of("look")
         assert [row["body"] for row in found["last"]] == ["one", "two"]
         assert found["nodes"][0]["role"] == "leader"
-        assert "running group" in run("look", cluster.peers).stdout
-    assert os.environ["DLEDGER_PEERS"]
+        assert found["next"][0] == "dledger tail"
+        monkeypatch.delenv("DLEDGER_PEERS")
+        shown = run("look", cluster.peers).stdout
+        assert "running group" in shown
+        assert "sample" not in shown
+        assert f"next: dledger tail --peers {cluster.peers}" in shown

@@ -45,6 +45,7 @@ def test_open_store_finds_the_only_store_of_a_broker_or_node(tmp_path: Path, mix
     (node / "group" / "consumequeue" / "orders" / "0").mkdir(parents=True)
     for path in (node, node / "group", node / "group" / "dledger-n0"):
         with open_store(path) as view:
+            assert repr(view) == f"StoreReader({str(view.path)!r}, java-a, indexes 0 to {LAST})"
             assert (view.path, view.last_index) == (node / "group" / "dledger-n0", LAST)
         with open_store(path, since=view) as newer:
             assert newer.path == view.path

@@ -130,7 +130,8 @@ def locate(path: Path | str) -> Location:
     """
     path = Path(path)
     if not path.is_dir():
-        raise StoreMismatchError("not a directory", str(path), "name a store or a CommitLog directory")
+        what = "not a directory" if path.exists() else "the directory does not exist"
+        raise StoreMismatchError(what, str(path), "name a store or a CommitLog directory")
     if _is_store(path):
         return Location(path, store=path)
     if path.name in _STORE_PARTS and _is_store(path.parent):

@@ -239,6 +239,9 @@ class StoreReader:
             at += _FIRST_ROWS
         return 0 if found is None else found[0]
 
+    def __repr__(self) -> str:
+        return f"StoreReader({str(self.path)!r}, {self.writer}, indexes {self.first_index} to {self.last_index})"
+
     @property
     def path(self) -> Path:
         """The store's directory."""
