@@ -17,6 +17,7 @@ no row, nor do prepared and rolled-back messages and other bodies. Messages of a
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -39,11 +40,13 @@ from jobs._cli import (
 )
 from jobs._rebuild.broker import duplicates, read_consumers, without_topics
 from jobs._rebuild.compare import compare
-from jobs._rebuild.files import write_files
+from jobs._rebuild.files import DIRECTORY, other_file_bytes, write_files
 from jobs._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
+from jobs._rebuild.report import Slot, expected_units, page, problems_of, verdict_of
 from jobs._rebuild.slots import summary_of
 from jobs._rebuild.table import Table, TableStream, kept_in
 from jobs._rebuild.units import DAMAGED, DAMAGED_MESSAGE, IMPOSSIBLE, PENDING, STRANGE
+from jobs._report.drill_down import Fields
 from jobs._session import check_versions, run_stoppable, spark_session
 from spark_connector import check_spark
 
@@ -59,8 +62,8 @@ __all__ = ["command", "main", "rebuild"]
         "rebuild_consume_queue.py --peers 'n0-host:40911;n1-host:40911' --table queues --checkpoint queues.checkpoint",
         "# a stopped broker's store, and RocketMQ's own files too",
         "rebuild_consume_queue.py --store store/dledger-n0 --table queues --files rebuilt",
-        "# compare with the broker's own queues",
-        "rebuild_consume_queue.py --store store/dledger-n0 --table queues --compare store",
+        "# compare with the broker's own queues, with a report page",
+        "rebuild_consume_queue.py --store store/dledger-n0 --table queues --compare store --report queues.html",
         "# classic CommitLog first, DLedger after; leave --store out for a classic log alone",
         "rebuild_consume_queue.py --commitlog store/commitlog --store store/dledger-n0 --table queues",
     )
@@ -91,6 +94,7 @@ __all__ = ["command", "main", "rebuild"]
     metavar="DIR",
     help="Report every difference from the consumequeue files below DIR, without changing them.",
 )
+@click.option("--report", metavar="FILE.html", help="With --compare: write a report as one HTML page.")
 @click.option(
     "--on-duplicate",
     type=click.Choice(["first", "last"]),
@@ -141,6 +145,7 @@ def command(**options: Any) -> Outcome:
     given = RebuildOptions.parse(options)
     check_versions()
     plan = plan_for(given)
+    _warn_of_file_size(plan)
     if given.dry_run:
         return Outcome({"status": "ok", "dry_run": True, "table": plan.table, **plan.extent()})
     session = spark_session("dledger-rebuild-consume-queue", verbose=given.verbose)
@@ -148,9 +153,21 @@ def command(**options: Any) -> Outcome:
         return rebuild(spark, plan)
 
 
+def _warn_of_file_size(plan: RebuildPlan) -> None:
+    """Warn if consume queue files of another size are next to the files to write: a broker needs its own size."""
+    if plan.files is None:
+        return
+    near = [Path(place) / DIRECTORY for place in (plan.root, str(Path(plan.files).parent)) if place is not None]
+    other = other_file_bytes(plan.file_bytes, [Path(plan.compared), *near] if plan.compared else near)
+    if other is not None:
+        what = f"--files writes files of {plan.file_bytes} bytes, and those in {other[0]} have {other[1]}"
+        progress(f"warning: {what}; use --consume-queue-file-size {other[1]} for that broker")
+
+
 def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
     """Run a plan in a session."""
     check_spark(spark)
+    began, expected = datetime.now(UTC), dict[Slot, Fields]()
     table = Table(spark, plan.table)
     table.check(kept=plan.checkpoint is not None)
     stream, stopping = TableStream(spark, plan), Event()
@@ -162,9 +179,20 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
         if stopping.is_set() or not table.exists():  # with a checkpoint the first entry creates the table
             return summary_of({}, ())
         duplicated = any(queue.non_monotonic for queue in stream.queues.values())
-        return summary_of(stream.queues, plan.batch_topics) | _explained(spark, plan, table, duplicated=duplicated)
+        found = summary_of(stream.queues, plan.batch_topics) | _explained(spark, plan, table, duplicated=duplicated)
+        if plan.report is not None:
+            expected.update(expected_units(kept_in(table.rows(), plan.on_duplicate), found["compare"]["findings"]))
+        return found
 
-    return _outcome(plan, run_stoppable(spark, work, stopping), stream)
+    summary = _summary(plan, run_stoppable(spark, work, stopping), stream)
+    problems = problems_of(plan, summary)
+    verdict = verdict_of(problems)
+    if plan.report is not None and "compare" in summary:
+        Path(plan.report).write_text(page(plan, summary, expected, problems, began), encoding="utf-8")
+        progress(f"report: {plan.report}")
+    counted = f"{summary['rows']} messages in {summary['queues']} queues"
+    progress(f"{verdict}: {', '.join([counted, *problems])}")
+    return Outcome({"verdict": verdict} | summary, EXIT_FINDING if problems else EXIT_OK)
 
 
 def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, duplicated: bool) -> dict[str, Any]:
@@ -191,7 +219,7 @@ def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, duplicat
     return found
 
 
-def _outcome(plan: RebuildPlan, found: dict[str, Any], stream: TableStream) -> Outcome:
+def _summary(plan: RebuildPlan, found: dict[str, Any], stream: TableStream) -> dict[str, Any]:
     skipped = {reason: stream.skipped[reason] for reason in (STRANGE, IMPOSSIBLE, PENDING)}
     summary = found | plan.extent() | {
         "skipped": skipped,
@@ -208,18 +236,7 @@ def _outcome(plan: RebuildPlan, found: dict[str, Any], stream: TableStream) -> O
         summary["optimize_s"] = stream.optimize_s
     else:
         summary |= {"checkpoint": plan.checkpoint, "batches": stream.batches}
-    problems = (
-        not found["dense"],
-        found["duplicate_slots"] > 0,
-        plan.foreign and skipped[STRANGE] > 0,
-        skipped[IMPOSSIBLE] > 0,
-        summary["damaged_files"],
-        summary["damaged_messages"],
-        plan.lost,
-        found.get("files", {}).get("refused_queues"),
-        found.get("compare", {}).get("differences"),
-    )
-    return Outcome(summary, EXIT_FINDING if any(problems) else EXIT_OK)
+    return summary
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,9 +25,10 @@ from jobs._rebuild.units import OFFSET_MAX
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["DIRECTORY", "WrittenFiles", "check_target", "round_up", "write_files"]
+__all__ = ["DIRECTORY", "WrittenFiles", "check_target", "other_file_bytes", "round_up", "write_files"]
 
 DIRECTORY: Final = "consumequeue"
+_NAME_DIGITS: Final = 20
 _NAME_BYTES_MAX: Final = 255
 _REPORT_MAX: Final = 100
 _WRITTEN: Final = "files bigint"
@@ -71,6 +72,21 @@ def check_target(directory: str) -> str:
 def round_up(file_bytes: int) -> int:
     """Return the size rounded up to a multiple of a unit, as RocketMQ does."""
     return -(-file_bytes // UNIT_BYTES) * UNIT_BYTES
+
+
+def other_file_bytes(file_bytes: int, near: Iterable[Path]) -> tuple[Path, int] | None:
+    """Return the first directory of consume queues whose files have another size, and that size; None if there is none.
+
+    Args:
+        file_bytes: size of a file to write.
+        near: directories of consume queues; they may be missing.
+    """
+    for queues in near:
+        sizes = (path.stat().st_size for path in queues.glob("*/*/" + "[0-9]" * _NAME_DIGITS) if path.is_file())
+        size = next(sizes, file_bytes)
+        if size != file_bytes:
+            return queues, size
+    return None
 
 
 def write_files(units: DataFrame, directory: str, file_bytes: int) -> WrittenFiles:

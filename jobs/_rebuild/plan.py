@@ -22,7 +22,7 @@ from dledger_core.rocketmq import (
     end_of,
 )
 from jobs._cli import JobOptions
-from jobs._directories import check_apart, check_checkpoint, check_table
+from jobs._directories import check_apart, check_checkpoint, check_file, check_table
 from jobs._rebuild.broker import batch_topics
 from jobs._rebuild.compare import LogEnd, check_compared
 from jobs._rebuild.files import DIRECTORY, check_target, round_up
@@ -71,6 +71,7 @@ class RebuildOptions(JobOptions):
     files: str | None = None
     consume_queue_file_size: Annotated[int, AfterValidator(round_up)] = Field(6_000_000, ge=20, le=1 << 30)
     compared: str | None = None
+    report: str | None = None
     on_duplicate: Literal["first", "last"] = "first"
     until: Until = "end"
     multi_dispatch: bool = True
@@ -119,6 +120,11 @@ class RebuildOptions(JobOptions):
         check_table(self.table)
         if self.checkpoint:
             check_checkpoint(self.checkpoint)
+        if self.report is not None:
+            if self.compared is None:
+                raise ConfigError("--report needs --compare", "", "name the broker's directory, or leave it out")
+            check_apart({"--report": self.report}, {"--store": self.store, "--compare": self.compared})
+            check_file(self.report, "--report")
         return self
 
 
@@ -136,6 +142,7 @@ class RebuildPlan:
         files: directory to write RocketMQ's consumequeue files to.
         file_bytes: size of such a file.
         compared: consumequeue directory to compare with.
+        report: path of the HTML page of the comparison; None writes none.
         root: the broker's store directory, with its consumers' offsets; None if unknown.
         checkpoint: directory of the stream's checkpoint; None: the table is replaced.
         trigger: ``available-now`` or an interval, with a checkpoint.
@@ -153,6 +160,7 @@ class RebuildPlan:
     files: str | None = None
     file_bytes: int = 6_000_000
     compared: str | None = None
+    report: str | None = None
     root: str | None = None
     checkpoint: str | None = None
     trigger: str = AVAILABLE_NOW
@@ -196,6 +204,7 @@ def plan_for(options: RebuildOptions) -> RebuildPlan:
         files=check_target(options.files) if options.files else None,
         file_bytes=options.consume_queue_file_size,
         compared=compared,
+        report=options.report,
         root=root,
         checkpoint=options.checkpoint,
         trigger=options.trigger or AVAILABLE_NOW,

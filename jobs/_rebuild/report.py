@@ -1,0 +1,192 @@
+"""The verdict of a rebuild in words, and the page of a comparison with a broker's consume queue files."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dledger_core.rocketmq import PREFILL, UNIT_BYTES, decode_units
+from jobs._rebuild.plan import RebuildPlan
+from jobs._report.drill_down import Fields, RangeDiff
+from jobs._report.page import Place, ReportedFinding, render_page
+from jobs._report.templates import half_open
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Slot", "expected_units", "page", "problems_of", "verdict_of"]
+
+Slot = tuple[str, int, int]
+"""Topic, queue id and slot."""
+_DETAILED_MAX: Final = 20
+"""Differences whose units and messages the page shows."""
+_EXPECTED: Final = ("position", "size", "tags_code", "index", "msg_id", "keys", "store_timestamp")
+_MEANINGS: Final = {
+    "CONSISTENT": "The files have the unit of every message in the log, and no others.",
+    "INCONSISTENT": "The log's queues, or the files of the broker, have faults.",
+}
+
+
+def problems_of(plan: RebuildPlan, summary: Mapping[str, Any]) -> list[str]:
+    """Return the problems that a rebuild found, in words."""
+    skipped, compared = summary["skipped"], summary.get("compare", {})
+    problems = {
+        "queues have holes": not summary["dense"],
+        f"{summary['duplicate_slots']} slots were assigned twice": summary["duplicate_slots"] > 0,
+        f"{skipped['not_messages']} entries are not messages": plan.foreign and skipped["not_messages"] > 0,
+        f"{skipped['impossible_queue_offsets']} queue offsets are impossible": skipped["impossible_queue_offsets"] > 0,
+        f"{len(summary['damaged_files'])} files of the CommitLog are damaged": summary["damaged_files"],
+        f"{summary['damaged_messages']} messages are damaged": summary["damaged_messages"],
+        "the log lost its end": plan.lost,
+        "some queues do not fit into files": summary.get("files", {}).get("refused_queues"),
+        f"{sum(compared.get('differences', {}).values())} slots differ from the files": compared.get("differences"),
+    }
+    return [text for text, found in problems.items() if found]
+
+
+def verdict_of(problems: Sequence[str]) -> str:
+    """Return the verdict."""
+    return "INCONSISTENT" if problems else "CONSISTENT"
+
+
+def expected_units(rows: DataFrame, findings: Sequence[Mapping[str, Any]]) -> dict[Slot, Fields]:
+    """Return the unit and the message that the log has for the first slot of each of the first findings.
+
+    Args:
+        rows: of the table, with one message for each slot.
+        findings: of the comparison.
+    """
+    from pyspark.sql import functions as f
+
+    slots = [(one["topic"], one["queue_id"], one["start"]) for one in findings[:_DETAILED_MAX]]
+    if not slots:
+        return {}
+    wanted = f.lit(False)
+    for topic, queue_id, slot in slots:
+        wanted |= (f.col("topic") == topic) & (f.col("queue_id") == queue_id) & (f.col("queue_offset") == slot)
+    found = rows.where(wanted).select("topic", "queue_id", "queue_offset", *_EXPECTED).collect()
+    return {(row["topic"], row["queue_id"], row["queue_offset"]): row.asDict() for row in found}
+
+
+def page(
+    plan: RebuildPlan,
+    summary: Mapping[str, Any],
+    expected: Mapping[Slot, Fields],
+    problems: Sequence[str],
+    began: datetime,
+) -> str:
+    """Return the page of a comparison.
+
+    Args:
+        plan: of the rebuild.
+        summary: the JSON summary.
+        expected: from ``expected_units``.
+        problems: from ``problems_of``.
+        began: start of the run.
+    """
+    compared, verdict = summary["compare"], verdict_of(problems)
+    versions = ", ".join(f"{name} {version(name)}" for name in ("dledger", "pyspark", "delta-spark"))
+    lines = [f"{summary['rows']} messages in {summary['queues']} queues, compared with {compared['files']} files."]
+    return render_page(
+        "comparison.html",
+        [_reported(plan, compared["directory"], one, expected) for one in compared["findings"]],
+        title="Consume queues, compared with the log",
+        verdict=verdict,
+        meaning=_MEANINGS[verdict],
+        lines=[*lines, *(f"{text[:1].upper()}{text[1:]}." for text in problems)],
+        subject="queue",
+        more_in="in the JSON summary",
+        run=[
+            ("started", f"{began:%Y-%m-%d %H:%M:%S} UTC"),
+            ("log", source_of(plan)),
+            ("table", summary["table"]),
+            ("slots with several messages", f"the {plan.on_duplicate} one is expected"),
+            ("versions", versions),
+        ],
+        summary=summary,
+    )
+
+
+def source_of(plan: RebuildPlan) -> str:
+    """Return the log's directory, or its servers."""
+    classic = [str(Path(plan.classic[0].path).parent)] if plan.classic else []
+    named = [plan.source[name] for name in ("path", "peers") if name in plan.source]
+    return ", ".join([*classic, *named])
+
+
+def _reported(
+    plan: RebuildPlan, directory: str, finding: Mapping[str, Any], expected: Mapping[Slot, Fields]
+) -> ReportedFinding:
+    slot = (finding["topic"], finding["queue_id"], finding["start"])
+    unit, fields = _unit_of(directory, slot), expected.get(slot)
+    names = {"consumers"} & finding.keys()
+    count, file = finding["count"], _file_of(directory, slot)
+    return ReportedFinding(
+        kind=finding["kind"],
+        severity="warning" if finding["kind"] == "CQ_DUPLICATE_OFFSET" else "error",
+        subject=f"{slot[0]}, queue {slot[1]}",
+        extent=f"slots {half_open(finding['start'], finding['end'])}",
+        affected=f"{count} {'slot' if count == 1 else 'slots'}",
+        meaning=finding["cause"],
+        next_step=finding["next"],
+        place=Place(str(file[0]), file[1], _command(plan, finding)),
+        message=_message(fields) if fields else "",
+        facts=tuple((name, finding[name]) for name in sorted(names)),
+        diff=RangeDiff("", "", {"log": _unit_fields(fields), "files": _unit_fields(unit)}, {}, None, None),
+    )
+
+
+def _message(fields: Fields) -> str:
+    names = ("msg_id", "keys", "store_timestamp", "index")
+    return ", ".join(f"{name} {fields[name]}" for name in names if fields[name] is not None)
+
+
+def _unit_fields(fields: Fields | None) -> Fields:
+    if fields is None:
+        return {"unit": "none"}
+    return {"unit": "present"} | {name: fields[name] for name in ("position", "size", "tags_code")}
+
+
+def _file_of(directory: str, slot: Slot) -> tuple[Path, int | None]:
+    """Return the file of a slot and the offset of its unit there; the queue's directory if there is no such file."""
+    topic, queue_id, number = slot
+    queue = Path(directory) / topic / str(queue_id)
+    at = number * UNIT_BYTES
+    files = [path for path in sorted(queue.glob("[0-9]*")) if path.name.isdecimal() and int(path.name) <= at]
+    if not files or at - int(files[-1].name) >= files[-1].stat().st_size:
+        return queue, None
+    return files[-1], at - int(files[-1].name)
+
+
+def _unit_of(directory: str, slot: Slot) -> Fields | None:
+    """Return the unit in the files; None if the slot is empty or outside of them."""
+    file, offset = _file_of(directory, slot)
+    if offset is None:
+        return None
+    with file.open("rb") as opened:
+        opened.seek(offset)
+        content = opened.read(UNIT_BYTES)
+    if len(content) < UNIT_BYTES:
+        return None
+    (unit,) = decode_units(content)
+    blank = all(unit[name] == PREFILL[name] for name in ("physical_offset", "size"))
+    if blank or unit["physical_offset"] < 0 or unit["size"] <= 0:
+        return None
+    names = {"position": "physical_offset", "size": "size", "tags_code": "tags_code"}
+    return {name: int(unit[column]) for name, column in names.items()}
+
+
+def _command(plan: RebuildPlan, finding: Mapping[str, Any]) -> str:
+    """Return the command that shows the message of a slot, else that of the unit."""
+    known = [finding[name] for name in ("expected_position", "found_position") if finding[name] is not None]
+    place = f"@{known[0]}" if known else "first"
+    if "peers" in plan.source:
+        [group] = plan.ranges
+        return f"dledger get {place} --peers {shlex.quote(plan.source['peers'])} --group {shlex.quote(group)}"
+    classic = plan.classic and (not plan.source or (known and known[0] < plan.classic[-1].end))
+    log = Path(plan.classic[0].path).parent if classic else Path(plan.source["path"])
+    return f"dledger dump {shlex.quote(str(log))} --from {place} --count 1"
