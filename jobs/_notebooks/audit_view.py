@@ -18,20 +18,13 @@ from matplotlib.patches import Patch
 
 from dledger_core import DLedgerError
 from jobs._notebooks.style import finished, label, new_figure, row_height
+from jobs._report.page import COLORS, VERDICT_COLORS
 
 __all__ = ["Verdict", "findings_table", "load_audit", "plot_audit", "replicas_table", "run_audit", "verdict"]
 
 _JOB: Final = Path(__file__).resolve().parents[1] / "audit_replicas.py"
-_VERDICT_COLORS: Final = {"CONSISTENT": "#1f7a4f", "INCONSISTENT": "#b3261e", "INCOMPLETE": "#9a6700"}
-_COLORS: Final = {
-    "read now": "#2e9e6b",
-    "proven before": "#a5d8bf",
-    "not compared": "#d8dce2",
-    "critical": "#c62828",
-    "error": "#e0661f",
-    "warning": "#e8b100",
-    "info": "#5b8def",
-}
+_VERDICT_COLORS: Final = {name: light for name, (light, _) in VERDICT_COLORS.items()}
+_COLORS: Final = {name: light for name, (light, _) in COLORS.items()}
 _BAR: Final = 0.42
 _NARROWEST: Final = 0.006
 """Minimum width of a finding, as a part of the axis: one entry of a million must be visible."""

@@ -9,21 +9,27 @@ from typing import Any, Final
 from jobs._report.drill_down import RangeDiff
 from jobs._report.templates import render
 
-__all__ = ["COLORS", "Place", "ReportedFinding", "render_page"]
+__all__ = ["COLORS", "VERDICT_COLORS", "Place", "ReportedFinding", "render_page"]
 
 COLORS: Final = {
-    "read now": ("#0b6fa4", "#4aa8d8"),
-    "proven before": ("#9cc9e3", "#1f5f83"),
-    "not compared": ("#d3d8df", "#434b57"),
-    "critical": ("#9b1616", "#ff6b5e"),
-    "error": ("#d9600f", "#ffa04d"),
-    "warning": ("#eeb02a", "#ffd96b"),
+    "read now": ("#0b5a87", "#4aa8d8"),
+    "proven before": ("#5899c4", "#2f7ba6"),
+    "not compared": ("#8a93a0", "#66707e"),
+    "critical": ("#8c1212", "#ff6b5e"),
+    "error": ("#c9480b", "#ffa04d"),
+    "warning": ("#b8860b", "#ffd96b"),
     "info": ("#7a5cc0", "#b9a3ea"),
 }
 """Color of each state of a range and of each severity, for light and for dark pages.
 
 They differ in brightness too, so that they differ for readers who do not see red or green.
 """
+VERDICT_COLORS: Final = {
+    "CONSISTENT": ("#0b5a87", "#0f5f8a"),
+    "INCONSISTENT": ("#8c1212", "#a32020"),
+    "INCOMPLETE": ("#535c6b", "#4d5665"),
+}
+"""Color of each verdict, behind white text: that of equal ranges, of critical findings, of ranges not compared."""
 _PLACES_MAX: Final = 50
 _FINDINGS_MAX: Final = 200
 
@@ -83,4 +89,4 @@ def render_page(template: str, findings: Sequence[ReportedFinding], **values: An
         values: of the template; all of them need ``title``, ``verdict``, ``meaning``, ``lines`` and ``run``.
     """
     limits = {"places_max": _PLACES_MAX, "findings_max": _FINDINGS_MAX}
-    return render(template, findings=findings, colors=COLORS, **limits, **values)
+    return render(template, findings=findings, colors=COLORS, verdict_colors=VERDICT_COLORS, **limits, **values)

@@ -14,7 +14,7 @@ __all__ = ["half_open", "render", "shown"]
 
 _WORD_MAX: Final = 24
 _PIECE: Final = 12
-_SEPARATOR: Final = re.compile(r"(?<=[-/_.:=,;%@| ])")
+_SEPARATOR: Final = re.compile(r"(?<=[-/_.:=,;%| ])")
 
 
 def render(name: str, **values: Any) -> str:

@@ -20,6 +20,7 @@ from jobs._audit.plan import plan_ranges, sections
 from jobs._audit.replicas import store_replicas
 from jobs._audit.report import page, report_groups, summarize
 from jobs._notebooks.samples import damaged_replicas
+from jobs._report.page import COLORS
 from tests.jobs import auditing
 from tests.jobs.auditing import NOW, digest_row, digest_table, replica
 from tests.rocketmq.convert.stores import flip
@@ -172,6 +173,21 @@ def test_page_shows_message_in_commitlog_at_its_position(tmp_path: Path) -> None
     assert f"{logs['master'] / file.name}, position {position}" in shown
     assert f"dledger dump {logs['master']} --from @{position} --count 1 --format hex" in shown
     assert "Bodies differ from byte 20 on: queue offset" in shown
+
+
+def luminance(color: str) -> float:
+    """Relative luminance, as WCAG defines it."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize(("scheme", "paper"), [(0, "#ffffff"), (1, "#14181f")], ids=["light", "dark"])
+def test_picture_colors_stand_out_from_paper(scheme: int, paper: str) -> None:
+    """WCAG asks for 3 to 1 between graphics and their background."""
+    for name, colors in COLORS.items():
+        low, high = sorted((luminance(colors[scheme]), luminance(paper)))
+        assert (high + 0.05) / (low + 0.05) >= 3, name
 
 
 @pytest.mark.integration
