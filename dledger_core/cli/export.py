@@ -171,14 +171,13 @@ class _Target:
     def write(self, prefix: str, start: int, stop: int) -> tuple[int, int]:
         """Write [start, stop), indexes or, of a CommitLog, positions; return the end and the number of files."""
         at, files = start, 0
-        while at < stop:
-            at = self._write_part(prefix, at, stop)
-            files += 1
+        while at < stop and (end := self._write_part(prefix, at, stop)) > at:
+            at, files = end, files + 1
             self.progress.update(at - start, total=stop - start, detail=f"{files} files")
         return at, files
 
     def _write_part(self, prefix: str, start: int, stop: int) -> int:
-        """Write one file that starts at ``start``, and return its end."""
+        """Write one file that starts at ``start``, and return its end; none where a CommitLog has no more messages."""
         by_position = prefix == _CLASSIC
         span = Span((start, stop), (0, 0)) if by_position else Span((0, 0), (start, stop))
         schema = READ_SCHEMA if self.opaque else MESSAGES.schema
@@ -201,7 +200,10 @@ class _Target:
                 if nbytes >= self.part_bytes:
                     break
             else:
-                at = stop  # the last message of a CommitLog may end before its file does
+                at = at if by_position else stop  # a CommitLog may grow after its last message
+        if at == start:
+            temporary.unlink()
+            return at
         temporary.replace(self.directory / f"{prefix}{start:020d}-{at:020d}.{self.kind}")
         return at
 

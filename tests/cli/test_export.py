@@ -16,6 +16,8 @@ from dledger_core import open_store
 from dledger_core.rocketmq import decode_messages
 from dledger_core.storage import CommitLog
 from tests.cli.command import error_of, result_of, run
+from tests.jobs.broker_store import messages as store_messages
+from tests.jobs.broker_store import write_commitlog
 from tests.rocketmq.convert.stores import flip, place_of
 from tests.rocketmq.golden import MIXED, THREE, extract, messages
 from tests.support.logs import append
@@ -116,3 +118,14 @@ def test_export_of_a_broker_has_the_messages_of_its_commitlog(tmp_path: Path) ->
         assert len(list(out.iterdir())) > len(files) * number
         files[-1].unlink()
         assert result_of("export", source, out, "--part-bytes", 20_000)["files"] == 1
+        assert result_of("export", source, out, "--part-bytes", 20_000)["files"] == 0
+        assert not list(out.glob("*.part"))
+
+
+def test_export_continues_a_commitlog_that_has_grown(tmp_path: Path) -> None:
+    bodies = store_messages(range(20))
+    write_commitlog(tmp_path / "before", bodies[:10])
+    write_commitlog(tmp_path / "after", bodies)
+    for source, count in (("before", 10), ("after", 20)):
+        assert result_of("export", tmp_path / source, tmp_path / "out")["files"] == 1
+        assert table_of("parquet", tmp_path / "out").num_rows == count
