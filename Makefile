@@ -11,10 +11,11 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint jars snapshots bench soak clean
+.PHONY: help demo notebooks test check lint jars snapshots bench soak clean
 
 help:
 	@echo 'make demo    the whole pipeline on 336,776 real flight events (ARGS="--keep DIR" and others are passed on)'
+	@echo 'make notebooks  run the notebooks and write HTML pages to share to build/notebooks (DLEDGER_SOURCE=DIR|PEERS)'
 	@echo 'make test    all checks and all tests, as CI runs them'
 	@echo 'make check   the quick part: format, lint, types, imports, words, unit tests; under a minute'
 	@echo 'make snapshots  accept the present help pages and errors as snapshots of the tests'
@@ -28,6 +29,12 @@ $(READY): pyproject.toml
 
 demo: $(READY)
 	@.ci/java .ci/spark $(BIN)/python jobs/demo.py $(ARGS)
+
+PAGES := build/notebooks
+notebooks: $(READY)
+	@.ci/java .ci/spark $(BIN)/jupyter nbconvert --log-level ERROR --execute --to html --template page \
+		--TemplateExporter.extra_template_basedirs=notebooks/templates --output-dir $(PAGES) notebooks/*.ipynb $(ARGS)
+	@echo 'wrote $(PAGES)/*.html'
 
 lint: $(READY)
 	@$(BIN)/ruff format --check --quiet . || { echo 'error: run .venv/bin/ruff format .' >&2; exit 1; }

@@ -38,11 +38,6 @@ from dledger_core.rocketmq.survey import (
 )
 from dledger_core.storage import StoreReader
 
-_WRITERS: Final = {
-    "dledger-python": "native store",
-    "java-a": "store of Java DLedger, generation A",
-    "java-b": "store of Java DLedger, generation B",
-}
 _DEFAULTS: Final = {"PEERS": "", "GROUP": "default"}
 _TOPICS_SHOWN: Final = 10
 _TERMS_SHOWN: Final = 5
@@ -187,9 +182,7 @@ def _several(path: Path, logs: list[Path]) -> View:
             with open_log_directory(log) as opened:
                 first, end = opened.indexes
                 bounds = (None, None) if opened.log is None else (first, end - 1)
-                rows.append(
-                    {"store": str(log), "what": _kind(opened), "first_index": bounds[0], "last_index": bounds[1]}
-                )
+                rows.append({"store": str(log), "what": opened.kind, "first_index": bounds[0], "last_index": bounds[1]})
         except StorageError as error:
             damage.append(str(error))
     facts = {"what": "directory of several stores", "directory": str(path), "stores": len(logs)}
@@ -200,7 +193,7 @@ def _several(path: Path, logs: list[Path]) -> View:
 def _log(opened: LogDirectory) -> View:
     log, classic = opened.log, opened.classic
     name = shlex.quote(str(opened.path))
-    facts: dict[str, Any] = {"what": _kind(opened), "directory": str(opened.path)}
+    facts: dict[str, Any] = {"what": opened.kind, "directory": str(opened.path)}
     if classic:
         facts |= {"CommitLog files": len(classic), "positions": f"{classic[0].position} to {classic[-1].end}"}
     survey = survey_directory(opened)
@@ -218,13 +211,6 @@ def _log(opened: LogDirectory) -> View:
         source = " ".join(f"{option} {shlex.quote(str(path))}" for option, path in parts.items() if path is not None)
         view.next.append(f"python jobs/rebuild_consume_queue.py {source} --table DIR")
     return view
-
-
-def _kind(opened: LogDirectory) -> str:
-    if opened.log is None:
-        return "classic CommitLog"
-    kind = _WRITERS[opened.log.writer]
-    return f"{kind}, after a classic CommitLog (mixed log)" if opened.classic else kind
 
 
 def _facts_of(log: StoreReader) -> dict[str, Any]:

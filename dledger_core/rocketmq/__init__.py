@@ -43,6 +43,7 @@ from dledger_core.rocketmq.store.directory import (
     open_log_directory,
 )
 from dledger_core.rocketmq.store.log_end import CommitLogEnd, end_of
+from dledger_core.rocketmq.survey import end_problems, sample_positions, sample_ranges
 
 __all__ = [
     "COMMITLOG_DIRECTORY",
@@ -77,6 +78,7 @@ __all__ = [
     "encode_messages",
     "encode_units",
     "end_of",
+    "end_problems",
     "field_at",
     "in_queue",
     "java_hash",
@@ -84,5 +86,7 @@ __all__ = [
     "open_log_directory",
     "queue_statistics",
     "read_broker_conf",
+    "sample_positions",
+    "sample_ranges",
     "tags_code",
 ]

@@ -119,6 +119,34 @@ class Survey:
         self.last = [*self.last, *rows][-LAST:]
 
 
+def sample_ranges(first: int, end: int, limit: int = SAMPLE_ENTRIES) -> list[tuple[int, int]]:
+    """Return the ranges of [first, end) to read for a sample of at most ``limit`` entries.
+
+    A range with no more entries is read as a whole. Otherwise up to ``WINDOWS`` ranges of equal size are spread over
+    it; the last one ends at ``end``.
+    """
+    if end - first <= limit:
+        return [(first, end)] if first < end else []
+    count = min(WINDOWS, limit)
+    size = limit // count
+    starts = np.linspace(first, end - size, count).astype(np.int64).tolist() if count > 1 else [end - size]
+    return [(start, min(start + size, stop)) for start, stop in pairwise([*starts, end])]
+
+
+def sample_positions(opened: LogDirectory) -> list[tuple[int, int]]:
+    """Return the positions of a classic CommitLog to read for a sample: everything if it is small.
+
+    Otherwise the first messages of up to ``WINDOWS`` files, and the last messages.
+    """
+    files = opened.classic
+    if sum(file.size for file in files) <= WINDOWS * _WINDOW_BYTES:
+        return [(files[0].position, files[-1].end)]
+    chosen = files if len(files) <= WINDOWS else [files[at * len(files) // WINDOWS] for at in range(WINDOWS)]
+    last = opened.position_of_last(SAMPLE_ENTRIES // WINDOWS)
+    starts = [file.position for file in chosen if file.position + _WINDOW_BYTES <= last]
+    return [*((start, start + _WINDOW_BYTES) for start in starts), (last, files[-1].end)]
+
+
 def survey_log(read: Read, first: int, end: int, survey: Survey | None = None) -> Survey:
     """Return a survey of the entries [first, end).
 
@@ -130,14 +158,9 @@ def survey_log(read: Read, first: int, end: int, survey: Survey | None = None) -
     """
     survey = survey or Survey()
     survey.entries += end - first
-    if end - first <= SAMPLE_ENTRIES:
-        windows = [(first, end)]
-    else:
-        survey.complete = False
-        size = SAMPLE_ENTRIES // WINDOWS
-        starts = np.linspace(first, end - size, WINDOWS).astype(np.int64).tolist()
-        windows = [(start, min(start + size, stop)) for start, stop in pairwise([*starts, end])]
-    for start, stop in windows:
+    ranges = sample_ranges(first, end)
+    survey.complete &= sum(stop - start for start, stop in ranges) == end - first
+    for start, stop in ranges:
         survey.take(read(start, stop))
     return survey
 
@@ -153,21 +176,12 @@ def survey_directory(opened: LogDirectory) -> Survey:
 
 
 def _survey_commitlog(opened: LogDirectory) -> Survey:
-    """Return a survey of a classic CommitLog: the first messages of up to ``WINDOWS`` files, and the last ones."""
-    survey, files = Survey(), opened.classic
-    size = sum(file.size for file in files)
-    whole = size <= WINDOWS * _WINDOW_BYTES
-    windows = [(files[0].position, files[-1].end)]
-    if not whole:
-        survey.complete = False
-        chosen = files if len(files) <= WINDOWS else [files[at * len(files) // WINDOWS] for at in range(WINDOWS)]
-        last = opened.position_of_last(SAMPLE_ENTRIES // WINDOWS)
-        starts = [file.position for file in chosen if file.position + _WINDOW_BYTES <= last]
-        windows = [*((start, start + _WINDOW_BYTES) for start in starts), (last, files[-1].end)]
-    for window in windows:
-        survey.take(opened.batches(Span(window, (0, 0))))
+    survey, files, ranges = Survey(), opened.classic, sample_positions(opened)
+    survey.complete = ranges == [(files[0].position, files[-1].end)]
+    for positions in ranges:
+        survey.take(opened.batches(Span(positions, (0, 0))))
     mean = survey.nbytes / max(1, survey.sampled)
-    survey.entries = survey.sampled if whole or not mean else round(size / mean)
+    survey.entries = survey.sampled if survey.complete or not mean else round(sum(file.size for file in files) / mean)
     return survey
 
 

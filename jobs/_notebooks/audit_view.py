@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any, Final
@@ -17,10 +22,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from dledger_core import DLedgerError
+from jobs._notebooks.samples import damaged_replicas
 from jobs._notebooks.style import finished, label, new_figure, row_height
 from jobs._report.page import COLORS, VERDICT_COLORS
 
-__all__ = ["Verdict", "findings_table", "load_audit", "plot_audit", "replicas_table", "run_audit", "verdict"]
+__all__ = [
+    "Verdict",
+    "findings_table",
+    "load_audit",
+    "open_audit",
+    "plot_audit",
+    "replicas_table",
+    "run_audit",
+    "verdict",
+]
 
 _JOB: Final = Path(__file__).resolve().parents[1] / "audit_replicas.py"
 _VERDICT_COLORS: Final = {name: light for name, (light, _) in VERDICT_COLORS.items()}
@@ -31,9 +46,9 @@ _NARROWEST: Final = 0.006
 
 
 def run_audit(
-    table: Path, replicas: Mapping[str, Path] | None = None, peers: str = "", groups: str = ""
+    table: Path, replicas: Mapping[str, Path | str] | None = None, peers: str = "", groups: str = ""
 ) -> dict[str, Any]:
-    """Run ``jobs/audit_replicas.py`` and return its summary; its progress is copied to stderr.
+    """Run ``jobs/audit_replicas.py`` and return its summary; its progress is printed.
 
     Args:
         table: directory for the Delta tables.
@@ -52,8 +67,49 @@ def run_audit(
     if done.returncode not in (0, 1, 2) or not lines:
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         raise DLedgerError(errors[-1].removeprefix("error: ") if errors else done.stderr[-500:], "audit_replicas.py")
-    sys.stderr.write(done.stderr[max(done.stderr.find("\nrun "), 0) :].lstrip())  # without Spark's first lines
+    print(done.stderr[max(done.stderr.find("\nrun "), 0) :].strip())  # without Spark's first lines
     return dict(json.loads(lines[-1]))
+
+
+def open_audit(
+    summary: str | Path | None = None,
+    *,
+    replicas: Mapping[str, Path | str] | None = None,
+    peers: str | None = None,
+    groups: str | None = None,
+) -> dict[str, Any]:
+    """Return the summary of an audit: one from a file, or that of a new audit.
+
+    Args:
+        summary: a file with the job's stdout; None = ``DLEDGER_AUDIT``.
+        replicas: stores to audit now, by name; None = ``DLEDGER_REPLICAS``, as ``n0=DIR;n1=DIR``.
+        peers: nodes to audit now; None = ``DLEDGER_PEERS``.
+        groups: their groups; None = ``DLEDGER_GROUP``, or ``default``.
+
+    Without any of them the stores of three brokers from the tests are audited, two of them damaged on purpose.
+
+    Raises:
+        DLedgerError: the audit failed.
+    """
+    if summary is None and replicas is None and peers is None:
+        summary, peers = os.environ.get("DLEDGER_AUDIT"), os.environ.get("DLEDGER_PEERS")
+        named = os.environ.get("DLEDGER_REPLICAS", "")
+        replicas = dict(one.split("=", 1) for one in named.split(";")) if named else None
+    if summary:
+        return load_audit(summary)
+    with tempfile.TemporaryDirectory(prefix="dledger-notebook-", ignore_cleanup_errors=True) as tables:
+        table = Path(tables) / "tables"
+        if peers:
+            return run_audit(table, peers=peers, groups=groups or os.environ.get("DLEDGER_GROUP", ""))
+        return run_audit(table, replicas or damaged_replicas(_kept_directory()))
+
+
+@cache
+def _kept_directory() -> Path:
+    """Return a directory that exists as long as this process: a finding's entries are read from it later."""
+    directory = Path(tempfile.mkdtemp(prefix="dledger-notebook-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 def load_audit(path: Path | str) -> dict[str, Any]:

@@ -1,123 +1,125 @@
-"""What ``explore_log.ipynb`` shows: events per hour and queue, seconds from append to Delta; and its own appends."""
+"""The plots of ``explore_log.ipynb``: entries over time and per queue."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from datetime import UTC
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from typing import Any, Final
 
-import matplotlib.dates as mdates
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dledger_core import Client, NodeStatus
-from dledger_core.rocketmq import encode_messages
-from jobs._notebooks.style import COLORS, OTHER, finished, label, new_figure, row_height
+from jobs._notebooks.log_sample import Log
+from jobs._notebooks.note import Note
+from jobs._notebooks.style import (
+    NEUTRAL,
+    OTHER,
+    SOFT,
+    bucket_of,
+    colors_of,
+    draw_steps,
+    finished,
+    labels,
+    new_figure,
+    row_height,
+)
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+__all__ = ["plot_over_time", "plot_per_queue"]
 
-__all__ = ["append_messages", "latency_seconds", "nodes_table", "plot_latency", "plot_per_hour", "plot_per_queue"]
-
-_BATCH: Final = 500
-
-
-def nodes_table(client: Client) -> pd.DataFrame:
-    """Return a row per node, as it describes itself."""
-    names = [field.name for field in fields(NodeStatus)]
-    return pd.DataFrame([{name: getattr(node, name) for name in names} for node in client.metadata().nodes])
-
-
-def append_messages(client: Client, messages: pa.Table, pause_s: float = 0.0) -> None:
-    """Append rows of messages, in requests of 500.
-
-    Args:
-        client: of the group.
-        messages: columns as ``encode_messages`` takes them.
-        pause_s: rest after each request.
-    """
-    for batch in messages.combine_chunks().to_batches(_BATCH):
-        client.append(encode_messages(**{name: batch[name] for name in batch.schema.names}))
-        time.sleep(pause_s)
+_TOPICS_MAX: Final = 6
+_QUEUES_MAX: Final = 30
+_WIDTH: Final = 10.0
+_PLAIN: Final = "(no message)"
 
 
-def latency_seconds(table: DataFrame, since: pd.Timestamp) -> pd.Series[float]:
-    """Return for each row of a Delta table the seconds from its append until the file that holds it was written.
+def plot_over_time(log: Log, by: str | None = None) -> Figure | Note:
+    """Return stacked steps: entries over time, by topic; a sentence if there are fewer than two different times.
 
     Args:
-        table: rows that the ingest job wrote, or a query like it.
-        since: rows appended before are left out.
+        log: the sample.
+        by: the time: ``time`` (of the append, or of the message's storing), ``born_timestamp`` or ``store_timestamp``.
+            None = ``log.time_column``.
     """
-    from pyspark.sql import functions as f
+    if not len(log):
+        return log.nothing()
+    by = by or log.time_column
+    table = log.table.select([by, "topic"]).filter(pc.is_valid(log.table[by]))
+    if not table.num_rows:
+        return Note("The entries have no times: Java DLedger records none, and the bodies are not RocketMQ messages.")
+    moments = np.asarray(table[by].cast(pa.int64()))
+    span = (int(moments.max()) - int(moments.min())) / 1_000_000
+    if not span:
+        when = pd.Timestamp(table[by][0].as_py())
+        what = "One entry has a time:" if len(moments) == 1 else f"All {len(moments):,} entries have one time:"
+        return Note(f"{what} {when:%Y-%m-%d %H:%M:%S.%f} UTC.")
+    return _steps(log, table["topic"].to_pylist(), moments, bucket_of(span), by)
 
-    written = f.col("_metadata.file_modification_time").cast("double")
-    rows = table.where(f.col("timestamp") >= f.lit(since.to_pydatetime()))
-    seconds: pd.Series[float] = rows.select((written - f.col("timestamp").cast("double")).alias("s")).toPandas()["s"]
-    return seconds
 
-
-def plot_latency(seconds: Sequence[float]) -> Figure:
-    """Return a histogram with the median."""
-    figure, axes = new_figure(8.0, 3.0)
-    axes.hist(seconds, bins=20, color=COLORS[0])
-    if len(seconds):
-        median = float(np.median(np.asarray(seconds)))
-        axes.axvline(median, color="#c62828", label=f"median {median:.2f} s")
-        axes.legend(frameon=False)
-    axes.set(title="Append to Delta", xlabel="seconds", ylabel="events")
-    axes.set_xlim(left=0)
+def _steps(log: Log, topics: list[str | None], moments: Any, bucket_s: float, by: str) -> Figure:
+    bucket = max(1, round(bucket_s * 1_000_000))
+    places = moments // bucket
+    first, last = int(places.min()), int(places.max())
+    edges = (np.arange(first, last + 2) * bucket).astype("datetime64[us]")
+    names = _topics(topics)
+    shown, colors, named = names[:_TOPICS_MAX], colors_of(names), labels(names)
+    column = np.array(topics, dtype=object)
+    series = {named[name]: (_counts(places[column == name], first, last), colors[name]) for name in shown}
+    rest = ~np.isin(column, shown) & (column != None)  # noqa: E711  (an array of objects)
+    series["other topics"] = (_counts(places[rest], first, last), OTHER)
+    series[_PLAIN] = (_counts(places[column == None], first, last), NEUTRAL)  # noqa: E711
+    figure, axes = new_figure(_WIDTH, 3.6)
+    draw_steps(figure, axes, edges, series)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    part = "" if log.complete else ", of the sample"
+    axes.set(title=f"Entries per {_duration(bucket_s)}{part}", ylabel="entries", xlabel=f"{_TIMES[by]} (UTC)")
     return finished(figure)
 
 
-def plot_per_hour(counts: pd.DataFrame, names: Mapping[int, str]) -> Figure:
-    """Return stacked steps.
-
-    Args:
-        counts: columns hour, queue_id, count.
-        names: what to call queues.
-    """
-    figure, axes = new_figure(11.0, 3.6)
-    if len(counts):
-        table = counts.pivot(index="hour", columns="queue_id", values="count").asfreq("h").fillna(0)
-        hours = [*table.index, table.index[-1] + pd.Timedelta(hours=1)]
-        edges = np.array([hour.to_datetime64() for hour in hours])
-        below = np.zeros(len(table))
-        for place, queue in enumerate(table.columns):
-            values = table[queue].to_numpy()
-            color = COLORS[place] if place < len(COLORS) else OTHER
-            said = label(names.get(int(queue), f"queue {queue}"))
-            axes.stairs(below + values, edges, baseline=below, fill=True, color=color, label=said)
-            below = below + values
-        locator = mdates.AutoDateLocator()  # type: ignore[no-untyped-call]
-        axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
-        figure.legend(title="queue", loc="outside right upper", frameon=False, fontsize=8)
-    axes.set_ylim(bottom=0)
-    axes.set(title="Events per hour", ylabel="events")
-    return finished(figure)
+_TIMES: Final = {"born_timestamp": "time of birth", "store_timestamp": "time of storing", "time": "time of append"}
 
 
-def plot_per_queue(counts: pd.DataFrame, names: Mapping[int, str]) -> Figure:
-    """Return bars.
+def _counts(places: Any, first: int, last: int) -> Any:
+    return np.bincount(places - first, minlength=last - first + 1).astype(float)
 
-    Args:
-        counts: columns topic, queue_id, count.
-        names: what to call queues.
-    """
-    figure, axes = new_figure(8.0, row_height(len(counts)))
-    places = np.arange(len(counts))
-    axes.barh(places, counts["count"], color=COLORS[0])
-    for place, count in zip(places, counts["count"], strict=True):
-        axes.text(count, place, f" {count:,}", va="center", fontsize=8, color="#57606a")
-    queues = zip(counts["topic"], counts["queue_id"], strict=True)
-    axes.set_yticks(places, [f"{label(topic)} / {names.get(queue, queue)}" for topic, queue in queues], fontsize=8)
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        if seconds >= size:
+            count = round(seconds / size)
+            return unit if count == 1 else f"{count} {unit}s"
+    return "millisecond" if seconds == 0.001 else f"{seconds * 1000:g} ms"
+
+
+def _topics(topics: list[str | None]) -> list[str]:
+    """Topics, those with the most entries first."""
+    counts = Counter(topic for topic in topics if topic is not None)
+    return sorted(counts, key=lambda topic: (-counts[topic], topic))
+
+
+def plot_per_queue(log: Log) -> Figure | Note:
+    """Return bars: messages of each queue in the sample, those with the most first."""
+    if not len(log):
+        return log.nothing()
+    table = log.table.select(["topic", "queue_id"])
+    table = table.filter(pc.is_valid(table["topic"]))
+    if not table.num_rows:
+        return Note(f"None of the {len(log):,} entries is a RocketMQ message, so there are no queues.")
+    rows = table.group_by(["topic", "queue_id"]).aggregate([([], "count_all")]).to_pylist()
+    rows.sort(key=lambda row: (-row["count_all"], row["topic"], row["queue_id"]))
+    names = _topics(table["topic"].to_pylist())
+    colors, named, shown = colors_of(names), labels(names), rows[:_QUEUES_MAX]
+    figure, axes = new_figure(_WIDTH, row_height(len(shown)))
+    places = np.arange(len(shown))
+    axes.barh(places, [row["count_all"] for row in shown], color=[colors[row["topic"]] for row in shown])
+    for place, row in zip(places, shown, strict=True):
+        axes.text(row["count_all"], place, f" {row['count_all']:,}", va="center", fontsize=8, color=SOFT)
+    axes.set_yticks(places, [f"{named[row['topic']]} / {row['queue_id']}" for row in shown], fontsize=8)
     axes.invert_yaxis()
-    axes.margins(x=0.12)
+    axes.margins(x=0.12, y=0.02)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(title="Events per queue", xlabel="events")
+    more = f", {len(shown)} of {len(rows)} queues" if len(rows) > len(shown) else ""
+    axes.set(title=f"Messages per queue{'' if log.complete else ', of the sample'}{more}", xlabel="messages")
     return finished(figure)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from datetime import UTC
 from typing import Any, Final
 
-import matplotlib.dates as mdates
 import numpy as np
 import pyarrow as pa
 from matplotlib.axes import Axes
@@ -15,48 +13,48 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dledger_core.rocketmq import QueueStatistics
-from jobs._notebooks.style import COLORS, OTHER, colors_of, finished, label, new_figure, row_height
+from jobs._notebooks.facts import size_text
+from jobs._notebooks.note import Note
+from jobs._notebooks.style import (
+    ATTENTION,
+    NEUTRAL,
+    OTHER,
+    SOFT,
+    TAG_COLORS,
+    WARNING,
+    colors_of,
+    draw_steps,
+    finished,
+    labels,
+    new_figure,
+    row_height,
+)
 
 __all__ = ["plot_depth", "plot_rates", "plot_skew", "plot_tags", "plot_waiting"]
 
+NO_CONSUMERS: Final = "No consumer group has recorded offsets here: config/consumerOffset.json is missing or empty."
 _WIDTH: Final = 10.0
 _QUEUES_MAX: Final = 30
 _TOPICS_MAX: Final = 6
 _TAGS_MAX: Final = 6
 _BARS_MAX: Final = 240
 _EVEN: Final = 1.1
-"""Ratio to its even share above which a queue is shown in another colour."""
-_WARNING: Final = "#c62828"
+"""Ratio to its even share above which a queue is shown in another color."""
 
 
 def _topics(statistics: QueueStatistics) -> list[str]:
-    """Topics, those with the most messages first: the order of colours in all plots."""
+    """Topics, those with the most messages first: the order of colors in all plots."""
     totals: dict[str, int] = defaultdict(int)
     for row in statistics.queues.to_pylist():
         totals[row["topic"]] += row["messages"]
     return sorted(totals, key=lambda topic: (-totals[topic], topic))
 
 
-def _empty(title: str) -> Figure:
-    figure, axes = new_figure(_WIDTH, 1.2)
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, f"{title}: nothing to show", ha="center", va="center")
-    return finished(figure)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:,.0f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} GiB"
-
-
-def plot_depth(statistics: QueueStatistics) -> Figure:
+def plot_depth(statistics: QueueStatistics) -> Figure | Note:
     """Return bars: messages of each queue, the deepest first; duplicate queue offsets in red."""
     rows = sorted(statistics.queues.to_pylist(), key=lambda row: -row["messages"])
     if not rows:
-        return _empty("Depth")
+        return Note("The log has no message of a queue.")
     shown, colors = rows[:_QUEUES_MAX], colors_of(_topics(statistics))
     figure, axes = new_figure(_WIDTH, row_height(len(shown)))
     positions = np.arange(len(shown))
@@ -65,13 +63,14 @@ def plot_depth(statistics: QueueStatistics) -> Figure:
     spare = [row["spare"] for row in shown]
     if any(spare):
         left = [count - twice for count, twice in zip(counts, spare, strict=True)]
-        axes.barh(positions, spare, left=left, color=_WARNING, label="duplicate queue offset")
+        axes.barh(positions, spare, left=left, color=WARNING, label="duplicate queue offset")
         axes.legend(frameon=False, loc="lower right")
     for y, row in zip(positions, shown, strict=True):
         offsets = f"{row['first_offset']:,} to {row['end_offset'] - 1:,}"
-        text = f" {row['messages']:,}  ({_size(row['bytes'])}, offsets {offsets})"
-        axes.text(row["messages"], y, text, va="center", fontsize=8, color="#57606a")
-    axes.set_yticks(positions, [f"{label(row['topic'])} / {row['queue_id']}" for row in shown], fontsize=8)
+        text = f" {row['messages']:,}  ({size_text(row['bytes'])}, offsets {offsets})"
+        axes.text(row["messages"], y, text, va="center", fontsize=8, color=SOFT)
+    named = labels([row["topic"] for row in shown])
+    axes.set_yticks(positions, [f"{named[row['topic']]} / {row['queue_id']}" for row in shown], fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.28, y=0.02)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -80,7 +79,7 @@ def plot_depth(statistics: QueueStatistics) -> Figure:
     return finished(figure)
 
 
-def plot_rates(statistics: QueueStatistics, bucket_seconds: float) -> Figure:
+def plot_rates(statistics: QueueStatistics, bucket_seconds: float) -> Figure | Note:
     """Return stacked steps: messages per second over time, by topic.
 
     Args:
@@ -89,7 +88,7 @@ def plot_rates(statistics: QueueStatistics, bucket_seconds: float) -> Figure:
     """
     rates = statistics.rates
     if not rates.num_rows:
-        return _empty("Rates")
+        return Note("The log has no message with a time.")
     names = _topics(statistics)
     shown, colors = names[:_TOPICS_MAX], colors_of(names)
     moments = np.asarray(rates["time"].cast(pa.int64()))
@@ -103,35 +102,34 @@ def plot_rates(statistics: QueueStatistics, bucket_seconds: float) -> Figure:
         series[topic if topic in shown else "other"][time - first] += count / bucket_seconds
     edges = (np.arange(first, last + 2) * bucket).astype("datetime64[us]")
     figure, axes = new_figure(_WIDTH, 3.6)
-    below = np.zeros(last - first + 1)
-    for name, values in series.items():
-        if values.any():
-            color = OTHER if name == "other" else colors[name]
-            axes.stairs(below + values, edges, baseline=below, fill=True, color=color, label=label(name))
-            below = below + values
-    locator = mdates.AutoDateLocator()  # type: ignore[no-untyped-call]
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
-    axes.set(title="Messages stored per second", ylabel="messages / s", xlim=(edges[0], edges[-1]))
-    axes.set_ylim(bottom=0)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, fontsize=8)
+    named = labels(names)
+    draw_steps(
+        figure,
+        axes,
+        edges,
+        {
+            named.get(name, name): (values, OTHER if name == "other" else colors[name])
+            for name, values in series.items()
+        },
+    )
+    axes.set(title="Messages stored per second", ylabel="messages / s", xlabel="time of storing (UTC)")
     return finished(figure)
 
 
-def plot_skew(statistics: QueueStatistics) -> Figure:
+def plot_skew(statistics: QueueStatistics) -> Figure | Note:
     """Return a dot per queue: its messages against an even share of its topic, the most uneven topic first."""
     topics = statistics.skew()["topic"].to_pylist()[:_QUEUES_MAX]
     if not topics:
-        return _empty("Skew")
+        return Note("No topic has more than one queue.")
     counts: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for row in statistics.queues.to_pylist():
         counts[row["topic"]].append((row["queue_id"], row["messages"]))
     figure, axes = new_figure(_WIDTH, row_height(len(topics)) + 0.5)
     for y, topic in enumerate(topics):
         _skew_row(axes, y, counts[topic])
-    axes.axvline(1, color="#57606a", linewidth=1, linestyle="--", zorder=0)
-    axes.set_yticks(range(len(topics)), [f"{label(topic)} ({len(counts[topic])})" for topic in topics], fontsize=8)
+    axes.axvline(1, color=SOFT, linewidth=1, linestyle="--", zorder=0)
+    named = labels(topics)
+    axes.set_yticks(range(len(topics)), [f"{named[topic]} ({len(counts[topic])})" for topic in topics], fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.08, y=0.12)
     axes.set_xlim(left=0)
@@ -147,18 +145,18 @@ def _skew_row(axes: Axes, y: int, queues: list[tuple[int, int]]) -> None:
     queue, count = max(queues, key=lambda one: one[1])
     if max(shares) > _EVEN:
         text = f"  queue {queue}: {count:,}"
-        axes.text(max(shares), y, text, va="center", fontsize=8, color=_share_color(max(shares)))
+        axes.text(max(shares), y, text, va="center", fontsize=8, color=SOFT)
 
 
 def _share_color(share: float) -> str:
-    return _WARNING if share > 2 else COLORS[1] if share > _EVEN else COLORS[0]
+    return WARNING if share > 2 else ATTENTION if share > _EVEN else NEUTRAL
 
 
-def plot_tags(statistics: QueueStatistics) -> Figure:
+def plot_tags(statistics: QueueStatistics) -> Figure | Note:
     """Return bars per topic, split by tag: the most frequent ones, all others, and none."""
     names = _topics(statistics)[:_QUEUES_MAX]
     if not names:
-        return _empty("Tags")
+        return Note("The log has no message of a queue.")
     counts: dict[str, dict[str | None, int]] = {name: {} for name in names}
     totals: dict[str, int] = defaultdict(int)
     for row in statistics.tags.to_pylist():
@@ -167,8 +165,9 @@ def plot_tags(statistics: QueueStatistics) -> Figure:
             if row["tags"] is not None:
                 totals[row["tags"]] += row["messages"]
     tags = sorted(totals, key=lambda tag: (-totals[tag], tag))
+    named = labels(tags, 20)
     groups: list[tuple[str, str, set[str | None]]] = [
-        (label(tag, 20), COLORS[number], {tag}) for number, tag in enumerate(tags[:_TAGS_MAX])
+        (named[tag], TAG_COLORS[number], {tag}) for number, tag in enumerate(tags[:_TAGS_MAX])
     ]
     groups += [(f"{len(tags) - _TAGS_MAX} other tags", "#7f8894", set(tags[_TAGS_MAX:])), ("no tag", OTHER, {None})]
     figure, axes = new_figure(_WIDTH, row_height(len(names)))
@@ -178,7 +177,7 @@ def plot_tags(statistics: QueueStatistics) -> Figure:
         if values.any():
             axes.barh(np.arange(len(names)), values, left=left, color=color, label=name_of_tag)
             left = left + values
-    axes.set_yticks(range(len(names)), [label(name) for name in names], fontsize=8)
+    axes.set_yticks(range(len(names)), list(labels(names).values()), fontsize=8)
     axes.invert_yaxis()
     axes.margins(y=0.02)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -187,20 +186,23 @@ def plot_tags(statistics: QueueStatistics) -> Figure:
     return finished(figure)
 
 
-def plot_waiting(lag: pa.Table) -> Figure:
+def plot_waiting(lag: pa.Table | None) -> Figure | Note:
     """Return bars: messages that wait for each consumer group, by topic."""
     totals: dict[tuple[str, str], int] = defaultdict(int)
-    for row in lag.to_pylist():
+    for row in lag.to_pylist() if lag is not None else ():
         totals[row["consumer"], row["topic"]] += row["waiting"]
     shown: list[tuple[Any, int]] = sorted(totals.items(), key=lambda one: (-one[1], one[0]))[:_QUEUES_MAX]
     if not shown:
-        return _empty("Consumers")
+        return Note(
+            "No consumer group has recorded offsets here: there is no config/consumerOffset.json, or it is empty."
+        )
     figure, axes = new_figure(_WIDTH, row_height(len(shown)))
     waiting = [count for _, count in shown]
-    axes.barh(range(len(shown)), waiting, color=COLORS[0])
+    axes.barh(range(len(shown)), waiting, color=NEUTRAL)
     for y, count in enumerate(waiting):
-        axes.text(count, y, f" {count:,}", va="center", fontsize=8, color="#57606a")
-    names = [f"{label(consumer, 22)}  ←  {label(topic, 22)}" for (consumer, topic), _ in shown]
+        axes.text(count, y, f" {count:,}", va="center", fontsize=8, color=SOFT)
+    consumers, topics = (labels([key[part] for key, _ in shown], 22) for part in (0, 1))
+    names = [f"{consumers[consumer]}  ←  {topics[topic]}" for (consumer, topic), _ in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, max(1, *waiting) * 1.12)

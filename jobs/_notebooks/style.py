@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC
 from functools import cache
 from typing import Any, Final
 
+import matplotlib.dates as mdates
 import matplotlib.pyplot as plt
+import numpy as np
+import numpy.typing as npt
 from matplotlib import font_manager, ft2font
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "OTHER", "colors_of", "finished", "label", "new_figure", "row_height"]
+__all__ = [
+    "ATTENTION",
+    "COLORS",
+    "NEUTRAL",
+    "OTHER",
+    "SOFT",
+    "TAG_COLORS",
+    "WARNING",
+    "bucket_of",
+    "colors_of",
+    "draw_steps",
+    "finished",
+    "label",
+    "labels",
+    "new_figure",
+    "row_height",
+]
 
-COLORS: Final = ("#3b6ea5", "#e0a03b", "#5a9e6f", "#b5525c", "#7d6bb0", "#4fa8b8", "#a6763c", "#c27ba0")
+COLORS: Final = ("#3b6ea5", "#5a9e6f", "#7d6bb0", "#a6763c", "#c27ba0", "#2f4b7c", "#8fa83d")
+"""Topics. Red and amber are not among them: they mean a problem in every plot."""
+TAG_COLORS: Final = ("#0b4f4a", "#14746d", "#2a9d8f", "#6fbfb5", "#a5d8d1", "#cfe9e5")
 OTHER: Final = "#b8bec7"
+NEUTRAL: Final = "#64748b"
+SOFT: Final = "#57606a"
+"""Text next to bars and dots."""
+ATTENTION: Final = "#e0a000"
+WARNING: Final = "#c62828"
 _LABEL_MAX: Final = 28
+_START: Final = 4
+"""Characters of a name's start that are kept where only its end tells it from another one."""
 _INK: Final = "#30363d"
+_STEPS_MAX: Final = 120
+_BUCKETS_S: Final = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
+    *(3600, 2 * 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 7 * 86400, 28 * 86400),
+)
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
@@ -57,6 +92,58 @@ def label(text: str | None, longest: int = _LABEL_MAX) -> str:
     return shown.replace("$", r"\$")
 
 
+def labels(names: Sequence[str | None], longest: int = _LABEL_MAX) -> dict[str | None, str]:
+    """Return a label for each name; names whose labels would be equal show their ends, or get numbers."""
+    found: dict[str | None, str] = {}
+    used: set[str] = set()
+    first = Counter(label(name, longest) for name in dict.fromkeys(names))
+    for name in dict.fromkeys(names):
+        text = label(name, longest)
+        if first[text] > 1 and name is not None:
+            text = label(name[:_START] + "…" + name[_START + 1 - longest :], longest)
+        number, shown = 1, text
+        while shown in used:
+            number += 1
+            shown = f"{text} ({number})"
+        used.add(shown)
+        found[name] = shown
+    return found
+
+
 def colors_of(names: Sequence[str]) -> dict[str, str]:
     """Return a colour for each name; the names after the last colour share a grey."""
     return {name: COLORS[number] if number < len(COLORS) else OTHER for number, name in enumerate(names)}
+
+
+def bucket_of(span_s: float) -> float:
+    """Return a width of time buckets, in seconds, that divides a time span into at most 120 of them."""
+    return next((one for one in _BUCKETS_S if span_s / one <= _STEPS_MAX), span_s / _STEPS_MAX)
+
+
+def draw_steps(
+    figure: Figure,
+    axes: Axes,
+    edges: npt.NDArray[np.datetime64],
+    series: Mapping[str, tuple[npt.NDArray[np.float64], str]],
+) -> None:
+    """Draw stacked steps over time, with a legend next to them if there are several.
+
+    Args:
+        figure: gets the legend.
+        axes: to draw on.
+        edges: of the buckets, one more than values.
+        series: values and color by label, the lowest first.
+    """
+    below = np.zeros(len(edges) - 1)
+    for name, (values, color) in series.items():
+        if values.any():
+            axes.stairs(below + values, edges, baseline=below, fill=True, color=color, label=name)
+            below = below + values
+    locator = mdates.AutoDateLocator()  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(bottom=0)
+    handles, shown = axes.get_legend_handles_labels()
+    if len(handles) > 1:
+        figure.legend(handles[::-1], shown[::-1], loc="outside right upper", frameon=False, fontsize=8)

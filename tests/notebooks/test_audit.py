@@ -18,6 +18,7 @@ from tests.client.fake_group import running_group
 from tests.notebooks.running import drawn, execute, in_kernel
 from tests.rocketmq.convert.stores import store_of, unpacked
 from tests.rocketmq.golden import THREE, messages
+from tests.support.browser import look_everywhere
 from tests.support.run_job import run_in_process
 
 FLIPPED, CUT = 700, 900
@@ -26,7 +27,7 @@ FLIPPED, CUT = 700, 900
 @in_kernel
 @pytest.mark.spark
 def test_notebook_looks_into_audit(
-    spark: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    spark: Any, capsys: pytest.CaptureFixture[str], browser: Any, tmp_path: Path
 ) -> None:
     """The audit itself runs in the session that all tests share; the notebook gets its summary, as a file."""
     replicas = damaged_replicas(tmp_path / "replicas")
@@ -34,9 +35,10 @@ def test_notebook_looks_into_audit(
     code, summary, _ = run_in_process(audit_replicas.command, capsys, *named, "--table", str(tmp_path / "tables"))
     assert (code, summary["verdict"]) == (1, "INCONSISTENT")
     (tmp_path / "audit.json").write_text("what Spark says first\n" + json.dumps(summary) + "\n")
-    shown = execute("audit.ipynb", monkeypatch, tmp_path, DLEDGER_AUDIT=str(tmp_path / "audit.json"))
-    assert "verdict: INCONSISTENT" in shown.text
-    assert "bodies differ from byte 100 on: body, byte 12 of 67" in shown.text
+    (shown,) = execute([("audit", {"DLEDGER_AUDIT": str(tmp_path / "audit.json")})], tmp_path)
+    assert (shown.errors, shown.noise) == ([], "")
+    assert any("verdict: INCONSISTENT" in text for text in shown.plain)
+    assert any("bodies differ from byte 100 on: body, byte 12 of 67" in text for text in shown.plain)
     assert len(shown.pictures) == 1
     card, held, found, drilled = shown.pages
     assert "INCONSISTENT" in card
@@ -45,6 +47,9 @@ def test_notebook_looks_into_audit(
     assert f"index {FLIPPED}" in drilled
     assert drilled.count("<mark>") == 2  # the byte of n1, as digits and as text
     _check_diff_finding(load_audit(tmp_path / "audit.json"))
+    for look in look_everywhere(browser, shown.write_page(tmp_path), tmp_path):
+        assert (look.overflow, look.errors) == (0, ())
+        assert "1280" not in look.screenshot.stem or look.contrast == ()
 
 
 def _check_diff_finding(summary: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The notebook on queues runs on a real broker's store and shows what its oracle says; its plots show those numbers."""
+"""The plots of the notebook on queues show the numbers that they are given, each color with one meaning."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from matplotlib.colors import to_hex
 
 from dledger_core.rocketmq import QueueStatistics, consumer_lag, encode_messages, queue_statistics
+from jobs._notebooks.note import Note
 from jobs._notebooks.queue_plots import plot_depth, plot_rates, plot_skew, plot_tags, plot_waiting
-from jobs._notebooks.style import label
-from tests.notebooks.running import drawn, execute, in_kernel
-from tests.rocketmq.golden import MIXED, REUSED, THREE, extract, messages, oracle
+from jobs._notebooks.style import ATTENTION, COLORS, NEUTRAL, OTHER, TAG_COLORS, WARNING, label, labels
+from tests.notebooks.running import drawn
+from tests.rocketmq.golden import REUSED, THREE, extract, messages
 
 ALL = (plot_depth, lambda s: plot_rates(s, 1.0), plot_skew, plot_tags)
 
@@ -20,29 +22,6 @@ ALL = (plot_depth, lambda s: plot_rates(s, 1.0), plot_skew, plot_tags)
 def counted(name: str, bucket_seconds: float = 1.0) -> QueueStatistics:
     bodies = pa.array(list(messages(name).values()), pa.binary())
     return queue_statistics([pa.RecordBatch.from_pydict({"body": bodies})], bucket_seconds)
-
-
-@in_kernel
-def test_notebook_shows_broker_s_queues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shown = execute("consume_queues.ipynb", monkeypatch, tmp_path)
-    queues = [one for one in oracle(THREE) if one["kind"] == "queue" and one["max"] > 0]
-    assert f"queues: 18 of {len(queues)}\n" in shown.text
-    assert f"messages: 952 of {sum(one['max'] for one in queues)}\n" in shown.text
-    assert "queue offsets given out twice: 0" in shown.text
-    assert len(shown.pictures) == 5
-    assert any("waiting" in page for page in shown.pages)
-
-
-@in_kernel
-def test_it_takes_mixed_log_and_leaves_it_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    extract(MIXED, "n0/commitlog", tmp_path)
-    store = extract(MIXED, "n0/dledger-n0", tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    (tmp_path / "temp").mkdir()
-    shown = execute("consume_queues.ipynb", monkeypatch, tmp_path / "temp", DLEDGER_BROKER=str(store.parent))
-    assert "CommitLog: 2 files, positions 0 to 262144" in shown.text
-    assert f"of {len([one for one in oracle(MIXED) if one['kind'] == 'unit'])}\n" in shown.text
-    assert [path for path in sorted(tmp_path.rglob("*")) if tmp_path / "temp" not in (path, *path.parents)] == before
 
 
 def test_depth_and_duplicate_offsets_are_drawn(tmp_path: Path) -> None:
@@ -97,17 +76,47 @@ def test_waiting_messages_are_drawn(tmp_path: Path) -> None:
     assert axes.get_yticklabels()[1].get_text() == "CG_workers  ←  Jobs"
 
 
-def test_empty_log_and_odd_names_are_drawn(tmp_path: Path) -> None:
+def test_empty_log_is_sentence_instead_of_plot(tmp_path: Path) -> None:
     nothing = queue_statistics([])
     for plot in ALL:
-        assert "nothing to show" in drawn(plot(nothing), tmp_path).axes[0].texts[0].get_text()
-    assert "nothing to show" in plot_waiting(consumer_lag(tmp_path, nothing.queues)).axes[0].texts[0].get_text()
-    names = ["$x^2$", "中文", "a\nb", "x" * 200, "%", "\U0001d518\x01"]
-    odd = encode_messages(
-        topic=pa.array(names), queue_id=pa.array(range(6), pa.int32()), body=[b""] * 6, tags=pa.array(names)
-    )
-    statistics = queue_statistics([pa.RecordBatch.from_pydict({"body": odd})])
-    for plot in ALL:
+        assert isinstance(plot(nothing), Note)
+    assert isinstance(plot_waiting(consumer_lag(tmp_path, nothing.queues)), Note)
+    assert isinstance(plot_waiting(None), Note)
+
+
+def with_topics(names: list[str]) -> QueueStatistics:
+    queues = pa.array(range(len(names)), pa.int32())
+    bodies = encode_messages(topic=pa.array(names), queue_id=queues, body=[b""] * len(names), tags=pa.array(names))
+    return queue_statistics([pa.RecordBatch.from_pydict({"body": bodies})])
+
+
+def test_odd_names_are_drawn(tmp_path: Path) -> None:
+    statistics = with_topics(["$x^2$", "中文", "a\nb", "x" * 200, "%", "\U0001d518\x01"])
+    for plot in (plot_depth, lambda s: plot_rates(s, 1.0), plot_tags):
         drawn(plot(statistics), tmp_path)
+    assert isinstance(plot_skew(statistics), Note)
     assert label("a$\n中") == r"a\$\u000a\u4e2d"
     assert label("x" * 200) == "x" * 13 + "…" + "x" * 13
+
+
+def test_labels_of_different_names_differ(tmp_path: Path) -> None:
+    long = [f"{'orders' * 5}-{middle}-{'events' * 5}" for middle in ("eu", "us")]
+    ends = [f"{'orders' * 9}{end}" for end in ("-a", "-b")]
+    same = ["x" * 30 + "1" + "x" * 40, "x" * 30 + "2" + "x" * 40]
+    names = [*long, *ends, *same, "a\nb", "a\\u000ab", None]
+    found = labels(names)
+    assert list(found) == names
+    assert len(set(found.values())) == len(names)
+    assert max(map(len, found.values())) <= 34
+    (axes,) = drawn(plot_depth(with_topics(long)), tmp_path).axes
+    assert len({text.get_text().partition(" / ")[0] for text in axes.get_yticklabels()}) == 2
+
+
+def test_colors_of_topics_and_tags_do_not_mean_problems(tmp_path: Path) -> None:
+    problems = {to_hex(WARNING), to_hex(ATTENTION)}
+    assert problems.isdisjoint(map(to_hex, (*COLORS, *TAG_COLORS, OTHER, NEUTRAL)))
+    assert len({*COLORS, *TAG_COLORS}) == len(COLORS) + len(TAG_COLORS)
+    statistics = with_topics([f"topic {number}" for number in range(12)])
+    for plot in (plot_depth, lambda s: plot_rates(s, 1.0), plot_tags):
+        (axes,) = drawn(plot(statistics), tmp_path).axes
+        assert problems.isdisjoint(to_hex(patch.get_facecolor()) for patch in axes.patches)

@@ -167,6 +167,11 @@ def _nothing(path: Path) -> StoreMismatchError:
     )
 
 
+_WRITERS: Final = {
+    "dledger-python": "native store",
+    "java-a": "store of Java DLedger, generation A",
+    "java-b": "store of Java DLedger, generation B",
+}
 _READ_BYTES: Final = 4 << 20
 _END: Final = (1 << 63) - 1
 
@@ -251,6 +256,14 @@ class LogDirectory:
     def indexes(self) -> tuple[int, int]:
         """First index and end (exclusive) of the log; (0, 0) without one."""
         return (0, 0) if self.log is None else (int(self.log.first_index), int(self.log.last_index) + 1)
+
+    @property
+    def kind(self) -> str:
+        """The kind of log, in words."""
+        if self.log is None:
+            return "classic CommitLog"
+        kind = _WRITERS[self.log.writer]
+        return f"{kind}, after a classic CommitLog (mixed log)" if self.classic else kind
 
     def summary(self) -> Iterator[str]:
         """Yield lines about the ranges that exist."""

@@ -1,0 +1,121 @@
+"""The queues of a log, counted in one pass, for ``consume_queues.ipynb``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dledger_core.rocketmq import Damaged, QueueStatistics, consumer_lag, queue_statistics
+from jobs._notebooks.facts import Facts, size_text
+from jobs._notebooks.note import Note
+from jobs._notebooks.queue_plots import NO_CONSUMERS
+from jobs._notebooks.sources import Source, open_source
+
+__all__ = ["Queues", "open_queues"]
+
+BUCKET_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Queues:
+    """The queues of a log.
+
+    Attributes:
+        name: the directory, or the group.
+        summary: lines about the log.
+        everything: of all topics.
+        statistics: without RocketMQ's own topics.
+        lag: messages that wait for consumer groups (``dledger_core.rocketmq.consumer_lag``); None for a group.
+        bucket_seconds: width of a time bucket.
+        damage: a sentence for each range that could not be read.
+    """
+
+    name: str
+    summary: tuple[str, ...]
+    everything: QueueStatistics
+    statistics: QueueStatistics
+    lag: pa.Table | None
+    bucket_seconds: float
+    damage: tuple[str, ...] = field(default=())
+
+    def facts(self) -> Facts:
+        """Return the log and its queues in words; a notebook shows them for the queues too."""
+        own, every = self.statistics.queues, self.everything.queues
+        facts = {"log": self.name, "contents": "; ".join(self.summary)}
+        facts |= {"queues": f"{own.num_rows} of {every.num_rows}", "messages": f"{_sum(own)} of {_sum(every)}"}
+        facts["duplicate queue offsets"] = str(pc.sum(every["spare"]).as_py() or 0)
+        facts["entries without a message"] = str(self.everything.not_messages)
+        return Facts(facts, self.damage)
+
+    def __repr__(self) -> str:
+        return repr(self.facts())
+
+    def _repr_html_(self) -> str:
+        return self.facts()._repr_html_()
+
+    def table(self) -> pd.DataFrame | Note:
+        """Return a row per queue."""
+        return _table(self.statistics.queues, "The log has no message of a queue.")
+
+    def skew(self) -> pd.DataFrame | Note:
+        """Return a row per topic with several queues, the most uneven first."""
+        return _table(self.statistics.skew(), "No topic has more than one queue.")
+
+    def waiting(self, count: int = 20) -> pd.DataFrame | Note:
+        """Return a row per consumer group and queue, those with the most waiting messages first."""
+        return Note(NO_CONSUMERS) if self.lag is None else _table(self.lag.slice(0, count), NO_CONSUMERS)
+
+
+def open_queues(
+    source: str | Path | None = None, group: str | None = None, *, bucket_seconds: float = BUCKET_SECONDS
+) -> Queues:
+    """Count the messages of a log and close it again; print its size before.
+
+    Args:
+        source: a broker's directory, a store, a CommitLog, or the peers of a group. None = ``DLEDGER_BROKER``,
+            ``DLEDGER_SOURCE`` or ``DLEDGER_PEERS``; without them the store of a real broker, from the tests.
+        group: the group of peers. None = ``DLEDGER_GROUP``, or ``default``.
+        bucket_seconds: width of a time bucket.
+
+    Raises:
+        DLedgerError: there is no log, or it cannot be read.
+    """
+    with open_source(source or os.environ.get("DLEDGER_BROKER"), group, demo="broker") as opened:
+        count = f", {opened.end - opened.first_index:,} indexes" if opened.end else ""
+        print(f"{opened.name}: {size_text(opened.nbytes)}{count}")
+        damage: list[str] = []
+        directory = opened.directory
+        batches = _intact(opened, damage)
+        found = queue_statistics(batches, bucket_seconds, None if directory is None else directory.broker_end)
+        return Queues(
+            opened.name,
+            tuple(directory.summary()) if directory is not None else (opened.kind,),
+            found,
+            found.of_users(),
+            consumer_lag(directory.path, found.queues) if directory is not None else None,
+            bucket_seconds,
+            tuple(dict.fromkeys([*damage, *opened.problems()])),
+        )
+
+
+def _intact(opened: Source, damage: list[str]) -> Iterator[pa.RecordBatch]:
+    for each in opened.everything():
+        if isinstance(each, Damaged):
+            damage.append(str(each))
+        else:
+            yield each
+
+
+def _sum(queues: pa.Table) -> Any:
+    return pc.sum(queues["messages"]).as_py() or 0
+
+
+def _table(table: pa.Table, otherwise: str) -> pd.DataFrame | Note:
+    return table.to_pandas().dropna(axis="columns", how="all") if table.num_rows else Note(otherwise)
