@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from dledger_core.rocketmq import sample_ranges
@@ -15,7 +17,7 @@ def test_sample_ranges_are_disjoint_and_reach_the_end(first: int, count: int, li
     sizes = [stop - start for start, stop in ranges]
     assert all(size > 0 for size in sizes)
     assert sum(sizes) <= limit
-    assert all(before[1] <= after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in pairwise(ranges))
     if count:
         assert ranges[-1][1] == first + count
         assert ranges[0][0] == first or limit == 1
