@@ -113,7 +113,7 @@ def test_control_and_orphaned_entries_are_left_out(group: Any) -> None:
 def test_entry_of_any_kind_is_shown(group: Any) -> None:
     log = appended(group, b"text", b"\xff\xfe", b"", b'{"json": 1}', *messages(["topic"], [3], [0], ["tag"]))
     rows = log.head()
-    assert list(rows["body"]) == ["text", "ff fe", "", '{"json": 1}', "body 0"]
+    assert list(rows["body"]) == ["text", "0xff fe", "(empty)", '{"json": 1}', "body 0"]
     assert list(rows["topic"].dropna()) == ["topic"]
     assert "error" not in rows.columns  # such bodies are fine
     assert list(log.contents()["entries"]) == [1, 4]
