@@ -7,7 +7,7 @@ summary of an audit. Functions ``plot_...`` return a figure, or a sentence where
 
 import pandas as pd
 
-from jobs._audit.range_diff import RangeDiff, diff_finding
+from jobs._audit.range_diff import diff_finding
 from jobs._notebooks.audit_view import findings_table, open_audit, plot_audit, replicas_table, verdict
 from jobs._notebooks.log_plots import plot_over_time, plot_per_queue
 from jobs._notebooks.log_sample import Log, open_log
@@ -15,6 +15,7 @@ from jobs._notebooks.note import Note
 from jobs._notebooks.queue_counts import Queues, open_queues
 from jobs._notebooks.queue_plots import plot_depth, plot_rates, plot_skew, plot_tags, plot_waiting
 from jobs._notebooks.widgets import browser, time_range
+from jobs._report.drill_down import RangeDiff
 
 __all__ = [
     "Log",
