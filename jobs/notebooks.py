@@ -5,8 +5,6 @@ summary of an audit. Functions ``plot_...`` return a figure, or a sentence where
 ``notebooks/README.md`` describes the notebooks.
 """
 
-import pandas as pd
-
 from jobs._audit.range_diff import diff_finding
 from jobs._notebooks.audit_view import findings_table, open_audit, plot_audit, replicas_table, verdict
 from jobs._notebooks.log_plots import plot_over_time, plot_per_queue
@@ -40,5 +38,3 @@ __all__ = [
     "time_range",
     "verdict",
 ]
-
-pd.set_option("display.max_colwidth", None)  # a notebook shows complete sentences

@@ -24,6 +24,7 @@ from matplotlib.patches import Patch
 from dledger_core import DLedgerError
 from jobs._notebooks.samples import damaged_replicas
 from jobs._notebooks.style import finished, label, new_figure, row_height
+from jobs._notebooks.table import Table
 from jobs._report.page import COLORS, VERDICT_COLORS
 
 __all__ = [
@@ -41,6 +42,9 @@ _JOB: Final = Path(__file__).resolve().parents[1] / "audit_replicas.py"
 _VERDICT_COLORS: Final = {name: light for name, (light, _) in VERDICT_COLORS.items()}
 _COLORS: Final = {name: light for name, (light, _) in COLORS.items()}
 _BAR: Final = 0.42
+_CHARACTERS: Final = 150
+"""Characters of a label's font across the axis."""
+_MORE: Final = ", 00 more"
 _NARROWEST: Final = 0.006
 """Minimum width of a finding, as a part of the axis: one entry of a million must be visible."""
 
@@ -147,7 +151,7 @@ def verdict(summary: Mapping[str, Any]) -> Verdict:
     return Verdict(str(summary["verdict"]), tuple(lines))
 
 
-def replicas_table(summary: Mapping[str, Any]) -> pd.DataFrame:
+def replicas_table(summary: Mapping[str, Any]) -> Table:
     """Return a row per replica: its range of entries and its coverage."""
     rows = [
         {name: replica.get(name) for name in ("group", "name", "kind", "role", "first_index", "last_index")}
@@ -156,13 +160,13 @@ def replicas_table(summary: Mapping[str, Any]) -> pd.DataFrame:
         | {"where": replica.get("where"), "error": replica.get("error")}
         for replica in summary["replicas"]
     ]
-    return pd.DataFrame(rows).convert_dtypes().dropna(axis="columns", how="all")
+    return Table(pd.DataFrame(rows).convert_dtypes().dropna(axis="columns", how="all"))
 
 
-def findings_table(summary: Mapping[str, Any]) -> pd.DataFrame:
+def findings_table(summary: Mapping[str, Any]) -> Table:
     """Return a row per finding, with the numbers that ``diff_finding`` takes."""
     names = ("class", "severity", "group", "replica", "start", "end", "count", "meaning", "next_step")
-    return pd.DataFrame([{name: finding[name] for name in names} for finding in summary["findings"]], columns=names)
+    return Table([{name: finding[name] for name in names} for finding in summary["findings"]], columns=names)
 
 
 def plot_audit(summary: Mapping[str, Any], group: str | None = None) -> Figure:
@@ -225,7 +229,22 @@ def _plot_replica(
             left=begin - (wide - count) / 2,
             color=_COLORS[finding["severity"]],
         )
-        if not info:
-            text = f"{finding['class']} {begin:,}" + ("" if count == 1 else f" to {finding['end'] - 1:,}")
-            right = begin - axis[0] > 0.6 * width
-            axes.annotate(text, (begin, row - 0.36), fontsize=7, ha="right" if right else "left", color="#30363d")
+    for begin, text in _labels([one for one in findings if one["severity"] != "info"], width):
+        right = begin - axis[0] > 0.6 * width
+        axes.annotate(text, (begin, row - 0.36), fontsize=7, ha="right" if right else "left", color="#30363d")
+
+
+def _labels(findings: Sequence[Mapping[str, Any]], width: int) -> list[tuple[int, str]]:
+    """Return index and text of the labels; one that would cover the label before it is counted there instead."""
+    found: list[tuple[int, str, int]] = []
+    end = float("-inf")
+    for finding in sorted(findings, key=lambda one: one["start"]):
+        begin, count = finding["start"], max(finding["end"] - finding["start"], 1)
+        text = f"{finding['class']} {begin:,}" + ("" if count == 1 else f" to {finding['end'] - 1:,}")
+        room = (len(text) + len(_MORE)) * width / _CHARACTERS
+        if found and begin - room < end:
+            found[-1] = (*found[-1][:2], found[-1][2] + 1)
+        else:
+            found.append((begin, text, 0))
+            end = begin + room
+    return [(begin, text + (_MORE.replace("00", str(more)) if more else "")) for begin, text, more in found]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from jobs._notebooks.table import facts_html
+
 __all__ = ["Facts", "size_text"]
 
 _DAMAGE_SHOWN: Final = 10
@@ -24,9 +26,8 @@ class Facts:
         return "\n".join([*lines, *(f"damage: {each}" for each in self._damage())])
 
     def _repr_html_(self) -> str:
-        rows = (f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self.values.items())
         damage = "".join(f"<li>{escape(each)}</li>" for each in self._damage())
-        return f"<table>{''.join(rows)}</table>" + (f"<p><b>Damage</b></p><ul>{damage}</ul>" if damage else "")
+        return facts_html(self.values) + (f"<p><b>Damage</b></p><ul>{damage}</ul>" if damage else "")
 
     def _damage(self) -> list[str]:
         more = len(self.damage) - _DAMAGE_SHOWN

@@ -21,13 +21,13 @@ from jobs._notebooks.facts import Facts, size_text
 from jobs._notebooks.note import Note
 from jobs._notebooks.session import spark_of
 from jobs._notebooks.sources import Source, open_source
+from jobs._notebooks.table import Table, readable
 
 __all__ = ["Log", "open_log"]
 
 LIMIT: Final = 20_000
 LIMIT_BYTES: Final = 64 << 20
 _BODY_WIDTH: Final = 80
-_NAME_WIDTH: Final = 40
 _NO_TOPIC: Final = "(no RocketMQ message)"
 _MESSAGE: Final = ("topic", "queue_id", "queue_offset", "tags", "keys", "msg_id", "born_timestamp", "store_timestamp")
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -107,13 +107,13 @@ class Log:
             return Note(f"No entry of the sample is {self.narrowed}.")
         return Note("The log is empty." if self.complete and not self.damage else "No entry could be read.")
 
-    def nodes_table(self) -> pd.DataFrame | Note:
+    def nodes_table(self) -> Table | Note:
         """Return a column per node of the group, as the node describes itself."""
         if not len(self.nodes):
             return Note("The log was read from a directory, so there are no nodes to list.")
-        return _without_empty(self.nodes).set_index("node_id").T.rename_axis(columns=None)
+        return Table(readable(self.nodes).set_index("node_id").T.rename_axis(columns=None))
 
-    def contents(self) -> pd.DataFrame | Note:
+    def contents(self) -> Table | Note:
         """Return a row per topic, plain bodies last: entries, bytes of bodies, queues, first and last time."""
         if not len(self):
             return self.nothing()
@@ -130,20 +130,18 @@ class Log:
         )
         plain = found["topic"].isna()
         found = pd.concat([found[~plain], found[plain]])
-        found["topic"] = [
-            _NO_TOPIC if pd.isna(topic) else preview(topic.encode(), _NAME_WIDTH) for topic in found["topic"]
-        ]
-        return _without_empty(found.reset_index(drop=True))
+        found["topic"] = found["topic"].fillna(_NO_TOPIC)
+        return readable(found.reset_index(drop=True))
 
-    def head(self, count: int = 20, *, skip: int = 0) -> pd.DataFrame | Note:
+    def head(self, count: int = 20, *, skip: int = 0) -> Table | Note:
         """Return the first entries of the sample, after ``skip`` others, with bodies shortened."""
         return _readable(self.table.slice(skip, count)) if len(self) else self.nothing()
 
-    def tail(self, count: int = 20) -> pd.DataFrame | Note:
+    def tail(self, count: int = 20) -> Table | Note:
         """Return the last entries of the sample, with bodies shortened."""
         return self.head(count, skip=max(0, len(self) - count))
 
-    def at(self, index: int, count: int = 20) -> pd.DataFrame | Note:
+    def at(self, index: int, count: int = 20) -> Table | Note:
         """Return entries of the sample from an index (of a CommitLog: a position) on, with bodies shortened."""
         by = "index" if self.table["index"].null_count < len(self) else "position"
         found = self.table.filter(pc.fill_null(pc.greater_equal(self.table[by], index), fill_value=False))
@@ -163,7 +161,7 @@ class Log:
         tag: str | None = None,
         key: str | None = None,
         count: int = 20,
-    ) -> pd.DataFrame | Note:
+    ) -> Table | Note:
         """Return the first entries of the sample that match all conditions.
 
         Args:
@@ -206,15 +204,14 @@ class Log:
         text = f"from {low:%Y-%m-%d %H:%M:%S} to {high:%Y-%m-%d %H:%M:%S} UTC"
         return replace(self, table=self.table.filter(keep), complete=False, narrowed=text)
 
-    def sql(self, query: str) -> pd.DataFrame:
+    def sql(self, query: str) -> Table:
         """Run a Spark SQL query over the sample, which is the view ``log``, and return its rows.
 
         Bodies that are text are in the column ``text``.
         """
         spark = spark_of("notebook")
         spark.createDataFrame(self._for_sql()).createOrReplaceTempView("log")
-        found: pd.DataFrame = spark.sql(query).toArrow().to_pandas()
-        return found
+        return Table(spark.sql(query).toArrow().to_pandas())
 
     def _for_sql(self) -> pa.Table:
         text = pa.array(map(_text, self.table["body"].to_pylist()), pa.string())
@@ -341,19 +338,10 @@ def _set_times(times: pa.Array) -> pa.Array:
     return pc.if_else(pc.less_equal(times.cast(pa.int64()), 0), pa.scalar(None, times.type), times)
 
 
-def _readable(table: pa.Table) -> pd.DataFrame:
+def _readable(table: pa.Table) -> Table:
     found = table.select(_SHOWN).to_pandas(integer_object_nulls=True).convert_dtypes()
-    for name in ("topic", "tags", "keys"):
-        found[name] = [None if pd.isna(text) else preview(text.encode(), _NAME_WIDTH) for text in found[name]]
     found["body"] = ["" if body is None else preview(body, _BODY_WIDTH) for body in table["body"].to_pylist()]
-    return _without_empty(found)
-
-
-def _without_empty(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns that have values, times to the millisecond."""
-    for name in table.select_dtypes("datetimetz"):
-        table[name] = table[name].dt.strftime("%Y-%m-%d %H:%M:%S.%f").str[:-3]
-    return table.dropna(axis="columns", how="all")
+    return readable(found)
 
 
 def _text(body: bytes | None) -> str | None:

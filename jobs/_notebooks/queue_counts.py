@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,6 +16,7 @@ from jobs._notebooks.facts import Facts, size_text
 from jobs._notebooks.note import Note
 from jobs._notebooks.queue_plots import NO_CONSUMERS
 from jobs._notebooks.sources import Source, open_source
+from jobs._notebooks.table import Table, readable
 
 __all__ = ["Queues", "open_queues"]
 
@@ -60,15 +60,15 @@ class Queues:
     def _repr_html_(self) -> str:
         return self.facts()._repr_html_()
 
-    def table(self) -> pd.DataFrame | Note:
+    def table(self) -> Table | Note:
         """Return a row per queue."""
         return _table(self.statistics.queues, "The log has no message of a queue.")
 
-    def skew(self) -> pd.DataFrame | Note:
+    def skew(self) -> Table | Note:
         """Return a row per topic with several queues, the most uneven first."""
         return _table(self.statistics.skew(), "No topic has more than one queue.")
 
-    def waiting(self, count: int = 20) -> pd.DataFrame | Note:
+    def waiting(self, count: int = 20) -> Table | Note:
         """Return a row per consumer group and queue, those with the most waiting messages first."""
         return Note(NO_CONSUMERS) if self.lag is None else _table(self.lag.slice(0, count), NO_CONSUMERS)
 
@@ -117,5 +117,5 @@ def _sum(queues: pa.Table) -> Any:
     return pc.sum(queues["messages"]).as_py() or 0
 
 
-def _table(table: pa.Table, otherwise: str) -> pd.DataFrame | Note:
-    return table.to_pandas().dropna(axis="columns", how="all") if table.num_rows else Note(otherwise)
+def _table(table: pa.Table, otherwise: str) -> Table | Note:
+    return readable(table.to_pandas()) if table.num_rows else Note(otherwise)

@@ -214,6 +214,16 @@ def test_source_that_is_neither_directory_nor_peers_is_error(tmp_path: Path) -> 
         nb.open_log(tmp_path)
 
 
+def test_table_shows_complete_and_escaped_values(group: Any) -> None:
+    rows = appended(group, b"<b>" + b"x" * 40, *messages(["t" * 60], [0], [0], ["<i>"])).head()
+    page = rows._repr_html_()
+    assert "<b>" not in page
+    assert "&lt;b&gt;" in page
+    assert page.count('data-of="topic"') == 2
+    assert "t…t" in page.replace("<wbr>", "")
+    assert type(rows[["index"]]) is pd.DataFrame
+
+
 def test_damage_is_listed_and_rest_is_shown(tmp_path: Path) -> None:
     damaged = nb.open_log(damaged_replicas(tmp_path)["n1"])
     assert len(damaged) == 1023
