@@ -12,6 +12,7 @@ from jobs._notebooks.log_sample import Log, open_log
 from jobs._notebooks.note import Note
 from jobs._notebooks.queue_counts import Queues, open_queues
 from jobs._notebooks.queue_plots import plot_depth, plot_rates, plot_skew, plot_tags, plot_waiting
+from jobs._notebooks.replay import Replay, replay
 from jobs._notebooks.widgets import browser, time_range
 from jobs._report.drill_down import RangeDiff
 
@@ -20,6 +21,7 @@ __all__ = [
     "Note",
     "Queues",
     "RangeDiff",
+    "Replay",
     "browser",
     "diff_finding",
     "findings_table",
@@ -34,6 +36,7 @@ __all__ = [
     "plot_skew",
     "plot_tags",
     "plot_waiting",
+    "replay",
     "replicas_table",
     "time_range",
     "verdict",

@@ -20,7 +20,7 @@ from jobs._notebooks.table import Table, readable
 
 __all__ = ["Queues", "open_queues"]
 
-BUCKET_SECONDS: Final = 5.0
+_BUCKET_SECONDS: Final = "5"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Queues:
 
 
 def open_queues(
-    source: str | Path | None = None, group: str | None = None, *, bucket_seconds: float = BUCKET_SECONDS
+    source: str | Path | None = None, group: str | None = None, *, bucket_seconds: float | None = None
 ) -> Queues:
     """Count the messages of a log and close it again; print its size before.
 
@@ -82,11 +82,12 @@ def open_queues(
         source: a broker's directory, a store, a CommitLog, or the peers of a group. None = ``DLEDGER_BROKER``,
             ``DLEDGER_SOURCE`` or ``DLEDGER_PEERS``; without them the store of a real broker, from the tests.
         group: the group of peers. None = ``DLEDGER_GROUP``, or ``default``.
-        bucket_seconds: width of a time bucket.
+        bucket_seconds: width of a time bucket; None = ``DLEDGER_BUCKET_SECONDS``, or 5.
 
     Raises:
         DLedgerError: there is no log, or it cannot be read.
     """
+    bucket_seconds = bucket_seconds or float(os.environ.get("DLEDGER_BUCKET_SECONDS", _BUCKET_SECONDS))
     with open_source(source or os.environ.get("DLEDGER_BROKER"), group, demo="broker") as opened:
         count = f", {opened.end - opened.first_index:,} indexes" if opened.end else ""
         print(f"{opened.name}: {size_text(opened.nbytes)}{count}")

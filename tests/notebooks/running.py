@@ -16,7 +16,7 @@ from nbconvert import HTMLExporter
 mpl.use("agg")
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-VARIABLES = ("SOURCE", "PEERS", "GROUP", "AUDIT", "REPLICAS", "BROKER", "NOTEBOOK_EVENTS")
+VARIABLES = ("SOURCE", "PEERS", "GROUP", "AUDIT", "REPLICAS", "BROKER", "BUCKET_SECONDS", "NOTEBOOK_EVENTS")
 
 
 def in_kernel(test: Any) -> Any:

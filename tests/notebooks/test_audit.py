@@ -14,6 +14,8 @@ from dledger_core.rocketmq import encode_messages, field_at
 from jobs import audit_replicas
 from jobs._audit.range_diff import diff_finding
 from jobs._notebooks.audit_view import findings_table, load_audit, plot_audit, replicas_table, run_audit, verdict
+from jobs._notebooks.note import Note
+from jobs._notebooks.replay import replay
 from jobs._notebooks.samples import damaged_replicas
 from tests.client.fake_group import running_group
 from tests.notebooks.running import drawn, execute, in_kernel
@@ -41,7 +43,8 @@ def test_notebook_looks_into_audit(
     assert any("verdict: INCONSISTENT" in text for text in shown.plain)
     assert any("bodies differ from byte 100 on: body, byte 12 of 67" in text for text in shown.plain)
     assert len(shown.pictures) == 1
-    card, held, found, drilled = shown.pages
+    card, held, found, drilled, replayed = shown.pages
+    assert f"indexes {FLIPPED} to {FLIPPED} are damaged" in replayed
     assert "INCONSISTENT" in card
     assert all(name in held for name in replicas)
     assert "MISSING_COMMITTED" in found
@@ -147,6 +150,19 @@ def test_picture_shows_stored_compared_and_found_ranges(diverged: dict[str, Path
     assert "could not be read: no answer" in texts
     assert [text.get_text() for text in figure.legends[0].get_texts()][2:] == ["critical", "info"]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["n0", "n1", "n2", "n3"]
+
+
+def test_replay_reads_entries_around_finding_again(tmp_path: Path) -> None:
+    replicas = damaged_replicas(tmp_path)
+    summary = made_up(replicas, replica="n1", start=FLIPPED, end=FLIPPED + 1, count=1)
+    found = replay(summary)
+    assert found.log.table["index"].to_pylist() == [697, 698, 699, 701, 702, 703]
+    assert len(found.log.damage) == 1
+    intact = replay(summary, replica="n0", around=1)
+    assert intact.log.table["index"].to_pylist() == [699, 700, 701]
+    assert intact.log.damage == ()
+    assert isinstance(replay(summary | {"findings": []}), Note)
+    assert isinstance(replay(summary, replica="absent"), Note)
 
 
 def test_labels_of_near_findings_do_not_cover_each_other(diverged: dict[str, Path], tmp_path: Path) -> None:
