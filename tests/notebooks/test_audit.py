@@ -61,7 +61,7 @@ def _check_diff_finding(summary: dict[str, Any]) -> None:
     wanted = list(messages(THREE).values())[FLIPPED]
     assert flipped.bodies["n0"] == flipped.bodies["n2"] == wanted
     assert [a ^ b for a, b in zip(flipped.bodies["n1"], wanted, strict=True) if a != b] == [4]
-    assert flipped.fields["n1"]["topic"] == "user_profile"
+    assert flipped.fields["n0"]["topic"] == "user_profile"
     missing = diff_finding(summary, kinds["MISSING_COMMITTED"])
     assert "no: " in missing.fields["n2"]["stored"]
     assert (missing.difference, set(missing.bodies)) == (None, {"n0", "n1"})
