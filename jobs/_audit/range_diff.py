@@ -114,11 +114,11 @@ def _entries(batch: pa.RecordBatch) -> dict[int, tuple[Fields, bytes]]:
     for row, message in zip(batch.to_pylist(), messages, strict=True):
         names = [name for name in RECORD_SCHEMA.names if name in row and name not in ("body", "timestamp")]
         fields = {"stored": "yes"} | {name: row[name] for name in names} | {"body bytes": len(row["body"])}
-        if message["error"] is None:
-            fields |= {name: message[name] for name in _MESSAGE} | {"message": "intact"}
+        if message["topic"] is not None:  # also of a message whose body is damaged
+            fields |= {name: message[name] for name in _MESSAGE}
+        fields["message"] = "intact" if message["error"] is None else f"no: {message['error']}"
+        if message["body"] is not None:
             fields["text"] = preview(message["body"], _TEXT_CELLS)
-        else:
-            fields |= {"message": f"no: {message['error']}"}
         found[row.get("index", row["position"])] = (fields, row["body"])
     return found
 
