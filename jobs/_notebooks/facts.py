@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Final
 
 from jobs._notebooks.table import facts_html
+from jobs._report.templates import breakable
 
 __all__ = ["Facts", "size_text"]
 
@@ -26,7 +26,7 @@ class Facts:
         return "\n".join([*lines, *(f"damage: {each}" for each in self._damage())])
 
     def _repr_html_(self) -> str:
-        damage = "".join(f"<li>{escape(each)}</li>" for each in self._damage())
+        damage = "".join(f"<li>{breakable(each)}</li>" for each in self._damage())
         return facts_html(self.values) + (f"<p><b>Damage</b></p><ul>{damage}</ul>" if damage else "")
 
     def _damage(self) -> list[str]:

@@ -110,4 +110,4 @@ def test_page_is_readable_in_both_widths_and_schemes(
     for run in (("explore_log", "flights"), ("consume_queues", "java")):
         page = shown[run].write_page(tmp_path)
         for look in look_everywhere(browser, page, tmp_path):
-            assert look.complaints == []
+            assert (look.overflow, look.errors, look.contrast, look.clipped) == (0, (), (), ())  # long paths break
