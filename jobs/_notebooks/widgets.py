@@ -47,14 +47,17 @@ class Interactive:
         controls = dict(self._controls(ipywidgets))
         if not controls:
             return None
-        shown = ipywidgets.interactive_output(self._display, controls)
+        # Not an Output widget: nbclient sends messages for these while it waits for a reply, and can miss the reply.
+        shown = ipywidgets.HTML()
+
+        def refresh(_: object = None) -> None:
+            values = {name: control.value for name, control in controls.items()}
+            shown.value = "".join(_html(each) for each in self._update(**values))
+
+        for control in controls.values():
+            control.observe(refresh, "value")
+        refresh()
         return ipywidgets.VBox([*controls.values(), shown])
-
-    def _display(self, **values: Any) -> None:
-        from IPython.display import display
-
-        for each in self._update(**values):
-            display(each)  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         return repr(self.view)
