@@ -392,7 +392,7 @@ class MessageBodies:
         """Return the rows whose body is a message that is damaged.
 
         A message is recognized by its magic and its size. It is damaged if the lengths in it do not fit, or if its
-        body does not match its CRC.
+        body does not match its CRC. Where messages are ``expected``, any other body is damaged too.
         """
         located = _located(records)
         bad = located.reasons >= BROKEN_FROM

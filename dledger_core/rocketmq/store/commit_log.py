@@ -31,7 +31,7 @@ import pyarrow as pa
 from dledger_core.errors import ConfigError
 from dledger_core.record import is_segment_name
 from dledger_core.rocketmq.message.columns import Rows, rows_of
-from dledger_core.rocketmq.message.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
+from dledger_core.rocketmq.message.layout import BEFORE_HOSTS, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 from dledger_core.rocketmq.message.records import locate, reason_text, wrong_bodies
 
 BLANK_MAGIC: Final = -875286124
@@ -44,8 +44,7 @@ _BATCH_BYTES: Final = 8 << 20
 _CHUNK_BYTES: Final = 1 << 20
 _LOOK_AHEAD_BYTES: Final = 4 << 20
 """Brokers accept messages of up to 4 MiB by default."""
-_PHYSICAL_OFFSET: Final = 28
-"""Of the field in a message; its magic is at 4."""
+_MAGIC_OFFSET: Final = 4
 _WRONG_CRC: Final = 100
 _WRONG_POSITION: Final = 101
 
@@ -118,11 +117,7 @@ class CommitLogFile:
                 at = newest.end
             if newest is not None and newest.ends:
                 yield newest.batch(self.position)
-            kind = "end" if torn else _stop_kind(fd, at, size)
-            if kind == "end" and _next_message(fd, at, size, self.position) is not None:
-                # Zeros hide messages, unless a broker has written here meanwhile.
-                kind = "end" if any(os.pread(fd, _HEAD.size, at)) else "damaged"
-            yield FileStop(self.position + at, kind)
+            yield FileStop(self.position + at, "end" if torn else _stop_kind(fd, at, size, self.position))
 
     def next_message(self, position: int) -> int:
         """Return the position of the next message after damage that can be found, or the end of the file."""
@@ -176,15 +171,17 @@ def _read_block(fd: int, at: int, size: int, batch_bytes: int) -> _Block | None:
     return _Block(data, at, ends) if ends and ends[-1] <= len(data) else None
 
 
-def _stop_kind(fd: int, at: int, size: int) -> str:
-    """Return the kind of the end at an offset: see ``FileStop``."""
+def _stop_kind(fd: int, at: int, size: int, position: int) -> str:
+    """Return the kind of the end at an offset of the file at ``position``: see ``FileStop``."""
     head = os.pread(fd, min(_HEAD.size, size - at), at)
     if len(head) < _HEAD.size:
         return "damaged" if any(head) else "end"
     if _HEAD.unpack(head)[1] == BLANK_MAGIC:
         return "blank"
     if not any(head):
-        return "end"
+        hides = _next_message(fd, at, size, position) is not None
+        # A broker may have written a message here meanwhile.
+        return "damaged" if hides and not any(os.pread(fd, _HEAD.size, at)) else "end"
     magic = head[4:].rstrip(b"\0")
     begun = len(magic) < len(head[4:]) and any(each.startswith(magic) for each in _MAGICS)
     return "end" if begun and _is_zero(fd, at + len(head), size) else "damaged"
@@ -195,13 +192,12 @@ def _next_message(fd: int, at: int, size: int, position: int) -> int | None:
     data = os.pread(fd, min(_LOOK_AHEAD_BYTES, size - at), at)
     found: list[int] = []
     for magic in _MAGICS:
-        begin = data.find(magic, _HEAD.size)
-        while begin >= 0:
-            own = data[begin - 4 + _PHYSICAL_OFFSET : begin + 4 + _PHYSICAL_OFFSET]
-            if int.from_bytes(own, "big") == position + at + begin - 4:
-                found.append(at + begin - 4)
+        begin = data.find(magic, _HEAD.size) - _MAGIC_OFFSET
+        while 0 <= begin <= len(data) - BEFORE_HOSTS.itemsize:
+            if np.frombuffer(data, BEFORE_HOSTS, 1, begin)["physical_offset"][0] == position + at + begin:
+                found.append(at + begin)
                 break
-            begin = data.find(magic, begin + 1)
+            begin = data.find(magic, begin + _MAGIC_OFFSET + 1) - _MAGIC_OFFSET
     return min(found, default=None)
 
 
@@ -293,11 +289,12 @@ def fault_text(fault: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """Start and end of each message of a file, relative to the file, and the end of all."""
+    """Start and end of each message of a file, relative to the file, the end of all, and the end of damage there."""
 
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     stop: FileStop
+    resumes: int
 
 
 class ClassicCommitLog:
@@ -368,12 +365,13 @@ class ClassicCommitLog:
         for file in self.files:
             if file.position >= end or file.end <= start:
                 continue
-            stop = self._index(file).stop
-            is_open = file is self.files[-1] and not self._closed
-            if not file.ends_at(stop, is_open=is_open) and stop.position < end:
-                after = file.next_message(stop.position)
-                found.append((stop.position, after, "no message starts here, nor the end of a file"))
+            index = self._index(file)
+            if self._is_damage(file, index.stop) and index.stop.position < end:
+                found.append((index.stop.position, index.resumes, "no message starts here, nor the end of a file"))
         return found
+
+    def _is_damage(self, file: CommitLogFile, stop: FileStop) -> bool:
+        return not file.ends_at(stop, is_open=file is self.files[-1] and not self._closed)
 
     def _index(self, file: CommitLogFile) -> _Index:
         if file.position not in self._indexes:
@@ -384,7 +382,8 @@ class ClassicCommitLog:
                     continue
                 starts.append(np.asarray(found.column("position")) - file.position)
                 ends.append(starts[-1] + _sizes(found))
-            self._indexes[file.position] = _Index(np.concatenate(starts), np.concatenate(ends), stop)
+            resumes = file.next_message(stop.position) if self._is_damage(file, stop) else stop.position
+            self._indexes[file.position] = _Index(np.concatenate(starts), np.concatenate(ends), stop, resumes)
         return self._indexes[file.position]
 
 
