@@ -168,8 +168,6 @@ def survey_log(read: Read, first: int, end: int, survey: Survey | None = None) -
 def survey_directory(opened: LogDirectory) -> Survey:
     """Return a survey of a classic CommitLog and of the log after it."""
     survey = _survey_commitlog(opened) if opened.classic else Survey()
-    if opened.gap is not None:
-        survey.damage.append(str(opened.gap))
     if opened.log is not None:
         survey_log(lambda at, stop: opened.batches(Span((0, 0), (at, stop))), *opened.indexes, survey)
     return survey
@@ -262,9 +260,10 @@ def key_index(directory: Path) -> KeyIndex | None:
 
 
 def end_problems(opened: LogDirectory) -> list[str]:
-    """Return a sentence for each problem after the last entry of a log."""
+    """Return a sentence for each problem between a CommitLog and the log after it, and after the last entry."""
+    gap = [] if opened.gap is None else [str(opened.gap)]
     try:
         note = opened.check_end()
     except DLedgerError as error:
-        return [str(error)]
-    return [note] if note else []
+        return [*gap, str(error)]
+    return [*gap, note] if note else gap

@@ -83,8 +83,7 @@ class Source:
             return [f"node {node} does not answer" for node in self.nodes.query("~reachable")["node_id"]]
         log = self.directory.log
         damaged = [f"indexes {a} to {b - 1} are damaged" for a, b in log.damaged] if log is not None else []
-        gap = [] if self.directory.gap is None else [str(self.directory.gap)]
-        return [*gap, *damaged, *end_problems(self.directory)]
+        return [*damaged, *end_problems(self.directory)]
 
 
 @contextmanager
