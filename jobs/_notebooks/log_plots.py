@@ -17,7 +17,10 @@ from jobs._notebooks.note import Note
 from jobs._notebooks.style import (
     NEUTRAL,
     OTHER,
+    QUEUES_MAX,
     SOFT,
+    TOPICS_MAX,
+    WIDTH,
     bucket_of,
     colors_of,
     draw_steps,
@@ -29,9 +32,6 @@ from jobs._notebooks.style import (
 
 __all__ = ["plot_over_time", "plot_per_queue"]
 
-_TOPICS_MAX: Final = 6
-_QUEUES_MAX: Final = 30
-_WIDTH: Final = 10.0
 _PLAIN: Final = "(no message)"
 
 
@@ -64,13 +64,13 @@ def _steps(log: Log, topics: list[str | None], moments: Any, bucket_s: float, by
     first, last = int(places.min()), int(places.max())
     edges = (np.arange(first, last + 2) * bucket).astype("datetime64[us]")
     names = _topics(topics)
-    shown, colors, named = names[:_TOPICS_MAX], colors_of(names), labels(names)
+    shown, colors, named = names[:TOPICS_MAX], colors_of(names), labels(names)
     column = np.array(topics, dtype=object)
     series = {named[name]: (_counts(places[column == name], first, last), colors[name]) for name in shown}
     rest = ~np.isin(column, shown) & (column != None)  # noqa: E711  (an array of objects)
     series["other topics"] = (_counts(places[rest], first, last), OTHER)
     series[_PLAIN] = (_counts(places[column == None], first, last), NEUTRAL)  # noqa: E711
-    figure, axes = new_figure(_WIDTH, 3.6)
+    figure, axes = new_figure(WIDTH, 3.6)
     draw_steps(figure, axes, edges, series)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     part = "" if log.complete else ", of the sample"
@@ -110,8 +110,8 @@ def plot_per_queue(log: Log) -> Figure | Note:
     rows = table.group_by(["topic", "queue_id"]).aggregate([([], "count_all")]).to_pylist()
     rows.sort(key=lambda row: (-row["count_all"], row["topic"], row["queue_id"]))
     names = _topics(table["topic"].to_pylist())
-    colors, named, shown = colors_of(names), labels(names), rows[:_QUEUES_MAX]
-    figure, axes = new_figure(_WIDTH, row_height(len(shown)))
+    colors, named, shown = colors_of(names), labels(names), rows[:QUEUES_MAX]
+    figure, axes = new_figure(WIDTH, row_height(len(shown)))
     places = np.arange(len(shown))
     axes.barh(places, [row["count_all"] for row in shown], color=[colors[row["topic"]] for row in shown])
     for place, row in zip(places, shown, strict=True):

@@ -19,9 +19,12 @@ from jobs._notebooks.style import (
     ATTENTION,
     NEUTRAL,
     OTHER,
+    QUEUES_MAX,
     SOFT,
     TAG_COLORS,
+    TOPICS_MAX,
     WARNING,
+    WIDTH,
     colors_of,
     draw_steps,
     finished,
@@ -33,9 +36,6 @@ from jobs._notebooks.style import (
 __all__ = ["plot_depth", "plot_rates", "plot_skew", "plot_tags", "plot_waiting"]
 
 NO_CONSUMERS: Final = "No consumer group has recorded offsets here: config/consumerOffset.json is missing or empty."
-_WIDTH: Final = 10.0
-_QUEUES_MAX: Final = 30
-_TOPICS_MAX: Final = 6
 _TAGS_MAX: Final = 6
 _BARS_MAX: Final = 240
 _EVEN: Final = 1.1
@@ -55,8 +55,8 @@ def plot_depth(statistics: QueueStatistics) -> Figure | Note:
     rows = sorted(statistics.queues.to_pylist(), key=lambda row: -row["messages"])
     if not rows:
         return Note("The log has no message of a queue.")
-    shown, colors = rows[:_QUEUES_MAX], colors_of(_topics(statistics))
-    figure, axes = new_figure(_WIDTH, row_height(len(shown)))
+    shown, colors = rows[:QUEUES_MAX], colors_of(_topics(statistics))
+    figure, axes = new_figure(WIDTH, row_height(len(shown)))
     positions = np.arange(len(shown))
     counts = [row["messages"] for row in shown]
     axes.barh(positions, counts, color=[colors[row["topic"]] for row in shown])
@@ -90,7 +90,7 @@ def plot_rates(statistics: QueueStatistics, bucket_seconds: float) -> Figure | N
     if not rates.num_rows:
         return Note("The log has no message with a time.")
     names = _topics(statistics)
-    shown, colors = names[:_TOPICS_MAX], colors_of(names)
+    shown, colors = names[:TOPICS_MAX], colors_of(names)
     moments = np.asarray(rates["time"].cast(pa.int64()))
     span = (int(moments.max()) - int(moments.min())) / 1_000_000
     bucket_seconds *= max(1, math.ceil(span / bucket_seconds / _BARS_MAX))
@@ -101,7 +101,7 @@ def plot_rates(statistics: QueueStatistics, bucket_seconds: float) -> Figure | N
     for topic, time, count in zip(rates["topic"].to_pylist(), times, rates["messages"].to_pylist(), strict=True):
         series[topic if topic in shown else "other"][time - first] += count / bucket_seconds
     edges = (np.arange(first, last + 2) * bucket).astype("datetime64[us]")
-    figure, axes = new_figure(_WIDTH, 3.6)
+    figure, axes = new_figure(WIDTH, 3.6)
     named = labels(names)
     draw_steps(
         figure,
@@ -118,13 +118,13 @@ def plot_rates(statistics: QueueStatistics, bucket_seconds: float) -> Figure | N
 
 def plot_skew(statistics: QueueStatistics) -> Figure | Note:
     """Return a dot per queue: its messages against an even share of its topic, the most uneven topic first."""
-    topics = statistics.skew()["topic"].to_pylist()[:_QUEUES_MAX]
+    topics = statistics.skew()["topic"].to_pylist()[:QUEUES_MAX]
     if not topics:
         return Note("No topic has more than one queue.")
     counts: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for row in statistics.queues.to_pylist():
         counts[row["topic"]].append((row["queue_id"], row["messages"]))
-    figure, axes = new_figure(_WIDTH, row_height(len(topics)) + 0.5)
+    figure, axes = new_figure(WIDTH, row_height(len(topics)) + 0.5)
     for y, topic in enumerate(topics):
         _skew_row(axes, y, counts[topic])
     axes.axvline(1, color=SOFT, linewidth=1, linestyle="--", zorder=0)
@@ -154,7 +154,7 @@ def _share_color(share: float) -> str:
 
 def plot_tags(statistics: QueueStatistics) -> Figure | Note:
     """Return bars per topic, split by tag: the most frequent ones, all others, and none."""
-    names = _topics(statistics)[:_QUEUES_MAX]
+    names = _topics(statistics)[:QUEUES_MAX]
     if not names:
         return Note("The log has no message of a queue.")
     counts: dict[str, dict[str | None, int]] = {name: {} for name in names}
@@ -170,7 +170,7 @@ def plot_tags(statistics: QueueStatistics) -> Figure | Note:
         (named[tag], TAG_COLORS[number], {tag}) for number, tag in enumerate(tags[:_TAGS_MAX])
     ]
     groups += [(f"{len(tags) - _TAGS_MAX} other tags", "#7f8894", set(tags[_TAGS_MAX:])), ("no tag", OTHER, {None})]
-    figure, axes = new_figure(_WIDTH, row_height(len(names)))
+    figure, axes = new_figure(WIDTH, row_height(len(names)))
     left = np.zeros(len(names))
     for name_of_tag, color, members in groups:
         values = np.array([sum(count for tag, count in counts[name].items() if tag in members) for name in names])
@@ -191,12 +191,12 @@ def plot_waiting(lag: pa.Table | None) -> Figure | Note:
     totals: dict[tuple[str, str], int] = defaultdict(int)
     for row in lag.to_pylist() if lag is not None else ():
         totals[row["consumer"], row["topic"]] += row["waiting"]
-    shown: list[tuple[Any, int]] = sorted(totals.items(), key=lambda one: (-one[1], one[0]))[:_QUEUES_MAX]
+    shown: list[tuple[Any, int]] = sorted(totals.items(), key=lambda one: (-one[1], one[0]))[:QUEUES_MAX]
     if not shown:
         return Note(
             "No consumer group has recorded offsets here: there is no config/consumerOffset.json, or it is empty."
         )
-    figure, axes = new_figure(_WIDTH, row_height(len(shown)))
+    figure, axes = new_figure(WIDTH, row_height(len(shown)))
     waiting = [count for _, count in shown]
     axes.barh(range(len(shown)), waiting, color=NEUTRAL)
     for y, count in enumerate(waiting):

@@ -21,9 +21,12 @@ __all__ = [
     "COLORS",
     "NEUTRAL",
     "OTHER",
+    "QUEUES_MAX",
     "SOFT",
     "TAG_COLORS",
+    "TOPICS_MAX",
     "WARNING",
+    "WIDTH",
     "bucket_of",
     "colors_of",
     "draw_steps",
@@ -43,6 +46,10 @@ SOFT: Final = "#57606a"
 """Text next to bars and dots."""
 ATTENTION: Final = "#e0a000"
 WARNING: Final = "#c62828"
+WIDTH: Final = 10.0
+"""Inches of a plot."""
+QUEUES_MAX: Final = 30
+TOPICS_MAX: Final = 6
 _LABEL_MAX: Final = 28
 _START: Final = 4
 """Characters of a name's start that are kept where only its end tells it from another one."""
