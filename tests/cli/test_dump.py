@@ -22,7 +22,7 @@ from dledger_core.rocketmq import encode_messages
 from dledger_core.storage import CommitLog, open_store
 from tests.cli import command
 from tests.rocketmq.convert.stores import snapshot, store_of, unpacked
-from tests.rocketmq.golden import MIXED, THREE, extract, units
+from tests.rocketmq.golden import MIXED, THREE, units
 from tests.support.logs import SMALL, append
 
 
@@ -36,15 +36,6 @@ def rows(*arguments: object) -> list[dict[str, Any]]:
 
 def text(*arguments: object) -> list[str]:
     return run(*arguments).stdout_bytes.decode().splitlines()
-
-
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A broker with a mixed log, and one of three brokers in DLedger mode."""
-    directory = tmp_path_factory.mktemp("golden")
-    for name, within in ((MIXED, "n0/commitlog"), (MIXED, "n0/dledger-n0"), (THREE, "n0/dledger-n0")):
-        extract(name, within, directory)
-    return directory
 
 
 @pytest.fixture(scope="module", params=["0.3.1.2", "0.4.0"])

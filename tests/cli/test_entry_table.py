@@ -16,18 +16,10 @@ from dledger_core.rocketmq import encode_messages
 from dledger_core.storage import CommitLog
 from tests.cli.command import rows_of, run
 from tests.rocketmq.convert.stores import unpacked
-from tests.rocketmq.golden import MIXED, THREE, extract
+from tests.rocketmq.golden import MIXED, THREE
 from tests.support.logs import append
 
 WIDTHS = (40, 80, 100, 120, 200)
-
-
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("golden")
-    for name, within in ((MIXED, "n0/commitlog"), (MIXED, "n0/dledger-n0"), (THREE, "n0/dledger-n0")):
-        extract(name, within, directory)
-    return directory
 
 
 @pytest.fixture(scope="module")
