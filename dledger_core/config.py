@@ -255,6 +255,7 @@ class Limits:
         retention_s: interval of retention [10 s].
         retention_segments: segments deleted in one round [10]: deletion of large files blocks some file systems.
         checkpoint_s: interval of checkpoints [1 s].
+        log_time_s: a leader that appends records the log time at least this often [600 s].
         repair_retry_s: pause before peers are asked again for damaged entries [2 s].
         repair_log_s: interval of the message about damage that is not repaired [60 s].
         repair_transfer_s: wait for a leadership transfer away from a damaged replica [2 s].
@@ -306,6 +307,7 @@ class Limits:
     retention_s: float = 10.0
     retention_segments: int = 10
     checkpoint_s: float = 1.0
+    log_time_s: float = 600.0
     repair_retry_s: float = 2.0
     repair_log_s: float = 60.0
     repair_transfer_s: float = 2.0

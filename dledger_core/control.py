@@ -1,6 +1,7 @@
 """Bodies of control entries (magic 2): producers, transactions and the log's identity, stored between data entries.
 
-An empty body is a no-op. Any other is a msgpack map whose key ``k`` names its kind::
+A msgpack map, or empty. Its key ``t`` is the group's log time in ms (see ``LogTime``); ``k`` names its kind, without
+which it is a no-op::
 
     log           u   uuid of the log (the first control entry of a log)
     producer      p id, e epoch, s sequence, n data entries that follow in the batch, c CRC-32 of their CRC column
@@ -25,6 +26,8 @@ from dledger_core import checksum
 from dledger_core.checksum import Buffer
 from dledger_core.errors import BadRequestError, CorruptRecordError
 
+LOG_TIME_MAX: Final = 1 << 62
+"""Limit on a log time, in ms, so that it fits a heartbeat."""
 PARTS_MAX: Final = 16_000
 """Parts of one transaction: request, control entry and response fit their limits (1 MiB, 16,384 elements)."""
 
@@ -80,6 +83,18 @@ def unpack(body: Buffer) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise CorruptRecordError("a control entry is not a map")
     return fields
+
+
+def log_time(fields: dict[str, Any]) -> int | None:
+    """Return the log time of a control entry, in ms; None if it holds none.
+
+    Raises:
+        CorruptRecordError: it is not a time.
+    """
+    found = fields.get("t")
+    if found is not None and (type(found) is not int or not 0 <= found <= LOG_TIME_MAX):
+        raise CorruptRecordError(f"a control entry has an impossible log time: {str(found)[:40]}")
+    return found
 
 
 def column_crc(crcs: npt.NDArray[Any]) -> int:

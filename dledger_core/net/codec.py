@@ -175,7 +175,10 @@ INSTALL_SNAPSHOT_OK: Final = Table(
 HEARTBEATS: Final = Table(
     Type.HEARTBEATS,
     Heartbeat,
-    (*_ENDS, Field("h", "list", "[group, term, commit index, round] of each group", name="beats", low=0)),
+    (
+        *_ENDS,
+        Field("h", "list", "[group, term, commit index, round, log time in ms] of each group", name="beats", low=0),
+    ),
 )
 HEARTBEATS_OK: Final = Table(
     Type.HEARTBEATS_OK,
@@ -236,7 +239,7 @@ def _append_entries_frame(group: str, message: AppendEntries) -> list[Buffer]:
 def heartbeats_frames(beats: Sequence[tuple[str, Heartbeat]]) -> list[Buffer]:
     """Return the frames of the heartbeats of all groups between two nodes, at least one."""
     _, first = beats[0]
-    rows = [(group, beat.term, beat.commit_index, beat.round) for group, beat in beats]
+    rows = [(group, beat.term, beat.commit_index, beat.round, beat.log_time_ms) for group, beat in beats]
     return _beats_frames(HEARTBEATS, first.sender, first.target, rows)
 
 
@@ -253,7 +256,7 @@ def alive_frame(sender: NodeId, target: NodeId) -> list[Buffer]:
 
 
 def _beats_frames(
-    table: Table[Any], sender: NodeId, target: NodeId, rows: Sequence[tuple[str, int, int, int]]
+    table: Table[Any], sender: NodeId, target: NodeId, rows: Sequence[tuple[str | int, ...]]
 ) -> list[Buffer]:
     ends = {"sender": sender, "target": target}
     return [
@@ -280,15 +283,20 @@ def frame_to_messages(frame: Frame) -> list[tuple[str, Message]]:
         values = HEARTBEATS.read(header)
         sender, target = values["sender"], values["target"]
         return [
-            (group, Heartbeat(sender=sender, target=target, term=term, commit_index=commit, round=number))
-            for group, term, commit, number in _beats(values["beats"])
+            (
+                group,
+                Heartbeat(
+                    sender=sender, target=target, term=term, commit_index=commit, round=number, log_time_ms=log_time_ms
+                ),
+            )
+            for group, term, commit, number, log_time_ms in _beats(values["beats"], 4)
         ]
     if kind == Type.HEARTBEATS_OK:
         values = HEARTBEATS_OK.read(header)
         sender, target = values["sender"], values["target"]
         return [
             (group, HeartbeatResponse(sender=sender, target=target, term=term, round=number, last_index=last))
-            for group, term, number, last in _beats(values["beats"])
+            for group, term, number, last in _beats(values["beats"], 3)
         ]
     if kind == Type.INSTALL_SNAPSHOT:
         return [(str_field(header, "g"), _install_snapshot(frame))]
@@ -311,7 +319,7 @@ def _append_entries(frame: Frame) -> Message:
     prev_index, last_term = values["prev_index"], values["prev_term"]
     expected = prev_index + 1
     for row in rows:
-        first, count, batch_term = _three_ints(row)
+        first, count, batch_term = _ints(row, 3)
         if first != expected or not 0 < count <= _COUNT_MAX or not last_term <= batch_term <= term:
             raise ProtocolError("batches are not contiguous", "header", "", {"first": first, "count": count})
         expected, last_term = first + count, batch_term
@@ -341,17 +349,17 @@ def _batches(payload: Buffer, crc: int, rows: Sequence[Sequence[int]], n: int) -
     return tuple(batches)
 
 
-def _three_ints(row: Any) -> tuple[int, int, int]:
-    if type(row) is not list or len(row) != 3 or not all(type(v) is int and -1 <= v <= INT64_MAX for v in row):
-        raise ProtocolError("a row is not three integers in range", "header", "", {"row": repr(row)[:80]})
-    return row[0], row[1], row[2]
+def _ints(row: Any, count: int) -> list[int]:
+    if type(row) is not list or len(row) != count or not all(type(v) is int and -1 <= v <= INT64_MAX for v in row):
+        raise ProtocolError(f"a row is not {count} integers in range", "header", "", {"row": repr(row)[:80]})
+    return row
 
 
-def _beats(rows: list[Any]) -> list[tuple[str, Any, Any, Any]]:
-    """Return each row of ``h`` as its group and its three integers."""
+def _beats(rows: list[Any], count: int) -> list[tuple[Any, ...]]:
+    """Return each row of ``h`` as its group and its ``count`` integers."""
     found = []
     for row in rows:
-        if type(row) is not list or len(row) != 4 or type(row[0]) is not str:
+        if type(row) is not list or not row or type(row[0]) is not str:
             raise ProtocolError("a row of field 'h' is malformed", "header", "", {"row": repr(row)[:80]})
-        found.append((row[0], *_three_ints(row[1:])))
+        found.append((row[0], *_ints(row[1:], count)))
     return found

@@ -155,7 +155,7 @@ def handle_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> N
 def _broadcast_heartbeat(state: RaftState) -> None:
     state.heartbeat_elapsed = 0
     state.heartbeat_round += 1
-    commit_index = state.log.commit_index
+    commit_index, log_time_ms = state.log.commit_index, state.log_time()
     for member, progress in state.progress.items():
         progress.watch(state.heartbeat_round)
         # Not the plain commit index: a heartbeat compares no entry, and a follower's entries after its match_index may
@@ -167,6 +167,7 @@ def _broadcast_heartbeat(state: RaftState) -> None:
                 term=state.term,
                 commit_index=min(progress.match_index, commit_index),
                 round=state.heartbeat_round,
+                log_time_ms=log_time_ms,
             )
         )
     if state.reads.waiting and _has_committed_in_term(state):

@@ -79,7 +79,7 @@ class AppendEntriesResponse(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat(_Message):
-    """Keep followers from campaigning; carries the commit index and a ReadIndex round.
+    """Keep followers from campaigning; carries the commit index, a ReadIndex round and the log time.
 
     The transport packs the heartbeats of all groups between two nodes into one frame. ``commit_index`` never exceeds
     the follower's match_index: a heartbeat compares no entry, so it can commit only matched ones. ``round`` counts
@@ -88,6 +88,7 @@ class Heartbeat(_Message):
 
     commit_index: Index
     round: int
+    log_time_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

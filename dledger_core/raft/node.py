@@ -16,7 +16,7 @@ from dledger_core.raft.pointers import LogPointers
 from dledger_core.raft.progress import ProgressState
 from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.ready import HardState, Ready, Role, SoftState
-from dledger_core.raft.state import Noop, RaftState
+from dledger_core.raft.state import NewestLogTime, Noop, RaftState
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class RawNode:
         commit_index: recovered lower bound.
         random: the only source of randomness.
         noop: makes the no-op at an index.
+        log_time: returns the log time that heartbeats carry.
         snapshot_payloads: packs and installs snapshots; without it followers that need one wait.
         recovering_above: this member lost the end of its log in that term or before, and may have forgotten entries
             that it acknowledged: it is a recovering voter until it has a committed entry of a higher term.
@@ -80,6 +81,7 @@ class RawNode:
         commit_index: Index,
         random: RandomSource,
         noop: Noop,
+        log_time: NewestLogTime = lambda: 0,
         snapshot_payloads: SnapshotPayloads | None = None,
         recovering_above: Term | None = None,
     ) -> None:
@@ -99,6 +101,7 @@ class RawNode:
             hard_state=hard_state,
             random=random,
             noop=noop,
+            log_time=log_time,
             snapshot_payloads=snapshot_payloads,
             recovering_above=recovering_above,
         )

@@ -24,6 +24,9 @@ from dledger_core.raft.ready import HardState, LogRestart, Role
 Noop: TypeAlias = Callable[[Index], Proposal]
 """Makes the no-op of a new leader at an index."""
 
+NewestLogTime: TypeAlias = Callable[[], int]
+"""Returns the log time that a leader's heartbeats carry; the core does not look at it."""
+
 
 @dataclass(slots=True)
 class IncomingSnapshot:
@@ -83,6 +86,7 @@ class RaftState:
         hard_state: HardState,
         random: RandomSource,
         noop: Noop,
+        log_time: NewestLogTime,
         snapshot_payloads: SnapshotPayloads | None = None,
         recovering_above: Term | None = None,
     ) -> None:
@@ -94,6 +98,7 @@ class RaftState:
         self.voted_for: MemberId | None = hard_state.voted_for
         self.durable_hard_state = hard_state
         self.noop = noop
+        self.log_time = log_time
         self.snapshot_payloads = snapshot_payloads
         self.snapshot_number = 0
         self.incoming_snapshot: IncomingSnapshot | None = None

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from dledger_core.control import TransactionId
 from dledger_core.errors import (
     BadRequestError,
     CorruptRecordError,
     DiskFailedError,
-    DLedgerError,
     TransferringError,
     UnreachableError,
     invariant,
@@ -36,9 +33,10 @@ from dledger_core.raft import Configuration, Message
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs
+from dledger_core.server.replica.environment import event_loop_environment
 from dledger_core.server.replica.peers import Members
 from dledger_core.server.replica.replica import Replica
-from dledger_core.server.services.appends import AppendedRange, Appends
+from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.reads import OpenLogPrefix, Positions, Reads
 from dledger_core.server.services.role_events import OnRole, RoleFeed
@@ -75,6 +73,7 @@ class GroupHost:
         config: the node's settings.
         members: the nodes that replicate the groups.
         executor: threads that read.
+        running_ms: the node's running time.
         budget: bytes of appends without a response.
         live_repairs: repairs ranges of open logs.
         send: sends a message of a group to a peer.
@@ -87,6 +86,7 @@ class GroupHost:
     config: ServerConfig
     members: Members
     executor: Executor
+    running_ms: Callable[[], int]
     budget: Budget
     live_repairs: LiveRepairs
     send: Callable[[str, Message], None]
@@ -185,6 +185,7 @@ class Group:
             log=log,
             send=host.send,
             on_failed=self._stopped,
+            environment=event_loop_environment(host.running_ms),
             reserve_bytes=config.reserve_bytes,
             limits=config.limits,
         )
@@ -242,27 +243,16 @@ class Group:
             hosted.replica.report_unreachable(peer)
 
     def checkpoint(self) -> None:
-        """Queue a checkpoint; abort transactions without activity, if this node leads."""
+        """Queue a checkpoint; abort old transactions, if this node leads."""
         hosted = self.hosted
         if hosted is None:
             return
         try:
             hosted.replica.save_checkpoint()
-            if hosted.replica.leader_ready:
-                self._abort_old_transactions(hosted)
+            hosted.appends.abort_old(self._host.config.transaction_timeout_ms)
         except Exception as error:  # noqa: BLE001 - the other groups continue
             _LOG.critical("checkpoint failed: group=%s", self.name, exc_info=error)
             self._stopped(error)
-
-    def _abort_old_transactions(self, hosted: HostedGroup) -> None:
-        # The log's time does not advance in an idle log: this leader's next append carries the current time.
-        now_ms = max(hosted.replica.log.last_time_ms, time.time_ns() // 1_000_000)
-        for (query_id, batch_id), found in list(hosted.replica.tables.transactions.open.items()):
-            if now_ms - found.begin_ms > self._host.config.transaction_timeout_ms:
-                _LOG.warning(
-                    "aborting inactive transaction: group=%s query_id=%s batch_id=%d", self.name, query_id, batch_id
-                )
-                hosted.appends.abort(TransactionId(query_id, batch_id, found.run_id), _log_abort)
 
     async def transfer_leadership(self, target: NodeId, timeout_s: float) -> None:
         """Transfer leadership to a node; return when it leads.
@@ -305,8 +295,3 @@ class Group:
 def hosted_logs(groups: Mapping[str, Group]) -> dict[str, str | None]:
     """Return the uuid of each hosted group's log, None while it is not known."""
     return {name: group.log_uuid for name, group in groups.items() if group.hosted is not None}
-
-
-def _log_abort(outcome: AppendedRange | DLedgerError) -> None:
-    if isinstance(outcome, DLedgerError):
-        _LOG.warning("abort failed: error=%s", outcome)

@@ -104,7 +104,10 @@ def test_message_survives_encoding(group, message):
 def beats_of(rows):
     """Return heartbeats and their responses for rows of (group, term, index, round)."""
     ends = {"sender": "n0", "target": "n1"}
-    beats = [(g, Heartbeat(**ends, term=term, commit_index=at, round=number)) for g, term, at, number in rows]
+    beats = [
+        (g, Heartbeat(**ends, term=term, commit_index=at, round=number, log_time_ms=number // 2))
+        for g, term, at, number in rows
+    ]
     return beats, [(g, HeartbeatResponse(**ends, term=term, last_index=at, round=n)) for g, term, at, n in rows]
 
 

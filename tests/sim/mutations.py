@@ -1,8 +1,8 @@
 """Bugs made on purpose: each removes one guard from a copy of the code, and some seed or test must fail.
 
 ``found_by`` names how: ``core`` = seeds of the Raft core alone, ``whole`` = seeds of complete replicas, otherwise the
-file whose tests fail. The tests serve where a random run would have to be lucky. A guard is its text; it occurs once
-in its room, in whatever file.
+test that fails (``FILE::TEST``, of another room ``ROOM/FILE::TEST``), or a file with such tests. The tests serve where
+a random run would have to be lucky. A guard is its text; it occurs once in its room, in whatever file.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ class Mutation(NamedTuple):
     guard: str
     without: str
     found_by: str
+
+    def tests(self, root: Path = ROOT) -> tuple[Path, str]:
+        """Return the file of the tests that fail, and the name of the one that does, "" = some of them."""
+        path, _, test = self.found_by.partition("::")
+        return root / "tests" / (path if "/" in path else f"{self.room}/{path}"), test
 
     def module(self, root: Path = ROOT) -> Path | None:
         """Return the file that contains the guard, or None unless it occurs exactly once."""
@@ -67,7 +72,7 @@ LIKELY_SEEDS: Final = {
 def mutate(directory: Path, mutation: Mutation) -> None:
     """Copy the code and its tests, and remove one guard from the copy."""
     shutil.copytree(ROOT / "dledger_core", directory / "dledger_core")
-    for room in ("raft", "server", "sim", "storage", "support"):
+    for room in ("client", "net", "raft", "server", "sim", "storage", "support"):
         shutil.copytree(ROOT / "tests" / room, directory / "tests" / room)
     path = mutation.module(directory)
     if path is None:
@@ -101,14 +106,13 @@ def failing_seed(directory: Path, mutation: Mutation, options: Sequence[str] = (
 
 def failing_test(directory: Path, mutation: Mutation) -> str:
     """Return the summary of the tests of a mutated room if one fails, or ""."""
-    likely = directory / "tests" / mutation.room / mutation.found_by
+    file, test = mutation.tests(directory)
     options = ["-q", "-x", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", str(directory)]
-    for tests in (likely, likely.parent):
-        if tests.exists():
-            run = run_python(directory, "-m", "pytest", *options, str(tests))
-            summary = run.stdout.splitlines()[-1] if run.stdout else ""
-            if run.returncode == 1 and "error" not in summary:
-                return summary
+    for tests in [f"{file}::{test}"] if test else [str(file), str(file.parent)]:
+        run = run_python(directory, "-m", "pytest", *options, tests)
+        summary = run.stdout.splitlines()[-1] if run.stdout else ""
+        if run.returncode == 1 and "error" not in summary:
+            return summary
     return ""
 
 

@@ -22,6 +22,7 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from dledger_core.checksum import crc32
+from dledger_core.config import Limits
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, DLedgerError, NotLeaderError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.net import codec
@@ -63,7 +64,11 @@ if TYPE_CHECKING:
 
 GROUP = "g"
 INFLIGHT_BYTES_MAX = 20_000
+DAY_MS = 24 * 3_600_000
 CHECKPOINT_TICKS = 100
+TRANSACTION_TIMEOUT_MS = 2500
+LIMITS = Limits(log_time_s=0.5)
+"""A unit of simulated time is a ms of all clocks; members tick every 10 ms."""
 
 
 def fingerprint(records: Records) -> tuple[int, ...]:
@@ -303,7 +308,7 @@ class ReplicaMember(Member):
     def unreachable(self, peer: NodeId) -> None:
         self.replica.report_unreachable(peer)
 
-    def now_ms(self) -> int:
+    def wall_ms(self) -> int:
         """Return the machine's own clock."""
         return 1_700_000_000_000 + self.sim.time.now + self.clock_offset
 
@@ -335,13 +340,15 @@ class ReplicaMember(Member):
             send=lambda _, message: self._send(message),
             on_failed=self.failed,
             environment=Environment(
-                now_ms=self.now_ms,
+                wall_ms=self.wall_ms,
+                running_ms=lambda: self.sim.time.now,
                 call_soon=lambda action: self.later(
                     iteration_delay if self.sim.faults_on else 0, lambda: self.input(action)
                 ),
                 open_disk=lambda log, on_persisted, on_failed: SimDisk(self, log, on_persisted, on_failed),
                 random=self.sim.source,
             ),
+            limits=LIMITS,
         )
         self.replica.member = self
         self.appends = Appends(self.replica, Budget(INFLIGHT_BYTES_MAX))
@@ -353,6 +360,7 @@ class ReplicaMember(Member):
 
     def _checkpoint(self) -> None:
         self.input(self.replica.save_checkpoint)
+        self.input(lambda: self.appends.abort_old(TRANSACTION_TIMEOUT_MS))
         self.later(CHECKPOINT_TICKS * TICK, self._checkpoint)
 
     def _compare_recovered(self) -> None:
@@ -445,6 +453,8 @@ class ReplicaMember(Member):
         """Check a Ready after the replica handled it."""
         if ready.restart is not None:
             self.crash_soon()
+        log_time_ms = self.replica.log_time.now_ms
+        check(log_time_ms <= self.sim.time.now, "log time is ahead of real time", self.node_id, log_time_ms)
         self.sim.on_ready(self, replace(ready, batches=tuple(map(shadow_of, ready.batches)), reads=()))
         if ready.committed is not None and self.sim.chance(0.1):
             self.sim.shared.compare_tables(self)
@@ -471,7 +481,7 @@ class ReplicaMember(Member):
 
     def clock_jump(self, random: Random) -> None:
         self.sim.counters["clock jumps"] += 1
-        self.clock_offset += random.choice((-3_600_000, -500, 500, 3_600_000))
+        self.clock_offset += random.choice((-30 * DAY_MS, -3_600_000, -500, 500, 3_600_000, 30 * DAY_MS))
 
     def disk_error(self, random: Random) -> None:
         """Let one of the next writes or syncs fail; perhaps the disk then rejects all others, also a marker file."""

@@ -31,7 +31,7 @@ def applied(*appends: tuple[str, int, int, int]) -> ProducerTable:
     """A table after appends of one entry (producer, epoch, sequence, crc), 100 indexes and 1 ms apart."""
     table = ProducerTable()
     for at, (producer, epoch, sequence, crc) in enumerate(appends):
-        table.apply({"p": producer, "e": epoch, "s": sequence, "n": 1, "c": crc}, at * 100, at)
+        table.apply({"p": producer, "e": epoch, "s": sequence, "n": 1, "c": crc}, at * 100, 0, at)
     return table
 
 
@@ -62,7 +62,7 @@ def test_only_the_newest_sixteen_are_comparable() -> None:
 
 def test_inactive_producers_expire_by_log_time() -> None:
     table = applied(("p", 0, 0, 1))
-    table.apply({"p": "q", "e": 0, "s": 0, "n": 1, "c": 1}, 100, EXPIRY_MS + 1)
+    table.apply({"p": "q", "e": 0, "s": 0, "n": 1, "c": 1}, 100, 0, EXPIRY_MS + 1)
     assert list(table.entries) == ["q"]
 
 
@@ -112,7 +112,7 @@ def test_accepted_appends_are_in_the_table(tries: list[tuple[int, int]]) -> None
             assert (found.first_index, found.last_index) == accepted[epoch, sequence]
             continue
         assert (epoch, sequence) not in accepted
-        table.apply({"p": "p", "e": epoch, "s": sequence, "n": 2, "c": sequence}, at * 10, at)
+        table.apply({"p": "p", "e": epoch, "s": sequence, "n": 2, "c": sequence}, at * 10, 0, at)
         accepted[epoch, sequence] = (at * 10 + 1, at * 10 + 2)
         entry = table.get("p")
         assert entry is not None
@@ -328,6 +328,21 @@ def test_tables_are_the_same_from_a_snapshot_and_the_tail() -> None:
     "queries", [[[]], [["q"]], [["q", "r", [], [[]]]], [["q", "r", [], [[0]]]], [["q", "r", [], [], [[]]]]]
 )
 def test_malformed_snapshot_is_none(queries: list[object]) -> None:
-    fields = {"version": 1, "applied": 0, "log": None, "producers": LogTables().producers.snapshot()}
+    fields = {"version": 2, "applied": 0, "log": None, "time": 0, "producers": LogTables().producers.snapshot()}
     packed = control.pack(fields | {"transactions": {"open": [], "queries": queries, "orphaned": []}})
     assert LogTables.parse(crc32(packed).to_bytes(4, "big") + packed) is None
+
+
+def test_log_time_of_entries_expires_producers_and_append_time_does_not() -> None:
+    tables, ages = LogTables(), [0, EXPIRY_MS, EXPIRY_MS - 1, EXPIRY_MS + 1]
+    append_times = [30 * EXPIRY_MS, 1, 60 * EXPIRY_MS, 90 * EXPIRY_MS]
+    known = []
+    for index, (age, append_time) in enumerate(zip(ages, append_times, strict=True)):
+        fields = {"k": "producer", "p": f"p{index}", "e": 0, "s": 0, "n": 1, "c": 1, "t": age}
+        tables.apply(2 * index, append_time, control.pack(fields))
+        known.append(len(tables.producers.entries))
+    assert known == [1, 2, 3, 3], "log time does not fall, and at its end only the first has expired"
+    assert tables.log_time_ms == EXPIRY_MS + 1
+    restored = LogTables.restore(tables.snapshot())
+    assert restored.log_time_ms == EXPIRY_MS + 1
+    assert restored.snapshot() == tables.snapshot()

@@ -156,7 +156,8 @@ class HandDriven:
     ) -> None:
         self.node_id = NodeId(node_id)
         self.turns: deque[Callable[[], None]] = deque()
-        self.now_ms = 1_700_000_000_000
+        self.wall_ms = 1_700_000_000_000
+        self.running_ms = 0
         self.sent: list[Message] = []
         self.failures: list[BaseException] = []
         self.stalled = False
@@ -170,7 +171,8 @@ class HandDriven:
             send=lambda _, message: self.sent.append(message),
             on_failed=self.failures.append,
             environment=Environment(
-                now_ms=lambda: self.now_ms,
+                wall_ms=lambda: self.wall_ms,
+                running_ms=lambda: self.running_ms,
                 call_soon=self.turns.append,
                 open_disk=self._open_disk,
                 random=Random(seed),

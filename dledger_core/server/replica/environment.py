@@ -45,23 +45,26 @@ class Environment:
     """The environment of one replica.
 
     Attributes:
-        now_ms: the time, ms since the epoch.
+        wall_ms: the wall clock, ms since the epoch: it may jump, so nothing but append times follows it.
+        running_ms: the node's running time, see ``RunningTime``.
         call_soon: runs a function after the current iteration, in order of the calls.
         open_disk: creates the disk of a log.
         random: source of election timeouts and of the log's uuid.
     """
 
-    now_ms: Callable[[], int]
+    wall_ms: Callable[[], int]
+    running_ms: Callable[[], int]
     call_soon: Callable[[Callable[[], None]], object]
     open_disk: OpenDisk
     random: Random
 
 
-def event_loop_environment() -> Environment:
-    """Return the environment of a node's replica: the running event loop, the clock, a thread that writes."""
+def event_loop_environment(running_ms: Callable[[], int]) -> Environment:
+    """Return the environment of a node's replica: the running event loop, its clocks, a thread that writes."""
     loop = asyncio.get_running_loop()
     return Environment(
-        now_ms=lambda: time.time_ns() // 1_000_000,
+        wall_ms=lambda: time.time_ns() // 1_000_000,
+        running_ms=running_ms,
         call_soon=loop.call_soon,
         open_disk=lambda log, on_persisted, on_failed: DiskWriter(log, loop, on_persisted, on_failed),
         random=Random(),

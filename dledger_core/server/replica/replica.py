@@ -13,18 +13,29 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dledger_core import control
 from dledger_core.config import LIMITS, Limits, RaftConfig
 from dledger_core.errors import DLedgerError, NotLeaderError, ProposalDroppedError, ProtocolError, invariant
 from dledger_core.ids import NO_INDEX, Index, NodeId
-from dledger_core.raft import Batch, Configuration, LogRestart, Message, RawNode, Ready, Role, SoftState
+from dledger_core.raft import (
+    Batch,
+    Configuration,
+    Heartbeat,
+    LogRestart,
+    Message,
+    RawNode,
+    Ready,
+    Role,
+    SoftState,
+)
 from dledger_core.record import HEADER_BYTES, MAGIC_CONTROL, ProposedBatch, records_of
 from dledger_core.server.maintenance.disk_space import SpaceGuard
 from dledger_core.server.maintenance.retention import Pins
 from dledger_core.server.replica.change_signal import ChangeSignal, response_within
-from dledger_core.server.replica.environment import Environment, event_loop_environment
+from dledger_core.server.replica.environment import Environment
+from dledger_core.server.replica.log_time import LogTime
 from dledger_core.server.replica.snapshot import NewLog, SnapshotInstalls, without_deleted
 from dledger_core.storage import CommitLog
 from dledger_core.storage.read.visibility import Visibility
@@ -76,6 +87,12 @@ class Controls:
             entry = self._waiting.popleft()
             self.tables.apply(entry.index, entry.time_ms, entry.body)
 
+    @property
+    def log_time_ms(self) -> int:
+        """The newest log time of the log, committed or not."""
+        staged = [control.log_time(control.unpack(entry.body)) or 0 for entry in self._waiting]
+        return max([self.tables.log_time_ms, *staged])
+
     def restart(self, tables: LogTables) -> None:
         """Replace the tables after a snapshot install."""
         self._waiting.clear()
@@ -111,7 +128,7 @@ class Replica:
         send: called with (group, message) for every message to a peer.
         on_failed: called once with the error that stopped the replica.
         reserve_bytes: free disk space below which appends are rejected.
-        environment: clock, iterations, randomness and disk; by default those of the running event loop.
+        environment: clocks, iterations, randomness and disk.
         limits: the node's limits.
     """
 
@@ -125,8 +142,8 @@ class Replica:
         log: CommitLog,
         send: Callable[[str, Message], None],
         on_failed: Callable[[BaseException], None],
+        environment: Environment,
         reserve_bytes: int = 0,
-        environment: Environment | None = None,
         limits: Limits = LIMITS,
     ) -> None:
         self.group = group
@@ -136,9 +153,12 @@ class Replica:
         self.pins = Pins(limits)
         self._send = send
         self._on_failed = on_failed
-        self._environment = environment = environment or event_loop_environment()
-        log.clock_ms = environment.now_ms
+        self._environment = environment
+        self._log_time_interval_ms = int(limits.log_time_s * 1000)
+        log.clock_ms = environment.wall_ms
         self._controls = Controls(log)
+        self.log_time = LogTime(environment.running_ms)
+        self._log_time_recorded_ms = 0
         self._scheduled = False
         self._failed = False
         self._closing = False
@@ -159,6 +179,7 @@ class Replica:
             commit_index=log.commit_index,
             random=environment.random,
             noop=self._noop,
+            log_time=lambda: self.log_time.now_ms,
             snapshot_payloads=SnapshotInstalls(log, lambda: self.tables),
             recovering_above=log.recovering_marker.above,
         )
@@ -189,7 +210,15 @@ class Replica:
         # A converted log has an identity that none of its entries contains yet.
         uuid = self.log.log_uuid or (self._new_uuid() if first_index == 0 else None)
         recorded = uuid is None or self.tables.log_uuid is not None
-        body = b"" if recorded else control.pack({"k": "log", "u": uuid})
+        self.log_time.observe(self._controls.log_time_ms)
+        return self._recording(self.pack_control({} if recorded else {"k": "log", "u": uuid}))
+
+    def pack_control(self, fields: dict[str, Any]) -> bytes:
+        """Return the body of a control entry that this leader appends now: it holds the log time."""
+        return control.pack(fields | {"t": self.log_time.now_ms})
+
+    def _recording(self, body: bytes) -> ProposedBatch:
+        self._log_time_recorded_ms = self.log_time.now_ms
         return ProposedBatch(control=body)
 
     def _new_uuid(self) -> str:
@@ -210,6 +239,8 @@ class Replica:
             try:
                 if self.space.admits(message, self.raft):
                     self.raft.step(message)
+                    if isinstance(message, Heartbeat) and message.term >= self.soft_state.term:
+                        self.log_time.observe(message.log_time_ms)
             except ProtocolError as error:
                 refused.append(error)
 
@@ -218,8 +249,19 @@ class Replica:
             raise refused[0]
 
     def propose(self, proposal: ProposedBatch) -> Batch:
-        """Append a batch as leader; raise BadRequestError if it exceeds a limit of the log, else as the core does."""
-        return self._ask(lambda: self.raft.propose(proposal))
+        """Append a batch as leader; raise BadRequestError if it exceeds a limit of the log, else as the core does.
+
+        While a leader appends, an entry with the log time precedes a batch at least each ``Limits.log_time_s``.
+        """
+
+        def propose() -> Batch:
+            if proposal.control is not None:
+                self._log_time_recorded_ms = self.log_time.now_ms
+            elif self.profile_b and self.log_time.now_ms - self._log_time_recorded_ms >= self._log_time_interval_ms:
+                self.raft.propose(self._recording(self.pack_control({})))
+            return self.raft.propose(proposal)
+
+        return self._ask(propose)
 
     def transfer_leadership(self, target: NodeId) -> None:
         """Start a transfer of leadership to another voter; raise as the core does."""
@@ -355,6 +397,7 @@ class Replica:
 
     def _apply_controls(self, commit_index: Index) -> None:
         self._controls.apply(commit_index)
+        self.log_time.observe(self.tables.log_time_ms)
         if self.tables.log_uuid is not None and not self._uuid_recorded:
             self._uuid_recorded = True
             self._disk.run(partial(self.log.adopt_uuid, self.tables.log_uuid))
@@ -364,8 +407,11 @@ class Replica:
         invariant(soft_state.term >= before.term, "the term moved back", old=before.term, new=soft_state.term)
         if soft_state.role is not Role.LEADER:
             self._leading_from = None
+            self.log_time.follow()
         elif (self.soft_state.role, self.soft_state.term) != (Role.LEADER, soft_state.term):
             self._leading_from = self.raft.last_index
+            if self.profile_b:
+                self.log_time.lead()
         self.soft_state = soft_state
         _LOG.info(
             "role changed: group=%s node=%s role=%s term=%d leader=%s",

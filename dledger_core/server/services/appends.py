@@ -206,7 +206,7 @@ class Appends:
         crc = control.column_crc(columns.crcs)
         self._replica.space.check()
         fields = {"p": key.producer_id, "e": key.epoch, "s": key.sequence, "n": columns.count, "c": crc}
-        payload = ProposedBatch(columns, control=control.pack({"k": "producer"} | fields))
+        payload = ProposedBatch(columns, control=self._replica.pack_control({"k": "producer"} | fields))
         reply = self._admit(payload, reply)
         self._when_ready(lambda: self._produce(payload, key, crc, reply), reply)
 
@@ -217,7 +217,7 @@ class Appends:
         self._replica.space.check()
         fields = {"a": attempt, "n": columns.count, "c": control.column_crc(columns.crcs)}
         payload = ProposedBatch(
-            columns, control=control.pack(self._transaction_fields("attempt", transaction) | fields)
+            columns, control=self._replica.pack_control(self._transaction_fields("attempt", transaction) | fields)
         )
         reply = self._admit(payload, reply)
 
@@ -235,7 +235,7 @@ class Appends:
         fields = self._transaction_fields("commit", transaction) | {"parts": [list(part) for part in parts]}
         if input_id:
             fields["i"] = input_id
-        payload = ProposedBatch(control=control.pack(fields))
+        payload = ProposedBatch(control=self._replica.pack_control(fields))
         reply = self._admit(payload, reply)
 
         def propose() -> None:
@@ -266,7 +266,7 @@ class Appends:
     def abort(self, transaction: TransactionId, reply: Reply) -> None:
         """Abort a transaction unless it is decided, attempts in flight included. Never raises: timers call it."""
         try:
-            payload = ProposedBatch(control=control.pack(self._transaction_fields("abort", transaction)))
+            payload = ProposedBatch(control=self._replica.pack_control(self._transaction_fields("abort", transaction)))
             admitted = self._admit(payload, reply)
         except DLedgerError as error:
             reply(error)
@@ -280,6 +280,21 @@ class Appends:
                 self._propose(payload, [(0, admitted)])
 
         self._when_ready(propose, admitted)
+
+    def abort_old(self, timeout_ms: int) -> None:
+        """Abort the transactions that have been open for longer than this, by log time, if this node leads."""
+        if not self._replica.leader_ready:
+            return
+        now_ms = self._replica.log_time.now_ms
+        for (query_id, batch_id), found in list(self._replica.tables.transactions.open.items()):
+            if now_ms - found.begin_ms > timeout_ms:
+                _LOG.warning(
+                    "aborting inactive transaction: group=%s query_id=%s batch_id=%d",
+                    self._replica.group,
+                    query_id,
+                    batch_id,
+                )
+                self.abort(TransactionId(query_id, batch_id, found.run_id), _log_abort)
 
     def when_ready(self, reply: Reply) -> None:
         """Reply with the commit index once this leader's tables are complete."""
@@ -452,3 +467,8 @@ class Appends:
                     "use a shorter id",
                     {"bytes": nbytes, "limit": limit},
                 )
+
+
+def _log_abort(outcome: AppendedRange | DLedgerError) -> None:
+    if isinstance(outcome, DLedgerError):
+        _LOG.warning("abort failed: error=%s", outcome)

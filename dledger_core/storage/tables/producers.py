@@ -32,10 +32,18 @@ class ProducerAppend:
 
 @dataclass(slots=True)
 class ProducerEntry:
-    """One producer: its epoch and newest appends, oldest first."""
+    """One producer.
+
+    Attributes:
+        epoch: its newest epoch.
+        time_ms: append time of its newest append, ms since the epoch; only shown.
+        log_time_ms: log time of its newest append, by which it expires.
+        appends: its newest appends, oldest first.
+    """
 
     epoch: int
     time_ms: int
+    log_time_ms: int
     appends: deque[ProducerAppend] = field(default_factory=lambda: deque(maxlen=REMEMBERED_COUNT))
 
     @property
@@ -97,44 +105,51 @@ class ProducerTable:
             raise SequenceConflictError(what, "", "use a new producer id", about)
         return found
 
-    def apply(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
+    def apply(self, fields: dict[str, Any], index: Index, time_ms: int, log_time_ms: int) -> None:
         """Apply a committed ``producer`` control entry; one of an older epoch or sequence changes nothing.
 
         Args:
             fields: its map.
             index: its index; its data entries follow.
             time_ms: its append time.
+            log_time_ms: the log time as of this entry.
         """
         producer_id, epoch, sequence = str(fields["p"]), int(fields["e"]), int(fields["s"])
         entry = self._producers.get(producer_id)
         if entry is None or epoch > entry.epoch:
-            entry = self._producers[producer_id] = ProducerEntry(epoch, time_ms)
+            entry = self._producers[producer_id] = ProducerEntry(epoch, time_ms, log_time_ms)
         elif epoch < entry.epoch or sequence < entry.next_sequence:
             return  # no leader proposes one; if there is one, the first result stays valid
-        entry.time_ms = time_ms
+        entry.time_ms, entry.log_time_ms = time_ms, log_time_ms
         first, last = Index(index + 1), Index(index + int(fields["n"]))
         entry.appends.append(ProducerAppend(sequence, first, last, int(fields["c"])))
         self._producers.move_to_end(producer_id)
-        self._expire(time_ms)
+        self._expire(log_time_ms)
 
-    def _expire(self, now_ms: int) -> None:
+    def _expire(self, log_time_ms: int) -> None:
         while self._producers:
             oldest = next(iter(self._producers.values()))
-            if now_ms - oldest.time_ms <= EXPIRY_MS and len(self._producers) <= PRODUCERS_MAX:
+            if log_time_ms - oldest.log_time_ms <= EXPIRY_MS and len(self._producers) <= PRODUCERS_MAX:
                 return
             self._producers.popitem(last=False)
 
     def snapshot(self) -> list[Any]:
         """Return the table as msgpack-able lists, in order of activity."""
         return [
-            [key, e.epoch, e.time_ms, [[a.sequence, a.first_index, a.last_index, a.crc] for a in e.appends]]
+            [
+                key,
+                e.epoch,
+                e.time_ms,
+                e.log_time_ms,
+                [[a.sequence, a.first_index, a.last_index, a.crc] for a in e.appends],
+            ]
             for key, e in self._producers.items()
         ]
 
     def restore(self, rows: list[Any]) -> None:
         """Replace the table by a snapshot."""
         self._producers.clear()
-        for key, epoch, time_ms, appends in rows:
-            entry = ProducerEntry(epoch, time_ms)
+        for key, epoch, time_ms, log_time_ms, appends in rows:
+            entry = ProducerEntry(epoch, time_ms, log_time_ms)
             entry.appends.extend(ProducerAppend(s, Index(first), Index(last), crc) for s, first, last, crc in appends)
             self._producers[key] = entry

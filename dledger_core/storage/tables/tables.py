@@ -16,17 +16,18 @@ from dledger_core.storage.files.layout import Layout, LogMeta
 from dledger_core.storage.tables.producers import ProducerTable
 from dledger_core.storage.tables.transactions import TransactionTable
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 class LogTables:
-    """Producers, transactions and the log's uuid as of ``applied_index``. Not thread-safe."""
+    """Producers, transactions, the log's uuid and its log time as of ``applied_index``. Not thread-safe."""
 
     def __init__(self) -> None:
         self.producers = ProducerTable()
         self.transactions = TransactionTable()
         self.log_uuid: str | None = None
         self.applied_index: Index = NO_INDEX
+        self.log_time_ms = 0
 
     def apply(self, index: Index, time_ms: int, body: Buffer) -> None:
         """Apply one committed control entry (magic 2); entries at or below ``applied_index`` are ignored.
@@ -39,6 +40,8 @@ class LogTables:
         if index <= self.applied_index:
             return
         fields = control.unpack(body)
+        # A later entry is not older, whatever it says: expiry goes by what the entries up to here say together.
+        self.log_time_ms = max(self.log_time_ms, control.log_time(fields) or 0)
         try:
             self._apply(fields, index, time_ms)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -49,9 +52,9 @@ class LogTables:
     def _apply(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
         kind = fields.get("k")
         if kind == "producer":
-            self.producers.apply(fields, index, time_ms)
+            self.producers.apply(fields, index, time_ms, self.log_time_ms)
         elif kind == "attempt":
-            self.transactions.apply_attempt(fields, index, time_ms)
+            self.transactions.apply_attempt(fields, index, self.log_time_ms)
         elif kind == "commit":
             self.transactions.apply_commit(fields)
         elif kind == "abort":
@@ -65,6 +68,7 @@ class LogTables:
             "version": _VERSION,
             "applied": self.applied_index,
             "log": self.log_uuid,
+            "time": self.log_time_ms,
             "producers": self.producers.snapshot(),
             "transactions": self.transactions.snapshot(),
         }
@@ -97,6 +101,7 @@ class LogTables:
         tables = cls()
         tables.applied_index = Index(fields["applied"])
         tables.log_uuid = fields["log"]
+        tables.log_time_ms = int(fields["time"])
         tables.producers.restore(fields["producers"])
         tables.transactions.restore(fields["transactions"])
         return tables

@@ -36,7 +36,7 @@ class OpenTransaction:
 
     Attributes:
         first_index: its oldest control entry; entries from here on are not visible.
-        begin_ms: append time of that entry.
+        begin_ms: log time of that entry.
         run_id: run that wrote last.
         parts: ranges of data entries appended so far, one per append.
     """
@@ -169,8 +169,8 @@ class TransactionTable:
         values = _about(key) | {"run": key.run_id}
         return FencedError("a newer run of this query writes to the log", "", "stop this run", values)
 
-    def apply_attempt(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
-        """Apply a committed ``attempt`` control entry at ``index``; its data entries follow."""
+    def apply_attempt(self, fields: dict[str, Any], index: Index, log_time_ms: int) -> None:
+        """Apply a committed ``attempt`` control entry at ``index`` and this log time; its data entries follow."""
         key = _key(fields)
         rows = int(fields["n"])
         part = Part(index + 1, index + rows, rows, int(fields.get("c", 0)))
@@ -181,7 +181,7 @@ class TransactionTable:
             self._orphan([part])
             return
         self._enter_run(query, key)
-        found = self._open.setdefault((key.query_id, key.batch_id), OpenTransaction(index, time_ms, key.run_id))
+        found = self._open.setdefault((key.query_id, key.batch_id), OpenTransaction(index, log_time_ms, key.run_id))
         found.run_id = key.run_id
         found.parts.append(part)
 

@@ -1,0 +1,73 @@
+"""Log time: how long a group had a leader, in ms. Everything that expires does so by it, and never by a wall clock.
+
+A leader counts the time that its process runs while it is in office. Its control entries and heartbeats carry the
+count, and each node continues from the highest one that it has received. Time without a leader, in suspend or in a
+stall does not count, so log time is never ahead of the time since the log was founded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class RunningTime:
+    """The time that this process has run, in ms: monotonic time without the stalls. One per node.
+
+    A process that was stopped, or whose machine was suspended, does not know whether it led meanwhile.
+
+    Args:
+        monotonic_ms: a clock that never jumps.
+        stall_ms: a tick that comes later than this counts as this long.
+    """
+
+    def __init__(self, monotonic_ms: Callable[[], int], stall_ms: int) -> None:
+        self._monotonic_ms = monotonic_ms
+        self._stall_ms = stall_ms
+        self._last_ms = monotonic_ms()
+        self._ran_ms = 0
+
+    def tick(self) -> None:
+        """Count the time since the last tick."""
+        now_ms = self._monotonic_ms()
+        self._ran_ms += min(now_ms - self._last_ms, self._stall_ms)
+        self._last_ms = now_ms
+
+    def now_ms(self) -> int:
+        """Return the time as of the last tick."""
+        return self._ran_ms
+
+
+class LogTime:
+    """One group's log time, as this node knows it; it never decreases.
+
+    Args:
+        running_ms: the node's running time.
+    """
+
+    def __init__(self, running_ms: Callable[[], int]) -> None:
+        self._running_ms = running_ms
+        self._known_ms = 0
+        self._since_ms: int | None = None
+
+    @property
+    def now_ms(self) -> int:
+        """The newest log time that is known here; in office it advances."""
+        if self._since_ms is None:
+            return self._known_ms
+        return self._known_ms + self._running_ms() - self._since_ms
+
+    def observe(self, log_time_ms: int) -> None:
+        """Continue from a log time that an entry or a heartbeat carries, if it is higher."""
+        if log_time_ms > self.now_ms:
+            self._known_ms = log_time_ms
+            if self._since_ms is not None:
+                self._since_ms = self._running_ms()
+
+    def lead(self) -> None:
+        """Count from now on: this node leads."""
+        if self._since_ms is None:
+            self._since_ms = self._running_ms()
+
+    def follow(self) -> None:
+        """Stop counting: this node leads no longer."""
+        self._known_ms, self._since_ms = self.now_ms, None
