@@ -31,7 +31,6 @@ SEEK_HELP: Final = (
 _CHUNK_BYTES: Final = 64 << 20
 """Limit on the decompressed bodies of one chunk; a single body may be larger."""
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-_READ_BYTES: Final = 4 << 20
 _WINDOW_MIN: Final = 64
 
 
@@ -360,7 +359,7 @@ def last_visible(client: Client, bounds: LogRange, count: int) -> int:
     start, missing = bounds.end, count
     while missing > 0 and start > bounds.first_index:
         stop, start = start, max(bounds.first_index, start - max(missing, _WINDOW_MIN))
-        indexes = [index for part in fetched(client, start, stop) for index in part.column("index").to_pylist()]
+        indexes = [index for part in client.tail(start, stop) for index in part.column("index").to_pylist()]
         if len(indexes) >= missing:
             return int(indexes[-missing])
         missing -= len(indexes)
@@ -369,15 +368,5 @@ def last_visible(client: Client, bounds: LogRange, count: int) -> int:
 
 def first_visible(client: Client, bounds: LogRange) -> int:
     """Return the index of the first visible entry; the first index of the log if there is none."""
-    found = next((part for part in fetched(client, bounds.first_index, bounds.end) if part.num_rows), None)
+    found = next(client.tail(bounds.first_index, bounds.end), None)
     return bounds.first_index if found is None else int(found.column("index")[0].as_py())
-
-
-def fetched(client: Client, at: int, end: int) -> Iterator[pa.RecordBatch]:
-    """Yield the visible entries of [at, end) in batches, as far as a replica has them."""
-    while at < end:
-        fetch = client.fetch(at, end, max_bytes=_READ_BYTES, min_commit=end - 1)  # a follower may lag
-        yield fetch.batch
-        if fetch.next_index <= at:
-            return
-        at = fetch.next_index

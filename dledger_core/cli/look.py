@@ -8,14 +8,12 @@ import shlex
 import struct
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import pyarrow as pa
 
-from dledger_core.cli.entries import fetched
 from dledger_core.cli.entry_table import EntryTable, table_width
 from dledger_core.cli.formats import column_texts
 from dledger_core.cli.help import command, examples, option
@@ -261,7 +259,7 @@ def _group(peers: str, group: str) -> View:
     parse_peers(peers)
     with Client(peers, group) as client:
         metadata, bounds = client.metadata(), client.bounds()
-        survey = survey_log(partial(fetched, client), bounds.first_index, bounds.end)
+        survey = survey_log(client.tail, bounds.first_index, bounds.end)
     facts: dict[str, Any] = {"what": "running group", "group": group, "log_uuid": metadata.log_uuid}
     facts |= {"leader": metadata.leader_id, "term": metadata.term}
     facts |= {"first_index": bounds.first_index, "last_index": bounds.end - 1}

@@ -10,7 +10,6 @@ from dledger_core.cli.entries import (
     Filters,
     SeekTarget,
     SeekType,
-    fetched,
     filter_options,
     last_visible,
 )
@@ -94,7 +93,7 @@ def _print_from_position(client: Client, view: EntryView, printer: Printer, posi
 
 
 def _print_range(client: Client, view: EntryView, printer: Printer, indexes: tuple[int, int], position: int) -> None:
-    for batch in fetched(client, *indexes) if not view.full else ():
+    for batch in client.tail(*indexes) if not view.full else ():
         for shown in view.of(ending_after(batch, position)):
             printer.write(shown)
         if view.full:

@@ -198,11 +198,22 @@ class SyncLogClient:
     transfer_leadership = _blocking(AsyncLogClient.transfer_leadership)
 
     def tail(
-        self, start: int, *, max_bytes: int = READ_BYTES, isolation: Isolation = "read_committed"
+        self,
+        start: int,
+        end: int | None = None,
+        *,
+        max_bytes: int = READ_BYTES,
+        isolation: Isolation = "read_committed",
     ) -> Iterator[pa.RecordBatch]:
-        """Yield committed entries from ``start`` on as they arrive, without end; no batch is empty."""
-        while True:
-            found = self.fetch(start, END_OF_LOG, max_bytes=max_bytes, isolation=isolation, wait_ms=TAIL_WAIT_MS)
+        """Yield committed entries from ``start`` on as they arrive, up to ``end`` (exclusive); no batch is empty.
+
+        Without ``end`` it never stops. The end of ``bounds`` is there already: then a replica that lags is waited for.
+        """
+        stop, known = (END_OF_LOG, -1) if end is None else (end, end - 1)
+        while start < stop:
+            found = self.fetch(
+                start, stop, max_bytes=max_bytes, isolation=isolation, wait_ms=TAIL_WAIT_MS, min_commit=known
+            )
             start = max(start, found.next_index)
             if found.batch.num_rows:
                 yield found.batch

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -30,7 +29,6 @@ from jobs._notebooks.samples import sample_broker
 
 __all__ = ["Source", "append_messages", "nodes_table", "open_source"]
 
-_READ_BYTES: Final = 4 << 20
 _BATCH: Final = 500
 _DEMO_SEGMENT_BYTES: Final = 64 << 20
 _DEMO_EVENTS: Final = "20000"
@@ -144,17 +142,7 @@ def _group(peers: str, group: str) -> Iterator[Source]:
         bounds: LogRange = client.bounds()
         nodes = nodes_table(client)
         nbytes = int(nodes["data_bytes"].max()) if nodes["data_bytes"].notna().any() else 0
-        read = partial(_fetched, client)
-        yield Source(f"group {group}", "running group", bounds.first_index, bounds.end, nbytes, read, nodes)
-
-
-def _fetched(client: Client, at: int, end: int) -> Iterator[pa.RecordBatch | Damaged]:
-    while at < end:
-        fetch = client.fetch(at, end, max_bytes=_READ_BYTES, min_commit=end - 1)  # a follower may lag
-        yield fetch.batch
-        if fetch.next_index <= at:
-            return
-        at = fetch.next_index
+        yield Source(f"group {group}", "running group", bounds.first_index, bounds.end, nbytes, client.tail, nodes)
 
 
 def nodes_table(client: Client) -> pd.DataFrame:

@@ -132,8 +132,8 @@ class Awaited:
         return lambda *args, **kwargs: asyncio.to_thread(operation, *args, **kwargs)
 
     async def _items(self, items: Any) -> AsyncIterator[Any]:
-        while True:
-            yield await asyncio.to_thread(next, items)
+        while (item := await asyncio.to_thread(next, items, None)) is not None:
+            yield item
 
 
 KINDS: dict[str, tuple[type[Nodes], Callable[..., Any]]] = {
@@ -198,6 +198,14 @@ class TestLogClient:
                 if len(seen) == 3:
                     break
             assert seen == [b"a", b"b", b"c"]
+
+    async def test_tail_stops_at_end_if_one_is_given(self, kind: str) -> None:
+        async with opened(kind) as (_nodes, client):
+            start = (await client.append([b"%d" % i for i in range(20)])).first_index
+            seen: list[bytes] = []
+            async for batch in client.tail(start, start + 15, max_bytes=500):
+                seen += batch.column("body").to_pylist()
+            assert seen == [b"%d" % i for i in range(15)]
 
     async def test_get_returns_entry_or_range_of_log(self, kind: str) -> None:
         async with opened(kind) as (_nodes, client):
