@@ -159,7 +159,7 @@ class ServeSettings(BaseModel):
     )
     file_reserved_hours: int | None = _setting(
         "Retention",
-        "Delete data files whose newest entry is older than this many hours [default: no age limit].",
+        "Delete data files complete for this many hours, by log time [default: no age limit].",
         None,
         metavar="HOURS",
         ge=1,

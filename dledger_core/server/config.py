@@ -80,6 +80,12 @@ class ServerConfig:
                 "",
                 "raise it, lower preallocate-bytes, or use 0 for no limit",
             )
+        if self.storage.profile == "A" and self.retention.file_reserved_hours is not None:
+            raise ConfigError(
+                "file-reserved-hours does not exist in profile A, whose log has no log time",
+                "",
+                "use retain-bytes, or a log of profile B",
+            )
         if self.tick_ms < 1:
             raise ConfigError(f"tick_ms must be at least 1, got {self.tick_ms}", "", "correct the setting")
         self._check_preferred()

@@ -171,6 +171,8 @@ class Group:
             _LOG.warning(
                 "profile of the log kept: group=%s profile=%s configured=%s", self.name, profile, config.storage.profile
             )
+        if profile == "A" and config.retention.file_reserved_hours is not None:
+            _LOG.warning("age limit ignored, profile A has no log time: group=%s remedy=retain-bytes", self.name)
         if (above := log.recovering_marker.above) is not None:
             _LOG.warning("recovering voter, end of the log lost: group=%s above_term=%d", self.name, above)
         replica = Replica(

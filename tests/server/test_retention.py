@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core.config import LIMITS, Limits, StorageConfig, format_peers
+from dledger_core.config import LIMITS, Limits, StorageConfig, format_peers, parse_peers
 from dledger_core.connect import AsyncClient
 from dledger_core.control import TransactionId
 from dledger_core.errors import BadRequestError, BusyError, ConfigError, DiskFailedError, IndexOutOfRangeError
-from dledger_core.ids import Index
+from dledger_core.ids import Index, NodeId
 from dledger_core.net.protocol import Type
+from dledger_core.server.config import ServerConfig
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.retention import ANY_HOUR, Pins, RetentionPolicy, parse_hours, plan
 from dledger_core.storage import open_store
@@ -24,53 +25,45 @@ from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentSummary
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import Asker, HandDriven
-from tests.support.server_group import RawClient, ServerGroup, eventually
+from tests.support.server_group import RAFT, RawClient, ServerGroup, eventually
 
 HOUR = 3_600_000
-NOW = 1_000 * HOUR
 GIB = 1 << 30
 ROOMY = DiskSpace(90 * GIB, 100 * GIB)
 OLD = RetentionPolicy(file_reserved_hours=72)
 
 
-def segments(*ages_h: float | None, last_bytes: int = GIB) -> list[SegmentSummary]:
-    """Segments of ten entries each; an age of None is unknown."""
-    facts = [
-        SegmentSummary(Index(10 * at), 0 if age is None else int(NOW - age * HOUR), GIB)
-        for at, age in enumerate(ages_h)
-    ]
-    return [*facts[:-1], SegmentSummary(facts[-1].first_index, facts[-1].last_time_ms, last_bytes)]
+def segments(count: int, last_bytes: int = GIB) -> list[SegmentSummary]:
+    """Segments of ten entries each."""
+    return [SegmentSummary(Index(10 * at), 1, GIB if at < count - 1 else last_bytes) for at in range(count)]
 
 
 def decide(policy: RetentionPolicy, facts: list[SegmentSummary], **changes: object) -> int:
-    arguments = {"keep_from": 10_000, "now_ms": NOW, "hour": 4, "space": ROOMY} | changes
+    arguments = {"keep_from": 10_000, "expired": 0, "hour": 4, "space": ROOMY} | changes
     return plan(policy, facts, **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("ages", "changes", "kept"),
+    ("count", "expired", "changes", "kept"),
     [
-        pytest.param((100, 90, 80, 10), {}, 30, id="all that are old"),
-        pytest.param((100, 72, 71, 10), {}, 10, id="older, not as old"),
-        pytest.param((100, 90, 80, 75), {}, 30, id="never the last file"),
-        pytest.param((100,), {}, 0, id="nor the only one"),
-        pytest.param((100, 10, 100, 10), {}, 10, id="it stops at the first young one"),
-        pytest.param((100, 90, 80, 10), {"hour": 5}, 0, id="not at this hour"),
-        pytest.param((100, 90, 80, 10), {"hour": 5, "space": DiskSpace(29, 100)}, 30, id="unless the disk fills"),
-        pytest.param((100, 90, 80, 10), {"hour": 5, "space": DiskSpace(31, 100)}, 0, id="enough"),
-        pytest.param((100, 90, 80, 10), {"keep_from": 25}, 20, id="the commit index's file stays"),
-        pytest.param((100, 90, 80, 10), {"keep_from": 20}, 20, id="also if it begins there"),
-        pytest.param((100, 90, 80, 10), {"keep_from": 19}, 10, id="and no further"),
-        pytest.param((100, 90, 80, 10), {"keep_from": -1}, 0, id="nothing is committed"),
-        pytest.param((100, 90, 80, 10), {"pins": [15, 40]}, 10, id="a reader's file stays"),
-        pytest.param((None, None, 80, 10), {}, 30, id="of unknown age, before an old one"),
-        pytest.param((None, None, 10, 5), {}, 0, id="of unknown age, before a young one"),
-        pytest.param((None, None, None), {}, 0, id="all of unknown age"),
-        pytest.param((100,) * 30, {}, 100, id="some at a time"),
+        pytest.param(4, 3, {}, 30, id="all that are old"),
+        pytest.param(4, 1, {}, 10, id="one is old"),
+        pytest.param(4, 4, {}, 30, id="never the last file"),
+        pytest.param(1, 1, {}, 0, id="nor the only one"),
+        pytest.param(4, 0, {}, 0, id="none is old"),
+        pytest.param(4, 3, {"hour": 5}, 0, id="not at this hour"),
+        pytest.param(4, 3, {"hour": 5, "space": DiskSpace(29, 100)}, 30, id="unless the disk fills"),
+        pytest.param(4, 3, {"hour": 5, "space": DiskSpace(31, 100)}, 0, id="enough"),
+        pytest.param(4, 3, {"keep_from": 25}, 20, id="the commit index's file stays"),
+        pytest.param(4, 3, {"keep_from": 20}, 20, id="also if it begins there"),
+        pytest.param(4, 3, {"keep_from": 19}, 10, id="and no further"),
+        pytest.param(4, 3, {"keep_from": -1}, 0, id="nothing is committed"),
+        pytest.param(4, 3, {"pins": [15, 40]}, 10, id="a reader's file stays"),
+        pytest.param(30, 30, {}, 100, id="some at a time"),
     ],
 )
-def test_plan_deletes_by_age(ages: tuple[float | None, ...], changes: dict[str, object], kept: int) -> None:
-    assert decide(OLD, segments(*ages), **changes) == kept
+def test_plan_deletes_by_age(count: int, expired: int, changes: dict[str, object], kept: int) -> None:
+    assert decide(OLD, segments(count), expired=expired, **changes) == kept
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,7 @@ def test_plan_deletes_by_age(ages: tuple[float | None, ...], changes: dict[str, 
 )
 def test_plan_deletes_by_size(retain: int, last_bytes: int, changes: dict[str, object], kept: int) -> None:
     policy = RetentionPolicy(retain_bytes=retain)
-    assert decide(policy, segments(1, 1, 1, 1, 1, last_bytes=last_bytes), **changes) == kept
+    assert decide(policy, segments(5, last_bytes), **changes) == kept
 
 
 @pytest.mark.parametrize(
@@ -102,28 +95,29 @@ def test_plan_deletes_by_size(retain: int, last_bytes: int, changes: dict[str, o
     ],
 )
 def test_plan_deletes_by_free_disk_space(free_gib: int, changes: dict[str, object], kept: int) -> None:
-    facts, space = segments(1, 1, 1, 1, 1), DiskSpace(free_gib * GIB, 100 * GIB)
+    facts, space = segments(5), DiskSpace(free_gib * GIB, 100 * GIB)
     assert decide(RetentionPolicy(force_clean=True), facts, space=space, **changes) == kept
     assert decide(RetentionPolicy(), facts, space=space, **changes) == 0
     assert decide(OLD, facts, space=space, **changes) == 0, "young files are only deleted by force"
 
 
 @given(
-    ages=st.lists(st.one_of(st.none(), st.integers(0, 200)), min_size=1, max_size=20),
+    count=st.integers(1, 20),
+    expired=st.integers(0, 20),
     keep_from=st.integers(-1, 300),
     pins=st.lists(st.integers(0, 300), max_size=3),
     free=st.integers(0, 100),
 )
 def test_plan_never_deletes_pinned_or_uncommitted_entries(
-    ages: list[int | None], keep_from: int, pins: list[int], free: int
+    count: int, expired: int, keep_from: int, pins: list[int], free: int
 ) -> None:
-    facts = segments(*ages)
+    facts = segments(count)
     greedy = RetentionPolicy(file_reserved_hours=1, retain_bytes=1, force_clean=True, delete_when=ANY_HOUR)
     space = DiskSpace(free, 100)
-    kept = decide(greedy, facts, keep_from=keep_from, pins=pins, space=space)
+    kept = decide(greedy, facts, expired=expired, keep_from=keep_from, pins=pins, space=space)
     assert kept in [segment.first_index for segment in facts]
     assert kept == 0 or kept <= min([keep_from, *pins])
-    assert decide(RetentionPolicy(), facts, keep_from=keep_from, space=space) == 0
+    assert decide(RetentionPolicy(), facts, expired=expired, keep_from=keep_from, space=space) == 0
 
 
 @pytest.mark.parametrize(
@@ -146,6 +140,13 @@ def test_parse_hours_rejects_other_text(text: str) -> None:
 def test_retention_policy_rejects_wrong_values(fields: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         RetentionPolicy(**fields)  # type: ignore[arg-type]
+
+
+def test_age_limit_is_rejected_for_profile_a() -> None:
+    settings = {"self_id": NodeId("n0"), "peers": parse_peers("n0-127.0.0.1:1"), "storage": StorageConfig(profile="A")}
+    ServerConfig(**settings, retention=RetentionPolicy(retain_bytes=1))
+    with pytest.raises(ConfigError):
+        ServerConfig(**settings, retention=OLD)
 
 
 # --- a node -----------------------------------------------------------------------------------------------------------
@@ -228,11 +229,66 @@ def test_retention_keeps_rows_of_open_transaction(tmp_path) -> None:
 def test_pin_holds_back_retention_until_it_expires(tmp_path) -> None:
     with HandDriven(tmp_path, storage=STORAGE) as n0:
         filled(n0)
-        n0.replica.pins.set(["tail", 24 * HOUR], 1, now_ms := 1 << 50)
+        n0.replica.pins.set(["tail", 24 * HOUR], 1, n0.replica.pin_time_ms)
+        n0.wall_ms += 30 * 24 * HOUR
+        n0.running_ms += 24 * HOUR - 1
+        retain(n0, SMALL)
+        assert n0.log.first_index() == 0, "no wall clock ends it"
+        n0.running_ms += 1
+        retain(n0, SMALL)
+        assert n0.log.first_index() > 0
+
+
+def test_pin_of_profile_a_expires_by_running_time_of_its_node(tmp_path) -> None:
+    storage, raft = replace(STORAGE, profile="A"), replace(RAFT, noop_on_election=False)
+    with HandDriven(tmp_path, storage=storage, raft=raft) as n0:
+        filled(n0)
+        n0.replica.pins.set(["tail", HOUR], 1, n0.replica.pin_time_ms)
+        n0.running_ms += HOUR - 1
         retain(n0, SMALL)
         assert n0.log.first_index() == 0
-        n0.replica.pins.set(["tail", 0], 1, now_ms)
+        n0.running_ms += 1
+        retain(n0, RetentionPolicy(file_reserved_hours=1, delete_when=ANY_HOUR))
+        assert n0.log.first_index() == 0, "its log has no age"
         retain(n0, SMALL)
+        assert n0.log.first_index() > 0
+
+
+def test_data_file_is_as_old_as_first_log_time_after_it(tmp_path) -> None:
+    with HandDriven(tmp_path, storage=STORAGE) as n0:
+        ask = filled(n0)
+        policy = RetentionPolicy(file_reserved_hours=2, delete_when=ANY_HOUR)
+        files = [segment.first_index for segment in n0.log.segment_summaries()]
+        n0.wall_ms += 30 * 24 * HOUR
+        n0.running_ms += 3 * HOUR
+        retain(n0, policy)
+        assert n0.log.first_index() == 0, "no log time was recorded after it"
+        append(n0, ask, 6)  # the first of them is preceded by the log time: 3 hours
+        n0.running_ms += 2 * HOUR
+        append(n0, ask, 6)
+        retain(n0, policy)
+        assert n0.log.first_index() == 0, "it is two hours old, not older"
+        n0.running_ms += 1
+        retain(n0, policy)
+        assert n0.log.first_index() == files[-1], "files of the second hour stay"
+
+
+def test_retention_by_age_waits_for_repair_of_damaged_log_time(tmp_path) -> None:
+    files = FaultyFiles()
+    with HandDriven(tmp_path, storage=STORAGE, files=files) as n0:
+        ask = filled(n0)
+        n0.running_ms += HOUR
+        append(n0, ask, 1)
+        (entry,) = [index for index, _, _ in n0.log.control_entries(1, 1 << 40)]
+        n0.running_ms += 2 * HOUR
+        policy = RetentionPolicy(file_reserved_hours=1, delete_when=ANY_HOUR)
+        position = n0.log.position_of(entry)
+        name = tmp_path / "data" / f"{position - position % SEGMENT:020}"
+        files.content(name)[position % SEGMENT + 50] ^= 1
+        retain(n0, policy)
+        assert n0.log.first_index() == 0
+        files.content(name)[position % SEGMENT + 50] ^= 1
+        retain(n0, policy)
         assert n0.log.first_index() > 0
 
 
@@ -323,7 +379,8 @@ async def test_client_pins_on_all_nodes_and_as_it_reads(tmp_path) -> None:
 
 
 def starts(group: ServerGroup, node_id: str) -> list[int]:
-    return group.hosted(node_id).replica.pins.starts(int(time.time() * 1000))
+    replica = group.hosted(node_id).replica
+    return replica.pins.starts(replica.pin_time_ms)
 
 
 # --- a group: each node trims its own log ---------------------------------------------------------------------------

@@ -7,14 +7,16 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from dledger_core.config import LIMITS, Limits
 from dledger_core.errors import DLedgerError
-from dledger_core.ids import Position
+from dledger_core.ids import Index, Position
 from dledger_core.server.maintenance.retention import RetentionPolicy, plan
 from dledger_core.server.replica.replica import Replica
 from dledger_core.storage.files.file_system import DiskSpace
+from dledger_core.storage.read.log_queries import SegmentSummary
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class DiskRounds:
         self._executor = executor
         self._limits = limits
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._recorded: dict[str, dict[Index, int]] = {}
 
     def start_look(self) -> None:
         """Start a look at free disk space."""
@@ -94,14 +97,14 @@ class DiskRounds:
         if len(segments) < 2:
             return
         _, space = await loop.run_in_executor(self._executor, replica.log.space)
-        now = time.time()
+        expired = await self._expired(replica, segments)
         index = plan(
             self._policy,
             segments,
             keep_from=min(replica.readable_end - 1, replica.visible_end),
-            pins=replica.pins.starts(int(now * 1000)),
-            now_ms=int(now * 1000),
-            hour=time.localtime(now).tm_hour,
+            pins=replica.pins.starts(replica.pin_time_ms),
+            expired=expired,
+            hour=time.localtime().tm_hour,
             space=space,
             segments_max=self._limits.retention_segments,
         )
@@ -109,3 +112,26 @@ class DiskRounds:
         if index > start:
             _LOG.info("trimming log: group=%s start=%d end=%d", replica.group, start, index)
             replica.trim(index)
+
+    async def _expired(self, replica: Replica, segments: Sequence[SegmentSummary]) -> int:
+        """Return how many of the oldest data files are older than the age limit.
+
+        A file is as old as the first log time recorded after it: it may be older, so none is deleted too early. Log
+        times are remembered, because a search may read the index of ten minutes of appends.
+        """
+        known, found, expired = self._recorded.get(replica.group, {}), dict[Index, int](), 0
+        if self._policy.reserved_ms is not None:
+            before_ms = replica.log_time.now_ms - self._policy.reserved_ms
+            for start in [segment.first_index for segment in segments[1 : self._limits.retention_segments + 1]]:
+                recorded_ms = known.get(start)
+                if recorded_ms is None and start <= replica.tables.applied_index:
+                    search = partial(replica.log.first_log_time, start, replica.readable_end)
+                    recorded_ms = await asyncio.get_running_loop().run_in_executor(self._executor, search)
+                if recorded_ms is None:
+                    break
+                found[start] = recorded_ms
+                if recorded_ms >= before_ms:
+                    break
+                expired += 1
+        self._recorded[replica.group] = found
+        return expired

@@ -1,8 +1,8 @@
 """Retention: trim a log by age, by size or by free disk space. By default nothing is deleted.
 
 ``plan`` has the rules, without clock and disk; ``disk_rounds`` runs them. Names and defaults are Java DLedger's where
-it has them. Unlike there, an entry's age is its append time, not that of a file; and no entry is deleted that is not
-committed, that belongs to an open transaction, or that a reader has pinned.
+it has them. Unlike there, a file is as old as the first log time recorded after it, whatever wall clocks show; and no
+entry is deleted that is not committed, that belongs to an open transaction, or that a reader has pinned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dledger_core.storage.read.log_queries import SegmentSummary
 
 RATIO_MIN: Final = 0.5
 RATIO_MAX: Final = 0.95
-_HOUR_MS: Final = 3_600_000
 ANY_HOUR: Final = frozenset(range(24))
 
 
@@ -38,7 +37,7 @@ class RetentionPolicy:
     """Rules of retention; the default deletes nothing.
 
     Attributes:
-        file_reserved_hours: delete data files whose newest entry is older, in hours; None = no age limit.
+        file_reserved_hours: delete data files that were complete this many hours of log time ago; None = no age limit.
         delete_when: hours of the day, local time, at which expired files are deleted.
         check_ratio: disk usage ratio above which expired files are deleted at any hour.
         retain_bytes: delete the oldest files of a log while the rest has at least this many bytes; None = no limit.
@@ -67,6 +66,11 @@ class RetentionPolicy:
                 raise ConfigError(f"{option} must be at least 1, got {limit}", "", "omit it to keep all files")
 
     @property
+    def reserved_ms(self) -> int | None:
+        """``file_reserved_hours`` in ms."""
+        return None if self.file_reserved_hours is None else self.file_reserved_hours * 3_600_000
+
+    @property
     def enabled(self) -> bool:
         """Whether any rule is set."""
         return self.file_reserved_hours is not None or self.retain_bytes is not None or self.force_clean
@@ -78,7 +82,7 @@ def plan(
     *,
     keep_from: int,
     pins: Iterable[int] = (),
-    now_ms: int,
+    expired: int,
     hour: int,
     space: DiskSpace,
     segments_max: int = Limits.retention_segments,
@@ -90,25 +94,23 @@ def plan(
         segments: the log's data files, oldest first, at least one; the last one is never deleted.
         keep_from: the segment of this entry and all later ones are kept: the commit index or the oldest transaction.
         pins: indexes that readers have pinned.
-        now_ms: the time, ms since the epoch.
+        expired: how many of the oldest data files are older than ``file_reserved_hours``.
         hour: hour of the day, local time.
         space: free and total space of the disk.
         segments_max: at most this many segments are deleted.
     """
     limit = min([keep_from, *pins])
-    newest = _newest_times(segments)
     total, free = sum(segment.nbytes for segment in segments), space.free_bytes
     may_expire = policy.file_reserved_hours is not None and (
         hour in policy.delete_when or space.used_ratio(free) > policy.check_ratio
     )
-    expired_before = now_ms - (policy.file_reserved_hours or 0) * _HOUR_MS
     kept = 0
     while kept < min(len(segments) - 1, segments_max) and segments[kept + 1].first_index <= limit:
         oldest = segments[kept]
-        expired = may_expire and 0 < newest[kept] < expired_before
+        too_old = may_expire and kept < expired
         too_large = policy.retain_bytes is not None and total - oldest.nbytes >= policy.retain_bytes
         forced = policy.force_clean and space.used_ratio(free) > policy.clean_ratio
-        if not (expired or too_large or forced):
+        if not (too_old or too_large or forced):
             break
         total, free = total - oldest.nbytes, free + oldest.nbytes
         kept += 1
@@ -117,17 +119,8 @@ def plan(
     return segments[kept].first_index
 
 
-def _newest_times(segments: Sequence[SegmentSummary]) -> list[int]:
-    """Return each segment's newest append time; where Java wrote none, that of the next segment, which is not older."""
-    times, known = [], 0
-    for segment in reversed(segments):
-        known = segment.last_time_ms or known
-        times.append(known)
-    return times[::-1]
-
-
 class Pins:
-    """Entries of one group that readers keep from retention on this node, in memory and for a limited time.
+    """Entries of one group that readers keep from retention on this node, in memory and for a limited log time.
 
     A reader of several nodes pins on each, and renews its pins. A pin holds back retention only, not a snapshot
     install: then the leader has deleted the entries, and this node cannot keep them.
@@ -143,7 +136,7 @@ class Pins:
         Args:
             pin: [name of the reader, ms], or None for no change; 0 ms removes the pin.
             start: the first entry that the reader needs.
-            now_ms: the time.
+            now_ms: the time by which pins expire, see ``Replica.pin_time_ms``.
 
         Raises:
             BadRequestError: ``pin`` is malformed or exceeds a limit.

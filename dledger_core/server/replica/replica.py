@@ -439,6 +439,11 @@ class Replica:
             return False
         return self._leading_from is None or self.commit_index >= self._leading_from or not self.profile_b
 
+    @property
+    def pin_time_ms(self) -> int:
+        """The time by which pins expire: the log time; in profile A, which has none, this node's running time."""
+        return self.log_time.now_ms if self.profile_b else self._environment.running_ms()
+
     def not_leader(self) -> NotLeaderError:
         """Return the error that names the leader."""
         leader = self.soft_state.leader_id

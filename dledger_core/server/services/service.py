@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -259,7 +258,7 @@ class ClientService:
         self, request: GroupRequest, message: messages.MetadataRequest, orphaned: list[int] | None
     ) -> messages.MetadataResponse:
         replica = request.hosted.replica
-        replica.pins.set(message.pin, message.start, _now_ms())
+        replica.pins.set(message.pin, message.start, replica.pin_time_ms)
         status = replica.raft.status()
         me = [
             self._config.self_id,
@@ -285,8 +284,8 @@ class ClientService:
         )
 
     async def _read(self, request: GroupRequest, message: messages.ReadRequest) -> None:
-        reads = request.hosted.reads
-        request.hosted.replica.pins.set(message.pin, message.start, _now_ms())
+        reads, replica = request.hosted.reads, request.hosted.replica
+        replica.pins.set(message.pin, message.start, replica.pin_time_ms)
         await reads.ready(message)
         async with request.flow.large_response():
             result = await reads.read(message)
@@ -371,10 +370,6 @@ _IN_TASKS: Final[dict[int, tuple[Table[Any], _InTask]]] = {
     Type.DESCRIBE: (messages.DESCRIBE, ClientService._describe),
 }
 """Requests with a task of their own, because they wait for the disk or for a change."""
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _append_columns(message: messages.AppendRequest, columns: Columns, appends: Appends, reply: Reply) -> None:

@@ -6,10 +6,12 @@ Readers take no lock. The writer moves ``_first_index`` and ``_last_index`` befo
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
+from dledger_core import control
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position, Term
 from dledger_core.raft.batch import Batch, TermRange
@@ -194,6 +196,15 @@ class DurableLog:
     def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
         """Yield (index, append time in ms, body) of the control entries in [start, end)."""
         return log_queries.control_entries(self._reader, max(start, self._first_index), min(end, self._last_index + 1))
+
+    def first_log_time(self, start: int, end: int) -> int | None:
+        """Return the first log time recorded in [start, end), in ms; None if there is none, or damage hides it."""
+        with contextlib.suppress(CorruptRecordError):  # it is repaired first
+            for _, _, body in self.control_entries(start, end):
+                recorded_ms = control.log_time(control.unpack(body))
+                if recorded_ms is not None:
+                    return recorded_ms
+        return None
 
     @property
     def last_time_ms(self) -> int:
