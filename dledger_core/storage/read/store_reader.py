@@ -72,6 +72,10 @@ from dledger_core.storage.tables.tables import LogTables, load_tables
 
 READ_BYTES: Final = 8 << 20
 _TAIL_SEGMENTS: Final = 3
+_TAIL_BYTES: Final = 1 << 30
+"""Java recovers its last three files. Where files are as large as its default, two contain all that it can have had in
+memory only, and reading a third takes a second.
+"""
 _MISSING_ROWS: Final = 1024
 _SAMPLE: Final = 8
 _FIRST_ROWS: Final = 1 << 16
@@ -445,7 +449,8 @@ class StoreReader:
         if checkpoint is not None and covered and data.covers(checkpoint.position):
             return ScanCursor(checkpoint.position, checkpoint.durable_index + 1)
         if self._origin.meta is None:
-            for base in reversed(data.bases[: max(len(data.bases) - _TAIL_SEGMENTS + 1, 1)]):
+            tail = min(_TAIL_SEGMENTS, 1 + -(-_TAIL_BYTES // data.segment_bytes))
+            for base in reversed(data.bases[: max(len(data.bases) - tail + 1, 1)]):
                 header = self._reader.header_at(base)
                 if header is not None:
                     row = self._disk_index.read(header.index, header.index + 1)[0]
