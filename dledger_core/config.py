@@ -247,6 +247,9 @@ class Limits:
         link_pause_max_s: longest such pause [1 s].
         link_steady_s: a link that breaks sooner counts as a failed attempt [5 s].
         link_unacknowledged_s: time after which the kernel breaks a link whose bytes are not acknowledged [10 s].
+        clock_difference_ms: difference to a peer's clock that is not reported [2000 ms].
+        clock_compare_ms: time for which clocks are compared before a difference is reported [10,000 ms], because a late
+            message looks like one.
         unhosted_log_s: interval of the warning about a peer's group that this node does not host [60 s].
         disk_full_retry_ms: pause that DISK_FULL asks a client for [1000 ms].
         small_message_bytes: message that a follower accepts while half of the disk reserve is used [64 KiB]: a no-op,
@@ -300,6 +303,8 @@ class Limits:
     link_pause_max_s: float = 1.0
     link_steady_s: float = 5.0
     link_unacknowledged_s: float = 10.0
+    clock_difference_ms: int = 2000
+    clock_compare_ms: int = 10_000
     unhosted_log_s: float = 60.0
     disk_full_retry_ms: int = 1000
     small_message_bytes: int = 64 << 10

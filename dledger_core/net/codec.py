@@ -177,6 +177,7 @@ HEARTBEATS: Final = Table(
     Heartbeat,
     (
         *_ENDS,
+        Field("w", "int", "sender's wall clock, ms since the epoch", name="wall_ms", default=0),
         Field("h", "list", "[group, term, commit index, round, log time in ms] of each group", name="beats", low=0),
     ),
 )
@@ -236,33 +237,36 @@ def _append_entries_frame(group: str, message: AppendEntries) -> list[Buffer]:
     return encode_frame(APPEND_ENTRIES.encode(message, computed, g=group), *payload)
 
 
-def heartbeats_frames(beats: Sequence[tuple[str, Heartbeat]]) -> list[Buffer]:
-    """Return the frames of the heartbeats of all groups between two nodes, at least one."""
+def heartbeats_frames(beats: Sequence[tuple[str, Heartbeat]], wall_ms: int = 0) -> list[Buffer]:
+    """Return the frames of the heartbeats of all groups between two nodes, at least one; 0 = no wall clock."""
     _, first = beats[0]
     rows = [(group, beat.term, beat.commit_index, beat.round, beat.log_time_ms) for group, beat in beats]
-    return _beats_frames(HEARTBEATS, first.sender, first.target, rows)
+    return _beats_frames(HEARTBEATS, {"sender": first.sender, "target": first.target, "wall_ms": wall_ms}, rows)
 
 
 def heartbeat_responses_frames(beats: Sequence[tuple[str, HeartbeatResponse]]) -> list[Buffer]:
     """Return the frames of the heartbeat responses of all groups between two nodes, as ``heartbeats_frames`` does."""
     _, first = beats[0]
     rows = [(group, beat.term, beat.round, beat.last_index) for group, beat in beats]
-    return _beats_frames(HEARTBEATS_OK, first.sender, first.target, rows)
+    return _beats_frames(HEARTBEATS_OK, {"sender": first.sender, "target": first.target}, rows)
 
 
-def alive_frame(sender: NodeId, target: NodeId) -> list[Buffer]:
-    """Return a frame that only shows that its sender runs: heartbeats of no group."""
-    return _beats_frames(HEARTBEATS, sender, target, [])
+def alive_frame(sender: NodeId, target: NodeId, wall_ms: int = 0) -> list[Buffer]:
+    """Return a frame that only shows that its sender runs, and its wall clock: heartbeats of no group."""
+    return _beats_frames(HEARTBEATS, {"sender": sender, "target": target, "wall_ms": wall_ms}, [])
 
 
-def _beats_frames(
-    table: Table[Any], sender: NodeId, target: NodeId, rows: Sequence[tuple[str | int, ...]]
-) -> list[Buffer]:
-    ends = {"sender": sender, "target": target}
+def wall_clock(frame: Frame) -> int:
+    """Return the sender's wall clock, ms since the epoch; 0 if a message that ``frame_to_messages`` took has none."""
+    found = frame.header.get("w", 0) if frame.header["t"] == Type.HEARTBEATS else 0
+    return int(found)
+
+
+def _beats_frames(table: Table[Any], fields: dict[str, Any], rows: Sequence[tuple[str | int, ...]]) -> list[Buffer]:
     return [
         buffer
         for at in range(0, max(len(rows), 1), HEARTBEATS_MAX)
-        for buffer in encode_frame(table.encode(None, ends | {"beats": rows[at : at + HEARTBEATS_MAX]}))
+        for buffer in encode_frame(table.encode(None, fields | {"beats": rows[at : at + HEARTBEATS_MAX]}))
     ]
 
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -24,6 +23,7 @@ from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup, hosted_logs
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
+from dledger_core.server.replica.environment import monotonic_ms
 from dledger_core.server.replica.log_time import RunningTime
 from dledger_core.server.replica.peers import Members, PeerLinks
 from dledger_core.server.replica.replica import Replica
@@ -82,7 +82,7 @@ class NodeServer:
         )
         self._role_command = RoleCommand(config.role_command, config.limits) if config.role_command else None
         self._repairs = LiveRepairs(self.members, limits=config.limits)
-        self._running_time = RunningTime(_monotonic_ms, config.tick_ms * config.raft.election_ticks_min)
+        self._running_time = RunningTime(monotonic_ms, config.tick_ms * config.raft.election_ticks_min)
         self.budget = Budget(config.inflight_bytes_max, config.limits.retry_after_ms)
         host = GroupHost(
             config=config,
@@ -300,10 +300,6 @@ class NodeServer:
     def _on_lost(self, node_id: NodeId) -> None:
         for group in self.groups.values():
             group.report_unreachable(node_id)
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 async def _serve(node: NodeServer, on_started: Callable[[NodeServer], None] | None) -> None:

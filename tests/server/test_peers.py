@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -25,7 +27,7 @@ TICK_S = 0.005
 class Node:
     """The links of one node with its listening port, and a clock that ticks while ``ticking``."""
 
-    def __init__(self, me: Peer, peers: tuple[Peer, ...], check_hello=lambda _: None) -> None:
+    def __init__(self, me: Peer, peers: tuple[Peer, ...], check_hello=lambda _: None, **options) -> None:
         self.me = me
         self.got = []
         self.lost = []
@@ -39,6 +41,7 @@ class Node:
             deliver=lambda group, message: self.got.append((group, message)),
             on_lost=self.lost.append,
             idle_ticks_max=IDLE_TICKS,
+            **options,
         )
 
     def hello(self) -> Hello:
@@ -152,6 +155,19 @@ async def test_half_open_link_is_closed_and_connected_again():
             await eventually(lambda: n1.got)
             assert n1.got == [("g", beat("n0", "n1", 7))]
             assert len(proxy.pairs) == n1.opened == 2
+
+
+async def test_peer_whose_clock_differs_is_reported(caplog):
+    day_ms, limits = 86_400_000, replace(LIMITS, clock_compare_ms=50)
+    peers = free_peers(3)
+    clocks = [lambda: day_ms, lambda: 2 * day_ms, lambda: day_ms + limits.clock_difference_ms]
+    with caplog.at_level(logging.WARNING, "dledger_core.server.replica.peers"):
+        async with contextlib.AsyncExitStack() as nodes:
+            for peer, clock in zip(peers, clocks, strict=True):
+                await nodes.enter_async_context(Node(peer, peers, wall_ms=clock, limits=limits))
+            await eventually(lambda: len(caplog.records) == 4)
+    found = {(record.args[0], abs(record.args[1])) for record in caplog.records}
+    assert found == {("n0", day_ms), ("n1", day_ms), ("n1", day_ms - 2000), ("n2", day_ms - 2000)}
 
 
 async def test_many_heartbeats_in_one_iteration_arrive_in_order():

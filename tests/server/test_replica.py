@@ -80,9 +80,9 @@ async def test_linearizable_read_waits_for_proof_of_leadership(tmp_path):
 
 def test_replica_runs_without_event_loop_thread_and_clock(tmp_path):
     with HandDriven(tmp_path / "s", voters=THREE) as n0:
+        n0.wall_ms = 1_800_000_000_000
         n0.lead()
         n0.stalled = True
-        n0.wall_ms = 1_800_000_000_000
         batch = propose(n0, b"a", b"b")
         n0.run()
         assert n0.replica.readable_end == 1, "its own disk has not written it and no other node has it"

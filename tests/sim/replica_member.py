@@ -341,6 +341,7 @@ class ReplicaMember(Member):
             on_failed=self.failed,
             environment=Environment(
                 wall_ms=self.wall_ms,
+                monotonic_ms=lambda: self.sim.time.now,
                 running_ms=lambda: self.sim.time.now,
                 call_soon=lambda action: self.later(
                     iteration_delay if self.sim.faults_on else 0, lambda: self.input(action)

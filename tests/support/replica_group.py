@@ -158,6 +158,7 @@ class HandDriven:
         self.turns: deque[Callable[[], None]] = deque()
         self.wall_ms = 1_700_000_000_000
         self.running_ms = 0
+        self.monotonic_ms = 5_000
         self.sent: list[Message] = []
         self.failures: list[BaseException] = []
         self.stalled = False
@@ -172,6 +173,7 @@ class HandDriven:
             on_failed=self.failures.append,
             environment=Environment(
                 wall_ms=lambda: self.wall_ms,
+                monotonic_ms=lambda: self.monotonic_ms,
                 running_ms=lambda: self.running_ms,
                 call_soon=self.turns.append,
                 open_disk=self._open_disk,

@@ -35,6 +35,16 @@ class Disk(Protocol):
         """Finish the queue; block until then."""
 
 
+def wall_ms() -> int:
+    """Return the wall clock of this machine, ms since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def monotonic_ms() -> int:
+    """Return ms of a clock that never jumps; it counts suspend too, so that append times are right after it."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
 OpenDisk = Callable[[CommitLog, Callable[[list[Ready]], None], Callable[[BaseException], None]], Disk]
 """Creates a disk from (log, on_persisted, on_failed): on_persisted gets the Readys that became durable, in order;
 on_failed gets the first error, after which nothing is written."""
@@ -46,6 +56,7 @@ class Environment:
 
     Attributes:
         wall_ms: the wall clock, ms since the epoch: it may jump, so nothing but append times follows it.
+        monotonic_ms: a clock that never jumps.
         running_ms: the node's running time, see ``RunningTime``.
         call_soon: runs a function after the current iteration, in order of the calls.
         open_disk: creates the disk of a log.
@@ -53,6 +64,7 @@ class Environment:
     """
 
     wall_ms: Callable[[], int]
+    monotonic_ms: Callable[[], int]
     running_ms: Callable[[], int]
     call_soon: Callable[[Callable[[], None]], object]
     open_disk: OpenDisk
@@ -63,7 +75,8 @@ def event_loop_environment(running_ms: Callable[[], int]) -> Environment:
     """Return the environment of a node's replica: the running event loop, its clocks, a thread that writes."""
     loop = asyncio.get_running_loop()
     return Environment(
-        wall_ms=lambda: time.time_ns() // 1_000_000,
+        wall_ms=wall_ms,
+        monotonic_ms=monotonic_ms,
         running_ms=running_ms,
         call_soon=loop.call_soon,
         open_disk=lambda log, on_persisted, on_failed: DiskWriter(log, loop, on_persisted, on_failed),

@@ -21,6 +21,8 @@ from dledger_core.net.connection import Connection, connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.raft import Heartbeat, HeartbeatResponse, Message
+from dledger_core.server.replica.append_clock import ClockComparison
+from dledger_core.server.replica.environment import monotonic_ms, wall_ms
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class _Link:
     """The connection to one peer, and the heartbeats that wait for the end of this iteration."""
 
     __slots__ = (
+        "clocks",
         "connection",
         "heartbeats",
         "idle_ticks",
@@ -77,8 +80,9 @@ class _Link:
         "unsent_ticks",
     )
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, limits: Limits) -> None:
         self.peer = peer
+        self.clocks = ClockComparison(limits.clock_difference_ms, limits.clock_compare_ms)
         self.connection: Connection | None = None
         self.task: asyncio.Task[None] | None = None
         self.received_bytes = 0
@@ -99,6 +103,7 @@ class PeerLinks:
         deliver: gets each received (group, message).
         on_lost: gets the id of a peer whose connection was lost.
         idle_ticks_max: ticks without received bytes after which a link is closed.
+        wall_ms: this node's wall clock, ms since the epoch.
         limits: the node's limits.
     """
 
@@ -112,17 +117,19 @@ class PeerLinks:
         deliver: Callable[[str, Message], None],
         on_lost: Callable[[NodeId], None],
         idle_ticks_max: int,
+        wall_ms: Callable[[], int] = wall_ms,
         limits: Limits = LIMITS,
     ) -> None:
         self._self_id = self_id
         self._members = members
         self._limits = limits
+        self._wall_ms = wall_ms
         self._hello = hello
         self._check_hello = check_hello
         self._deliver = deliver
         self._on_lost = on_lost
         self._idle_ticks_max = idle_ticks_max
-        self._links = {peer.node_id: _Link(peer) for peer in members.others}
+        self._links = {peer.node_id: _Link(peer, limits) for peer in members.others}
         self._started = False
         self._flush_scheduled = False
 
@@ -139,7 +146,7 @@ class PeerLinks:
                 del self._links[node_id]
                 self._stop(link)
         for node_id, peer in current.items():
-            link = self._links.setdefault(node_id, _Link(peer))
+            link = self._links.setdefault(node_id, _Link(peer, self._limits))
             if self._started and link.task is None and self._self_id < node_id:
                 link.task = asyncio.create_task(self._keep_connected(link), name=f"connect-{node_id}")
 
@@ -192,7 +199,7 @@ class PeerLinks:
             if link.connection is None:
                 continue
             if heartbeats:
-                link.connection.send_buffers(codec.heartbeats_frames(heartbeats))
+                link.connection.send_buffers(codec.heartbeats_frames(heartbeats, self._wall_ms()))
             if responses:
                 link.connection.send_buffers(codec.heartbeat_responses_frames(responses))
 
@@ -208,7 +215,7 @@ class PeerLinks:
             link.unsent_ticks += 1
             if link.unsent_ticks * _ALIVE_SHARE >= self._idle_ticks_max:
                 link.unsent_ticks = 0
-                connection.send_buffers(codec.alive_frame(self._self_id, link.peer.node_id))
+                connection.send_buffers(codec.alive_frame(self._self_id, link.peer.node_id, self._wall_ms()))
             link.idle_ticks += 1
             if connection.received_bytes != link.received_bytes:
                 link.received_bytes, link.idle_ticks = connection.received_bytes, 0
@@ -278,6 +285,18 @@ class PeerLinks:
             if message.sender != connection.peer_hello.node_id or message.target != self._self_id:
                 raise ProtocolError("a message from or to another node", connection.peer_address)
             self._deliver(group, message)
+        if (peer_ms := codec.wall_clock(frame)) != 0:
+            self._compare_clocks(cast("NodeId", connection.peer_hello.node_id), peer_ms)
+
+    def _compare_clocks(self, node_id: NodeId, peer_ms: int) -> None:
+        link = self._links.get(node_id)
+        ahead_ms = link.clocks.observe(peer_ms, self._wall_ms(), monotonic_ms()) if link is not None else None
+        if ahead_ms is not None:
+            _LOG.warning(
+                "clock of a peer differs, append times are its leader's: peer=%s ahead_ms=%d remedy=synchronize clocks",
+                node_id,
+                ahead_ms,
+            )
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
         """Remove a connection that was lost."""

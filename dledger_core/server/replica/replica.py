@@ -33,6 +33,7 @@ from dledger_core.raft import (
 from dledger_core.record import HEADER_BYTES, MAGIC_CONTROL, ProposedBatch, records_of
 from dledger_core.server.maintenance.disk_space import SpaceGuard
 from dledger_core.server.maintenance.retention import Pins
+from dledger_core.server.replica.append_clock import AppendClock
 from dledger_core.server.replica.change_signal import ChangeSignal, response_within
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.log_time import LogTime
@@ -155,7 +156,8 @@ class Replica:
         self._on_failed = on_failed
         self._environment = environment
         self._log_time_interval_ms = int(limits.log_time_s * 1000)
-        log.clock_ms = environment.wall_ms
+        self._append_clock = AppendClock(environment.wall_ms, environment.monotonic_ms)
+        log.clock_ms = self._append_clock.now_ms
         self._controls = Controls(log)
         self.log_time = LogTime(environment.running_ms)
         self._log_time_recorded_ms = 0
@@ -407,9 +409,11 @@ class Replica:
         invariant(soft_state.term >= before.term, "the term moved back", old=before.term, new=soft_state.term)
         if soft_state.role is not Role.LEADER:
             self._leading_from = None
+            self._append_clock.follow()
             self.log_time.follow()
         elif (self.soft_state.role, self.soft_state.term) != (Role.LEADER, soft_state.term):
             self._leading_from = self.raft.last_index
+            self._append_clock.lead()
             if self.profile_b:
                 self.log_time.lead()
         self.soft_state = soft_state
