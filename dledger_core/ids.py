@@ -8,6 +8,8 @@ from typing import Final, NewType, TypeAlias
 __all__ = [
     "NO_INDEX",
     "NO_TERM",
+    "NUMBER_MAX",
+    "TERM_JUMP_MAX",
     "GroupName",
     "Index",
     "MemberId",
@@ -43,3 +45,12 @@ NO_INDEX: Final = Index(-1)
 
 NO_TERM: Final = Term(-1)
 """The term of ``NO_INDEX``; below every real term."""
+
+NUMBER_MAX: Final = (1 << 56) - 1
+"""Highest term, index and position that a peer may send and a file may contain: one limit, so that nothing is written
+that the next start rejects. The position of every index row, and a position plus a record, fits 63 bits."""
+
+TERM_JUMP_MAX: Final = 1 << 32
+"""Most terms that a peer may be ahead. Each election raises the term by one: at a hundred elections per second a node
+would have been away for more than a year. A term cannot be lowered again, so a wrong one would cost the group its
+future."""

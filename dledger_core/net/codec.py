@@ -13,8 +13,8 @@ import numpy as np
 
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.errors import CorruptRecordError, ProtocolError
-from dledger_core.ids import Index, NodeId, Term
-from dledger_core.net.fields import INT64_MAX, Field, Table, str_field
+from dledger_core.ids import NUMBER_MAX, Index, NodeId, Term
+from dledger_core.net.fields import Field, Table, str_field
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.protocol import Type
 from dledger_core.raft.batch import Batch
@@ -94,20 +94,26 @@ def parse_columns(payload: Buffer, n: int) -> Columns:
 
 # --- tables of the Raft messages -----------------------------------------------------------------------------------
 
+
+def _number(key: str, meaning: str, **limits: Any) -> Field:
+    """Return the field of a term, an index or a count."""
+    return Field(key, "int", meaning, **({"high": NUMBER_MAX} | limits))
+
+
 _ENDS: Final = (
     Field("s", "str", "node id of the sender", name="sender"),
     Field("to", "str", "node id of the target", name="target"),
 )
-_PREFIX: Final = (*_ENDS, Field("term", "int", "sender's term", name="term"))
-_CRC: Final = Field("k", "int", "CRC-32 of the payload", name="crc", low=0)
+_PREFIX: Final = (*_ENDS, _number("term", "sender's term", name="term"))
+_CRC: Final = _number("k", "CRC-32 of the payload", name="crc", low=0)
 
 VOTE: Final = Table(
     Type.VOTE,
     RequestVote,
     (
         *_PREFIX,
-        Field("li", "int", "candidate's last index", name="last_index"),
-        Field("lt", "int", "term of that entry", name="last_term"),
+        _number("li", "candidate's last index", name="last_index"),
+        _number("lt", "term of that entry", name="last_term"),
         Field("pre", "bool", "whether it is a pre-vote", name="pre"),
         Field("x", "bool", "whether a leader transfers leadership", name="transfer", default=False),
     ),
@@ -126,12 +132,12 @@ APPEND_ENTRIES: Final = Table(
     AppendEntries,
     (
         *_PREFIX,
-        Field("pi", "int", "index before the first entry", name="prev_index"),
-        Field("pt", "int", "term of that entry", name="prev_term"),
-        Field("c", "int", "leader's commit index", name="commit_index"),
-        Field("l", "int", "leader's last index", name="last_index", default=UNKNOWN_END),
+        _number("pi", "index before the first entry", name="prev_index"),
+        _number("pt", "term of that entry", name="prev_term"),
+        _number("c", "leader's commit index", name="commit_index"),
+        _number("l", "leader's last index", name="last_index", default=UNKNOWN_END),
         Field("b", "list", "[first index, count, term] of each batch", name="batches", low=0),
-        Field("n", "int", "number of records", name="count", low=0),
+        _number("n", "number of records", name="count", low=0),
         _CRC,
     ),
     "sizes u32 x n, then the records as stored on disk",
@@ -142,10 +148,10 @@ APPEND_ENTRIES_OK: Final = Table(
     (
         *_PREFIX,
         Field("ok", "bool", "whether the entries were accepted", name="accepted"),
-        Field("m", "int", "last index that matches the leader's log", name="match_index"),
-        Field("ht", "int", "term of the conflicting entry", name="hint_term"),
-        Field("hi", "int", "first index of that term", name="hint_first_index"),
-        Field("l", "int", "follower's last index", name="last_index"),
+        _number("m", "last index that matches the leader's log", name="match_index"),
+        _number("ht", "term of the conflicting entry", name="hint_term"),
+        _number("hi", "first index of that term", name="hint_first_index"),
+        _number("l", "follower's last index", name="last_index"),
     ),
 )
 TIMEOUT_NOW: Final = Table(Type.TIMEOUT_NOW, TimeoutNow, _PREFIX)
@@ -154,22 +160,22 @@ INSTALL_SNAPSHOT: Final = Table(
     InstallSnapshot,
     (
         *_PREFIX,
-        Field("nr", "int", "number of the transfer", name="number", low=0),
-        Field("fi", "int", "first index of the leader's log", name="first_index", low=1),
-        Field("pt", "int", "term of the entry before it", name="previous_term"),
-        Field("o", "int", "offset of the chunk", name="offset", low=0),
-        Field("n", "int", "bytes of the snapshot", name="total", low=0, high=SNAPSHOT_BYTES_MAX),
+        _number("nr", "number of the transfer", name="number", low=0),
+        _number("fi", "first index of the leader's log", name="first_index", low=1),
+        _number("pt", "term of the entry before it", name="previous_term"),
+        _number("o", "offset of the chunk", name="offset", low=0),
+        _number("n", "bytes of the snapshot", name="total", low=1, high=SNAPSHOT_BYTES_MAX),
         _CRC,
     ),
-    "a chunk of the snapshot; empty asks for the offset",
+    "a chunk of the snapshot; empty asks for the offset, and confirms the transfer at its end",
 )
 INSTALL_SNAPSHOT_OK: Final = Table(
     Type.INSTALL_SNAPSHOT_OK,
     InstallSnapshotResponse,
     (
         *_PREFIX,
-        Field("nr", "int", "number of the transfer", name="number", low=0),
-        Field("o", "int", "bytes received; APPEND_ENTRIES_OK confirms the last chunk", name="offset", low=0),
+        _number("nr", "number of the transfer", name="number", low=0),
+        _number("o", "bytes received; APPEND_ENTRIES_OK reports the restart", name="offset", low=0),
     ),
 )
 HEARTBEATS: Final = Table(
@@ -354,7 +360,7 @@ def _batches(payload: Buffer, crc: int, rows: Sequence[Sequence[int]], n: int) -
 
 
 def _ints(row: Any, count: int) -> list[int]:
-    if type(row) is not list or len(row) != count or not all(type(v) is int and -1 <= v <= INT64_MAX for v in row):
+    if type(row) is not list or len(row) != count or not all(type(v) is int and -1 <= v <= NUMBER_MAX for v in row):
         raise ProtocolError(f"a row is not {count} integers in range", "header", "", {"row": repr(row)[:80]})
     return row
 

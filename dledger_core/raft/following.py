@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger_core.errors import ProtocolError, invariant
+from dledger_core.errors import ProtocolError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId
 from dledger_core.raft.messages import AppendEntries, AppendEntriesResponse, Heartbeat, HeartbeatResponse
 from dledger_core.raft.ready import Role
@@ -10,11 +10,22 @@ from dledger_core.raft.state import RaftState
 
 
 def check_batches(message: AppendEntries) -> None:
-    """Raise ProtocolError unless the batches continue (prev_index, prev_term) and each other."""
+    """Raise ProtocolError unless the batches continue the previous entry and each other, within the leader's log."""
     last_index, last_term = message.prev_index, message.prev_term
-    if last_index < NO_INDEX:
+    end = last_index + sum(batch.count for batch in message.batches)
+    possible = last_index >= NO_INDEX and NO_TERM <= last_term <= message.term
+    if not possible or max(end, message.commit_index) > message.last_index:
         raise ProtocolError(
-            "AppendEntries has an impossible prev_index", str(message.sender), values={"prev_index": last_index}
+            "AppendEntries has impossible values",
+            str(message.sender),
+            values={
+                "prev_index": last_index,
+                "prev_term": last_term,
+                "end": end,
+                "commit_index": message.commit_index,
+                "last_index": message.last_index,
+                "term": message.term,
+            },
         )
     for batch in message.batches:
         well_formed = batch.first_index == last_index + 1 and batch.count >= 1
@@ -81,23 +92,26 @@ def handle_heartbeat(state: RaftState, message: Heartbeat) -> None:
     # nothing. The response's last_index makes the leader probe again.
     if message.commit_index <= log.last_index:
         log.commit_to(message.commit_index)
-    state.send_dependent(_heartbeat_response(state, message))
+    state.send_dependent(_heartbeat_response(state, message, message.round))
 
 
 def reject_append_entries(state: RaftState, message: AppendEntries) -> None:
     """Reject a leader of a lower term, so that it learns the higher one."""
-    reject(state, message.sender, message.prev_index)
+    reject(state, message.sender)
 
 
-def reject(state: RaftState, sender: MemberId, prev_index: Index) -> None:
-    """Reject a leader of a lower term that asked whether the logs match at ``prev_index``."""
+def reject(state: RaftState, sender: MemberId) -> None:
+    """Reject a leader of a lower term.
+
+    The response names no entry: it has the higher term, in which the sender may lead by now with another log.
+    """
     state.send_dependent(
         AppendEntriesResponse(
             sender=state.member,
             target=sender,
             term=state.term,
             accepted=False,
-            match_index=prev_index,
+            match_index=NO_INDEX,
             hint_term=NO_TERM,
             hint_first_index=Index(state.log.last_index + 1),
             last_index=state.log.last_index,
@@ -106,29 +120,38 @@ def reject(state: RaftState, sender: MemberId, prev_index: Index) -> None:
 
 
 def reject_heartbeat(state: RaftState, message: Heartbeat) -> None:
-    """Respond to a leader of a lower term, so that it learns the higher one."""
-    state.send_dependent(_heartbeat_response(state, message))
+    """Respond to a leader of a lower term, so that it learns the higher one.
+
+    The response echoes no round: it has the higher term, in which the sender may lead by now, and rounds start again in
+    each term. An old one would confirm reads that no majority has confirmed.
+    """
+    state.send_dependent(_heartbeat_response(state, message, 0))
 
 
-def _heartbeat_response(state: RaftState, message: Heartbeat) -> HeartbeatResponse:
+def _heartbeat_response(state: RaftState, message: Heartbeat, round_: int) -> HeartbeatResponse:
     return HeartbeatResponse(
         sender=state.member,
         target=message.sender,
         term=state.term,
-        round=message.round,
+        round=round_,
         last_index=state.log.durable_index,
     )
 
 
 def follow(state: RaftState, leader_id: MemberId) -> None:
-    """Follow the sender of a message that only the leader of this term sends."""
-    invariant(
-        state.role is not Role.LEADER and state.leader_id in (None, leader_id),
-        "two leaders in one term",
-        term=state.term,
-        known=state.leader_id,
-        other=leader_id,
-    )
+    """Follow the sender of a message that only the leader of this term sends.
+
+    Raises:
+        ProtocolError: the term has another leader. One of the two is not; a member that follows one of them at most
+            helps neither to commit what the other overwrites.
+    """
+    if state.role is Role.LEADER or state.leader_id not in (None, leader_id):
+        raise ProtocolError(
+            "two leaders in one term",
+            str(leader_id),
+            "find out which one the other nodes follow, and verify the store of the other one",
+            {"term": state.term, "known": state.leader_id},
+        )
     if state.leader_id is None:
         state.become_follower(state.term, leader_id)
     state.election_elapsed = 0

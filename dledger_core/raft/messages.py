@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from dledger_core.ids import Index, MemberId, Term
+from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
 from dledger_core.raft.batch import Batch
 
-UNKNOWN_END: Final = Index((1 << 63) - 1)
+UNKNOWN_END: Final = Index(NUMBER_MAX)
 """``AppendEntries.last_index`` of a leader that does not report it: no follower ever matches that far."""
 
 
@@ -108,9 +108,9 @@ class TimeoutNow(_Message):
 class InstallSnapshot(_Message):
     """A chunk of the state that a follower needs to restart its log at ``first_index``.
 
-    ``data`` is at ``offset`` of ``total`` bytes; an empty chunk asks how much has arrived. ``number`` distinguishes
-    transfers of one leader and term. A follower that contains (first_index - 1, previous_term) needs no snapshot, and
-    responds as it does after an install: with an accepting AppendEntriesResponse.
+    ``data`` is at ``offset`` of ``total`` bytes; an empty chunk asks how much has arrived, and at the end confirms that
+    all has. ``number`` distinguishes transfers of one leader and term. A follower that contains (first_index - 1,
+    previous_term) needs no snapshot, and responds as it does after an install: with an accepting AppendEntriesResponse.
     """
 
     number: int
@@ -123,7 +123,7 @@ class InstallSnapshot(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallSnapshotResponse(_Message):
-    """Report how many bytes have arrived, while chunks are missing."""
+    """Report how many bytes have arrived, until the leader has confirmed that all have."""
 
     number: int
     offset: int

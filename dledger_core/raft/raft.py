@@ -7,7 +7,7 @@ only, and pre-votes, whose term is a question and not a fact.
 from __future__ import annotations
 
 from dledger_core.errors import ProtocolError
-from dledger_core.ids import Index
+from dledger_core.ids import TERM_JUMP_MAX
 from dledger_core.raft import election, following, leadership, snapshot_install
 from dledger_core.raft.messages import (
     AppendEntries,
@@ -42,6 +42,13 @@ def step(state: RaftState, message: Message) -> None:
     """
     if message.target != state.member or message.sender == state.member:
         raise ProtocolError("the message is for another member", str(message.sender), values={"target": message.target})
+    if message.term > state.term + TERM_JUMP_MAX:
+        raise ProtocolError(
+            "the term is implausibly far ahead",
+            str(message.sender),
+            "find out where it comes from; dledger repair --term sets the term of a stopped node",
+            {"term": message.term, "term_here": state.term},
+        )
     if isinstance(message, AppendEntries):
         following.check_batches(message)
     elif isinstance(message, InstallSnapshot):
@@ -80,7 +87,7 @@ def _reject_stale(state: RaftState, message: Message) -> None:
     elif isinstance(message, Heartbeat):
         following.reject_heartbeat(state, message)
     elif isinstance(message, InstallSnapshot):
-        following.reject(state, message.sender, Index(message.first_index - 1))
+        following.reject(state, message.sender)
 
 
 def _dispatch(state: RaftState, message: Message) -> None:

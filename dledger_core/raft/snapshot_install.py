@@ -2,7 +2,9 @@
 
 The state of the deleted entries that is still needed travels as opaque bytes (``SnapshotPayloads``), in chunks. One
 chunk is in flight at a time, and the follower reports how much it has. Only responses advance the transfer; a heartbeat
-response makes the leader send a query (an empty chunk), never a chunk.
+response makes the leader send a query (an empty chunk), never a chunk. To the report that all has arrived the leader
+responds with an empty chunk at the end, and only this makes the follower restart: no single message, however it came
+about, makes a node discard its log, because a leader that did not start the transfer ignores the report.
 
 The follower discards its log only if it does not contain the entry before the leader's first one. Then no later entry
 of it is committed: with a committed entry it would contain all entries before it as well (Log Matching, Raft section
@@ -23,7 +25,8 @@ from dledger_core.raft.state import IncomingSnapshot, RaftState
 def check_snapshot(message: InstallSnapshot) -> None:
     """Raise ProtocolError unless the chunk fits into its snapshot."""
     fits = 0 <= message.offset <= message.total - len(message.data)
-    if not fits or message.first_index < 1 or message.previous_term < NO_TERM:
+    terms = NO_TERM <= message.previous_term <= message.term
+    if not (fits and terms and message.total >= 1 and message.first_index >= 1):
         raise ProtocolError(
             "a chunk does not fit into its snapshot",
             str(message.sender),
@@ -81,7 +84,7 @@ def handle_install_snapshot_response(state: RaftState, message: InstallSnapshotR
 
 
 def handle_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
-    """Collect chunks and restart the log once all have arrived; accept at once if no snapshot is needed."""
+    """Collect chunks and restart the log once the leader confirms the last one; accept at once if none is needed."""
     following.follow(state, message.sender)
     previous_index = Index(message.first_index - 1)
     if state.log.matches(previous_index, message.previous_term):
@@ -89,10 +92,12 @@ def handle_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
         following.accept(state, message.sender, max(previous_index, state.log.commit_index))
         return
     incoming = state.incoming_snapshot
-    if incoming is None or not incoming.belongs_to(message.sender, message.term, message.number):
-        incoming = state.incoming_snapshot = IncomingSnapshot(message.sender, message.term, message.number)
+    identity = IncomingSnapshot.identity_of(message)
+    if incoming is None or incoming.identity != identity:
+        incoming = state.incoming_snapshot = IncomingSnapshot(identity)
     incoming.add(message.offset, message.data)
-    if incoming.nbytes < message.total:
+    confirmed = message.offset == message.total  # so without data: the leader knows that all has arrived
+    if incoming.nbytes < message.total or not confirmed:
         state.send_dependent(
             InstallSnapshotResponse(
                 sender=state.member,

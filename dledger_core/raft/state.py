@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
-from dledger_core.ids import Index, MemberId, Term
+from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
 from dledger_core.raft.batch import Proposal, SnapshotPayloads
 from dledger_core.raft.log import RaftLog
-from dledger_core.raft.messages import Message
+from dledger_core.raft.messages import InstallSnapshot, Message
 from dledger_core.raft.progress import Progress
 from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.reads import ReadQueue
@@ -30,17 +30,23 @@ NewestLogTime: TypeAlias = Callable[[], int]
 
 @dataclass(slots=True)
 class IncomingSnapshot:
-    """One transfer as the follower sees it."""
+    """One transfer as the follower sees it.
 
-    sender: MemberId
-    term: Term
-    number: int
+    Attributes:
+        identity: what all its chunks have in common; see ``identity_of``.
+        nbytes: bytes received.
+        chunks: what was received.
+    """
+
+    identity: tuple[object, ...]
     nbytes: int = 0
     chunks: list[bytes] = field(default_factory=list)
 
-    def belongs_to(self, sender: MemberId, term: Term, number: int) -> bool:
-        """Whether it is the transfer with this number."""
-        return (self.sender, self.term, self.number) == (sender, term, number)
+    @staticmethod
+    def identity_of(message: InstallSnapshot) -> tuple[object, ...]:
+        """Return the values that no two transfers share, so that chunks of two leaders or of two starts never mix."""
+        sent_by = (message.sender, message.term, message.number)
+        return (*sent_by, message.first_index, message.previous_term, message.total)
 
     def add(self, offset: int, data: bytes) -> None:
         """Add a chunk if it is the next one."""
@@ -196,7 +202,7 @@ class RaftState:
 
     def enter_term(self, term: Term, voted_for: MemberId | None) -> None:
         """Move to a higher term; the vote of a term changes here and in ``vote`` only."""
-        invariant(term > self.term, "terms never decrease", term=term, current=self.term)
+        invariant(self.term < term <= NUMBER_MAX, "terms never decrease", term=term, current=self.term)
         self.term = term
         self.voted_for = voted_for
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dledger_core.checksum import Buffer
 from dledger_core.errors import invariant
+from dledger_core.ids import NUMBER_MAX
 
 MAGIC_BLANK: Final = -1
 MAGIC_DATA: Final = 1
@@ -70,8 +71,8 @@ class Header:
             MAGIC_DATA <= self.magic <= MAGIC_MEMBERSHIP
             and self.length >= 0
             and self.size == HEADER_BYTES + self.length
-            and self.index >= 0
-            and self.term >= 0
+            and 0 <= self.index <= NUMBER_MAX
+            and 0 <= self.term <= NUMBER_MAX
         )
 
     @property

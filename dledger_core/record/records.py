@@ -12,6 +12,7 @@ import pyarrow as pa
 from dledger_core import checksum
 from dledger_core.checksum import Buffer
 from dledger_core.errors import CorruptRecordError, invariant
+from dledger_core.ids import NUMBER_MAX
 from dledger_core.raft.batch import Batch
 from dledger_core.record.layout import HEADER, HEADER_BYTES, INDEX_RECORD, MAGIC_DATA, MAGIC_MEMBERSHIP, Header
 
@@ -21,6 +22,12 @@ _U8 = npt.NDArray[np.uint8]
 _INLINE_BYTES = 12
 _FEW = 16
 """Up to this many slices are joined faster in Python than by a call of Arrow."""
+
+
+def _in_range(column: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which values of an int64 column are in [0, NUMBER_MAX]: as uint64 a negative value is above it."""
+    found: npt.NDArray[np.bool_] = column.view(">u8") <= NUMBER_MAX
+    return found
 
 
 class Records:
@@ -157,7 +164,7 @@ class Records:
         if not self.count:
             return
         headers = self.headers
-        good = self.well_formed() & (headers["position"] >= 0)
+        good = self.well_formed() & _in_range(headers["position"])
         good &= headers["index"] == np.arange(first_index, first_index + self.count)
         good[1:] &= headers["term"][1:] >= headers["term"][:-1]
         wrong = None if bool(good.all()) else int(np.argmin(good))
@@ -176,8 +183,8 @@ class Records:
             & (headers["length"] == sizes - HEADER_BYTES)
             & (headers["magic"] >= MAGIC_DATA)
             & (headers["magic"] <= MAGIC_MEMBERSHIP)
-            & (headers["index"] >= 0)
-            & (headers["term"] >= 0)
+            & _in_range(headers["index"])
+            & _in_range(headers["term"])
         )
         return found
 

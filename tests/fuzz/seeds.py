@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dledger_core.control import pack
 from dledger_core.errors import NotLeaderError
-from dledger_core.ids import Index, NodeId, Term
+from dledger_core.ids import NUMBER_MAX, Index, NodeId, Term
 from dledger_core.net import codec
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
@@ -112,7 +112,7 @@ def message() -> Seeds:
             name,
             packed(sent[12 : 12 + size], sent[12 + size :], 1 if "k" in msgpack.unpackb(sent[12:][:size]) else 0),
         )
-    huge = (1 << 63) - 1
+    huge = NUMBER_MAX
     record = encoded([b"x"], huge, 3)
     header = {"t": 42, "g": "g", "s": "n0", "to": "n1", "term": 3, "pi": huge - 1, "pt": 1, "c": -1, "n": 1}
     yield "last-index", packed(header | {"b": [[huge, 1, 3]]}, _joined(codec.records_payload([record])), 1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dledger_core.checksum import crc32
 from dledger_core.errors import BadRequestError, ProtocolError
+from dledger_core.ids import NUMBER_MAX
 from dledger_core.net import codec
 from dledger_core.net.codec import PEER_TABLES
 from dledger_core.net.fields import REQUIRED
@@ -67,7 +68,7 @@ def test_every_message_number_has_one_documented_table():
 
 # --- messages between replicas --------------------------------------------------------------------------------------
 
-terms, indexes, rounds = st.integers(-1, 1 << 40), st.integers(-1, 1 << 62), st.integers(0, 1 << 40)
+terms, indexes, rounds = st.integers(-1, 1 << 40), st.integers(-1, NUMBER_MAX), st.integers(0, 1 << 40)
 KINDS = {"int": None, "bool": st.booleans(), "str": st.text(min_size=1, max_size=9)}
 
 
@@ -113,7 +114,7 @@ def beats_of(rows):
 
 @settings(deadline=None)
 @given(rows=st.lists(st.tuples(st.text(max_size=9), terms, indexes, rounds), min_size=1, max_size=20))
-@example([(f"{number:0127d}", 1 << 40, 1 << 62, 1 << 40) for number in range(ARRAY_LENGTH_MAX + 5)])
+@example([(f"{number:0127d}", 1 << 40, NUMBER_MAX, 1 << 40) for number in range(ARRAY_LENGTH_MAX + 5)])
 def test_heartbeats_of_many_groups_share_frames(rows):
     beats, responses = beats_of(rows)
     for sent, buffers in (
@@ -245,7 +246,7 @@ def test_payload_with_wrong_count_or_lengths_is_rejected(parse, payload, n):
         parse(payload, n)
 
 
-@pytest.mark.parametrize("changes", [{"k": 1}, {"n": codec.SNAPSHOT_BYTES_MAX + 1}, {"fi": 0}], ids=str)
+@pytest.mark.parametrize("changes", [{"k": 1}, {"n": codec.SNAPSHOT_BYTES_MAX + 1}, {"n": 0}, {"fi": 0}], ids=str)
 def test_malformed_snapshot_chunk_is_rejected(changes):
     message = InstallSnapshot(
         sender="n0", target="n1", term=3, number=1, first_index=5, previous_term=2, offset=0, total=3, data=b"abc"
@@ -253,6 +254,47 @@ def test_malformed_snapshot_chunk_is_rejected(changes):
     frame = received(codec.message_to_frame("g", message))
     with pytest.raises(ProtocolError):
         codec.frame_to_messages(Frame(frame.header | changes, frame.payload))
+
+
+NUMBERS = [(t, f) for t in WITHOUT_ROWS for f in t.fields if f.kind == "int" and f.name not in ("crc", "total")]
+
+
+@pytest.mark.parametrize(("table", "field"), NUMBERS, ids=lambda part: getattr(part, "key", None) or part.number.name)
+def test_number_that_no_file_could_hold_is_rejected(table, field):
+    rest = {f.name: 1 if f.kind == "int" else f.kind == "bool" or "n0" for f in table.fields if f.name != "crc"}
+    more = {"data": b""} if table is codec.INSTALL_SNAPSHOT else {}
+    for number, accepted in ((NUMBER_MAX, True), (NUMBER_MAX + 1, False), ((1 << 63) - 1, False)):
+        header = received(codec.message_to_frame("g", table.message(**(rest | more)))).header | {field.key: number}
+        if accepted:
+            codec.frame_to_messages(Frame(header, memoryview(b"")))
+        else:
+            with pytest.raises(ProtocolError):
+                codec.frame_to_messages(Frame(header, memoryview(b"")))
+
+
+@pytest.mark.parametrize("number", [NUMBER_MAX + 1, (1 << 63) - 1])
+@pytest.mark.parametrize("at", range(1, 4))
+def test_heartbeat_with_impossible_number_is_rejected(at, number):
+    row = ["g", 1, 1, 1]
+    row[at] = number
+    with pytest.raises(ProtocolError):
+        codec.frame_to_messages(Frame({"t": Type.HEARTBEATS, "s": "n0", "to": "n1", "h": [row]}, memoryview(b"")))
+
+
+@pytest.mark.parametrize(("offset", "what"), [(8, "index"), (16, "term"), (24, "position")])
+@pytest.mark.parametrize("number", [-1, NUMBER_MAX + 1, (1 << 63) - 9])
+def test_record_with_impossible_number_is_rejected(offset, what, number):
+    frame = received(codec.message_to_frame("g", make_append([1], first=5, term=3)))
+    payload = bytearray(frame.payload)
+    struct.pack_into(">q", payload, 4 + offset, number)
+    changes = {
+        "index": {"pi": number - 1, "b": [[number, 1, 2]]},
+        "term": {"term": number, "b": [[5, 1, number]]},
+        "position": {},
+    }
+    header = frame.header | {"k": crc32(payload)} | changes[what]
+    with pytest.raises(ProtocolError):
+        codec.frame_to_messages(Frame(header, memoryview(payload)))
 
 
 def test_crc_of_payload_covers_sizes_and_records():

@@ -11,6 +11,7 @@ from dledger_core.raft import (
     AppendEntriesResponse,
     Batch,
     Heartbeat,
+    HeartbeatResponse,
     InstallSnapshot,
     RequestVote,
     RequestVoteResponse,
@@ -61,6 +62,10 @@ def ack(sender: NodeId, match_index: int, term: int = 1) -> AppendEntriesRespons
 
 def heartbeat(term: int, *, sender: NodeId = N1, target: NodeId = N0, commit_index: int = NO_INDEX) -> Heartbeat:
     return Heartbeat(sender=sender, target=target, term=Term(term), commit_index=Index(commit_index), round=1)
+
+
+def heartbeat_response(round_: int, *, term: int = 1, last_index: int = 1) -> HeartbeatResponse:
+    return HeartbeatResponse(sender=N1, target=N0, term=Term(term), round=round_, last_index=Index(last_index))
 
 
 def vote_request(

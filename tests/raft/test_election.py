@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from dledger_core.errors import TransferringError
-from dledger_core.ids import NodeId, Term
+from dledger_core.errors import ProtocolError, TransferringError
+from dledger_core.ids import TERM_JUMP_MAX, NodeId, Term
 from dledger_core.raft import (
     AppendEntries,
     AppendEntriesResponse,
     Heartbeat,
+    Message,
     RequestVote,
     RequestVoteResponse,
     Role,
     TimeoutNow,
 )
-from tests.raft.messages import append, candidate, config, heartbeat, in_role, leader, one, vote, vote_request
+from tests.raft.messages import (
+    ack,
+    append,
+    candidate,
+    config,
+    heartbeat,
+    in_role,
+    leader,
+    one,
+    snapshot,
+    vote,
+    vote_request,
+)
 from tests.support.group import CONFIG, N0, N1, N2, N3, NODES, Group, Member, only
 from tests.support.memory_store import MemoryStore, log_of
 
@@ -33,6 +47,29 @@ def test_member_adopts_a_higher_term_in_every_role(role: Role) -> None:
     member.step(heartbeat(9))
     assert (member.role, member.term, member.raw.status().leader_id) == (Role.FOLLOWER, 9, N1)
     assert member.store.hard_state.term == 9
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        heartbeat,
+        vote_request,
+        vote,
+        lambda term: vote_request(term, pre=True),
+        lambda term: vote_request(term, transfer=True),
+        lambda term: append(prev=(-1, -1), term=term),
+        lambda term: ack(N1, 0, term),
+        lambda term: snapshot(term=term),
+    ],
+    ids=["heartbeat", "vote request", "vote", "pre-vote", "transfer", "append", "acknowledgement", "snapshot"],
+)
+def test_term_implausibly_far_ahead_is_refused_and_changes_nothing(kind: Callable[[int], Message]) -> None:
+    member = Member(term=5)
+    with pytest.raises(ProtocolError) as refused:
+        member.raw.step(kind(5 + TERM_JUMP_MAX + 1))
+    assert refused.value.values["term_here"] == 5
+    assert not member.raw.has_ready()
+    member.step(kind(5 + TERM_JUMP_MAX))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from dledger_core.errors import InvariantViolationError, ProtocolError
+from dledger_core.errors import ProtocolError
 from dledger_core.ids import NO_TERM, Index, Term
 from dledger_core.raft import (
     AppendEntries,
@@ -46,6 +46,16 @@ def trimmed(nbytes: int | None = 300, first_index: int = 4) -> tuple[Group, Memb
 def trim(leader: Member, first_index: int) -> None:
     leader.store.trim(Index(first_index))
     leader.raw.trim(Index(first_index))
+
+
+def installed(member: Member, **changes: object) -> list[Message]:
+    """Give the member a snapshot of one chunk and the leader's confirmation; return its messages after that."""
+    received = one(member.step(snapshot(**changes)), InstallSnapshotResponse)
+    return member.step(snapshot(**changes | {"offset": received.offset, "data": b""}))
+
+
+def confirmation(**changes: object) -> InstallSnapshot:
+    return snapshot(**{"offset": 6, "data": b""} | changes)
 
 
 def member_with(*terms: int, commit_index: int = -1) -> Member:
@@ -125,7 +135,7 @@ def test_without_snapshot_payloads_followers_wait() -> None:
     group.tick(6 * CONFIG.heartbeat_ticks)
     assert leader.raw.status().progress[N2].state is ProgressState.NEEDS_SNAPSHOT
     with pytest.raises(ProtocolError):
-        Member(term=3).raw.step(snapshot())
+        installed(Member(term=3))
 
 
 # --- one follower -------------------------------------------------------------------------------------------------
@@ -136,8 +146,8 @@ def test_without_snapshot_payloads_followers_wait() -> None:
     [
         pytest.param([1] * 4 + [2] * 4, -1, id="it has the entry before"),
         pytest.param([1] * 4 + [2] * 6, -1, id="it has more"),
-        pytest.param([1] * 9, 7, id="the entry before is committed"),
-        pytest.param([1] * 9, 8, id="a later entry is committed"),
+        pytest.param([1] * 4 + [2] * 5, 7, id="the entry before is committed"),
+        pytest.param([1] * 4 + [2] * 5, 8, id="a later entry is committed"),
     ],
 )
 def test_follower_with_the_previous_entry_keeps_its_log(terms: list[int], commit_index: int) -> None:
@@ -154,7 +164,9 @@ def test_follower_with_the_previous_entry_keeps_its_log(terms: list[int], commit
 )
 def test_follower_without_the_previous_entry_restarts_its_log(terms: list[int], commit_index: int) -> None:
     member = member_with(*terms, commit_index=commit_index)
-    member.raw.step(snapshot())
+    assert one(member.step(snapshot()), InstallSnapshotResponse).offset == 6
+    assert (member.log_terms(), member.raw.status().first_index) == (terms, 0), "the log is kept until then"
+    member.raw.step(confirmation())
     assert not only(member.take(), AppendEntriesResponse), "the response waits for the disk"
     status = member.raw.status()
     assert (status.first_index, status.last_index, status.commit_index) == (8, 7, 7)
@@ -171,6 +183,7 @@ def test_restart_takes_back_entries_in_flight_to_the_disk() -> None:
     member.raw.step(append(*batches, prev=(1, 1), term=3))
     member.take()
     member.raw.step(snapshot())
+    member.raw.step(confirmation())
     member.raw.step(append(dataclasses.replace(batches[0], first_index=Index(8)), prev=(7, 2), term=3))
     member.take()
     member.persist(1)
@@ -182,24 +195,41 @@ def test_restart_takes_back_entries_in_flight_to_the_disk() -> None:
 
 def test_chunks_of_different_transfers_do_not_mix() -> None:
     member = member_with(1)
-    steps = [({"data": b"8..", "offset": 0}, 3), ({"number": 2, "data": b"...", "offset": 3}, 0)]
-    for changes, offset in [*steps, ({"data": b"...", "offset": 3}, 0), steps[0], steps[0]]:
-        assert one(member.step(snapshot(**changes)), InstallSnapshotResponse).offset == offset
-    assert one(member.step(snapshot(data=b"...", offset=3)), AppendEntriesResponse).accepted
+    start, rest = {"data": b"8..", "offset": 0}, {"data": b"...", "offset": 3}
+    for other in ({"number": 2}, {"first_index": 9}, {"previous_term": 1}, {"total": 7}):
+        for changes, offset in [(start, 3), (rest | other, 0), (rest, 0), (start, 3), (start, 3)]:
+            assert one(member.step(snapshot(**changes)), InstallSnapshotResponse).offset == offset
+    assert one(member.step(snapshot(**rest)), InstallSnapshotResponse).offset == 6
+    assert one(member.step(confirmation()), AppendEntriesResponse).accepted
+
+
+@pytest.mark.parametrize("first_index", [8, 1 << 40])
+def test_follower_discards_no_log_that_its_leader_does_not_replace(first_index: int) -> None:
+    """A leader that sent no snapshot ignores the report that one has arrived."""
+    group = Group(3, snapshots=Snapshots(), config=SMALL_CHUNKS)
+    leader = group.elect(N0)
+    leader.propose("x")
+    group.deliver()
+    data = Snapshots().pack(Index(first_index))
+    changes = {"sender": N0, "target": N1, "term": leader.term, "first_index": first_index, "previous_term": 0}
+    group.deliver(group[N1].step(snapshot(**changes, data=data, total=len(data))))
+    group.tick(4 * CONFIG.heartbeat_ticks)
+    assert group[N1].log_terms() == leader.log_terms()
+    assert leader.raw.status().progress[N1].match_index == leader.raw.last_index
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         *({"offset": -1}, {"offset": 1}, {"total": 5}, {"first_index": 0}, {"previous_term": -2}),
-        *({"data": b"nonsens"}, {"data": b"9....."}),
+        *({"previous_term": 4}, {"data": b"", "total": 0}, {"data": b"nonsens"}, {"data": b"9....."}),
     ],
     ids=str,
 )
 def test_malformed_snapshot_changes_nothing(changes: dict[str, object]) -> None:
     member = member_with(1, 1, 1, commit_index=0)
     with pytest.raises(ProtocolError):
-        member.raw.step(snapshot(**changes))
+        installed(member, **changes)
     member.run()
     assert (member.log_terms(), member.store.first_index()) == ([1, 1, 1], 0)
 
@@ -213,22 +243,24 @@ def test_snapshot_of_an_earlier_term_is_rejected() -> None:
 def test_snapshot_of_a_later_term_makes_the_term_durable_with_the_restart() -> None:
     member = member_with(1, 1, 1)
     member.raw.step(snapshot(term=5))
+    member.raw.step(confirmation(term=5))
     ready = member.raw.ready()
     assert ready.restart is not None
     assert ready.hard_state is not None
     assert (ready.hard_state.term, member.raw.status().leader_id) == (5, N1)
-    assert [message.term for message in ready.persisted_messages] == [5]
+    assert [message.term for message in only(ready.persisted_messages, AppendEntriesResponse)] == [5]
 
 
-def test_snapshot_of_a_second_leader_in_a_term_stops_the_member() -> None:
+def test_snapshot_of_a_second_leader_in_a_term_is_refused() -> None:
     member = member_with(1)
     member.step(heartbeat(3, sender=N2))
-    with pytest.raises(InvariantViolationError):
+    with pytest.raises(ProtocolError):
         member.raw.step(snapshot())
+    assert not member.raw.has_ready()
 
 
 def test_log_can_restart_without_a_known_previous_term() -> None:
     member = member_with()
-    member.step(snapshot(previous_term=NO_TERM))
+    installed(member, previous_term=NO_TERM)
     assert member.store.first_index() == 8
     assert one(member.step(snapshot(previous_term=NO_TERM)), AppendEntriesResponse).match_index == 7

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger_core.errors import BadRequestError, CorruptRecordError, InvariantViolationError
-from dledger_core.ids import Index, Term
+from dledger_core.ids import NUMBER_MAX, Index, Term
 from dledger_core.raft import Batch
 from dledger_core.record import (
     BATCH_END,
@@ -67,7 +67,7 @@ def oracle(
 @settings(max_examples=200, deadline=None)
 @given(
     bodies=BODIES,
-    first=st.integers(0, 1 << 60),
+    first=st.integers(0, 1 << 55),
     term=st.integers(0, 1 << 40),
     at=st.integers(0, 10_000),
     time=st.integers(0, (1 << 48) - 1),
@@ -186,7 +186,10 @@ FIELDS = [
     ("index", 0),
     ("term", 1),
     ("term", 9),
+    ("term", NUMBER_MAX + 1),
     ("position", -1),
+    ("position", NUMBER_MAX + 1),
+    ("position", (1 << 63) - 1),
     ("length", 1),
     ("crc", 1),
 ]

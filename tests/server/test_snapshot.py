@@ -12,7 +12,7 @@ import pytest
 from dledger_core.config import StorageConfig
 from dledger_core.control import TransactionId
 from dledger_core.errors import BehindError, ProtocolError
-from dledger_core.ids import Index, NodeId, Term
+from dledger_core.ids import NUMBER_MAX, Index, NodeId, Term
 from dledger_core.raft import AppendEntriesResponse, InstallSnapshot
 from dledger_core.record import Columns, ProposedBatch, Records
 from dledger_core.server.replica.snapshot import SnapshotInstalls
@@ -75,6 +75,13 @@ def message(leader: HandDriven, n0: HandDriven) -> InstallSnapshot:
     )
 
 
+def give(leader: HandDriven, n0: HandDriven, **changes: object) -> None:
+    """Give a node the leader's snapshot, and the confirmation that makes it restart its log."""
+    sent = replace(message(leader, n0), **changes)
+    n0.replica.step(sent)
+    n0.replica.step(replace(sent, offset=sent.total, data=b""))
+
+
 def test_snapshot_survives_encoding(leader):
     first = delete(leader)
     found = installs(leader).install(first, Term(1), snapshot_of(leader))
@@ -95,6 +102,7 @@ def test_snapshot_survives_encoding(leader):
         {"version": 2},
         {"position": -1},
         {"position": SEGMENT + 48},
+        {"position": (NUMBER_MAX + 1) // SEGMENT * SEGMENT},
         {"position": None},
         {"log": 5},
         {"log": "another"},
@@ -110,6 +118,12 @@ def test_snapshot_that_does_not_match_is_rejected(leader, changes):
         installs(leader).install(Index(5), Term(1), snapshot_of(leader, **changes))
 
 
+def test_snapshot_of_more_entries_than_fit_before_its_position_is_rejected(leader):
+    delete(leader)
+    with pytest.raises(ProtocolError):
+        installs(leader).install(Index(1 << 40), Term(1), snapshot_of(leader))
+
+
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80\x80", b"[1]", msgpack.packb([1])])
 def test_snapshot_garbage_is_rejected(leader, data):
     with pytest.raises(ProtocolError):
@@ -119,7 +133,7 @@ def test_snapshot_garbage_is_rejected(leader, data):
 def test_snapshot_install_restarts_log_at_leaders_first_index(leader, tmp_path):
     first = delete(leader)
     with follower(tmp_path) as n0:
-        n0.replica.step(message(leader, n0))
+        give(leader, n0)
         n0.run()
         assert (n0.log.first_index(), n0.log.last_index()) == (first, first - 1)
         assert (n0.replica.commit_index, n0.replica.readable_end) == (first - 1, first)
@@ -148,7 +162,7 @@ def test_snapshot_install_responds_after_disk_and_hides_old_entries(leader, tmp_
         assert n0.log.last_index() > first, "the tail reaches beyond the new start"
         n0.sent.clear()
         n0.stalled = True
-        n0.replica.step(replace(message(leader, n0), previous_term=Term(4)))
+        give(leader, n0, previous_term=Term(4))
         n0.run()
         assert not [sent for sent in n0.sent if isinstance(sent, AppendEntriesResponse)]
         assert n0.replica.readable_end == 0
@@ -164,7 +178,7 @@ def test_batch_across_new_first_index_is_accepted_from_there(leader, tmp_path):
         Asker(leader).plain(*[b"x" * 3000] * 50)
         leader.run()
         first = delete(leader, segments=len(leader.log.segment_summaries()) - 1)
-        n0.replica.step(message(leader, n0))
+        give(leader, n0)
         n0.run()
         (rest,) = leader.log.read_batches(first, 1 << 20)
         complete = replace(rest, first_index=Index(first - 1), count=rest.count + 1, payload=padded(rest.payload))
@@ -186,7 +200,7 @@ def test_disk_failure_during_snapshot_install_stops_replica(leader, tmp_path):
     delete(leader)
     files = FaultyFiles()
     with follower(tmp_path, files=files) as n0:
-        n0.replica.step(message(leader, n0))
+        give(leader, n0)
         files.fail_at = files.operations + 6
         n0.run()
         assert n0.failures

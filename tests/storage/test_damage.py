@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
+from dledger_core.ids import NUMBER_MAX
 from dledger_core.record import HEADER, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.file_system import OsFile, OsFiles
@@ -299,9 +300,12 @@ def test_identity_rejects_every_damaged_byte(store: Sample) -> None:
         content[at] ^= 1
 
 
+TOO_HIGH = b"voteLeader=\ncurrTerm=%d\n" % (NUMBER_MAX + 1)
+
+
 @pytest.mark.parametrize(
     "text",
-    [b"hello", b"\xff\0", b"", b"currTerm=", b"currTerm=-1", b"currTerm=1", b"currTerm=" + b"9" * 5000, None],
+    [b"hello", b"\xff\0", b"", b"currTerm=", b"currTerm=-1", b"currTerm=1", b"currTerm=" + b"9" * 5000, TOO_HIGH, None],
     ids=lambda text: "missing" if text is None else repr(text[:12]),
 )
 def test_start_rejects_an_unusable_currterm(store: Sample, text: bytes | None) -> None:

@@ -14,9 +14,9 @@ from typing import Any, Final
 import msgpack
 
 from dledger_core.errors import ProtocolError
-from dledger_core.ids import Index, Position, Term
+from dledger_core.ids import NUMBER_MAX, Index, Position, Term
 from dledger_core.raft import AppendEntries, Batch, Message
-from dledger_core.record import records_of
+from dledger_core.record import HEADER_BYTES, records_of
 from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 from dledger_core.storage.write.trim import LogStart
@@ -83,7 +83,9 @@ class SnapshotInstalls:
         tables = LogTables.parse(packed)
         prefix = fields.get("prefix")
         kinds = isinstance(log_uuid, str | None) and isinstance(prefix, str | None)
-        well_formed = position >= 0 and kinds and fields.get("version") == _VERSION
+        # No log has more entries than headers fit before them.
+        placed = first_index * HEADER_BYTES <= position <= NUMBER_MAX
+        well_formed = placed and kinds and fields.get("version") == _VERSION
         if tables is None or not well_formed:
             raise ProtocolError("the snapshot is malformed", f"index {first_index}", "run one version on all nodes")
         segment_bytes, ours = self._log.config.data_segment_bytes, self._log.log_uuid

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dledger_core.errors import CorruptRecordError
+from dledger_core.ids import NUMBER_MAX
 from dledger_core.record import INDEX_RECORD_BYTES, Header, Records
 from dledger_core.storage.check.damage import wrong_rows
 from dledger_core.storage.check.judge import Fault, ScanCursor, ScanStop, Verdict, complete_end, corrupt, verdict
@@ -23,7 +24,6 @@ from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.record_reader import RecordReader
 
 _ZERO_BYTES_MAX = 32 << 20
-_INDEX_MAX = (1 << 63) // INDEX_RECORD_BYTES - 1  # whose row still has an offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class _Recovery:
     def _row_agrees(self, position: int, header: Header) -> bool:
         """Whether the row of the header's index agrees with the header."""
         index = header.index
-        row = self.index.read(index, index + 1)[0] if index <= _INDEX_MAX else None
+        row = self.index.read(index, index + 1)[0] if index <= NUMBER_MAX else None
         return row is not None and row.tolist() == (header.magic, position, header.size, index, header.term)
 
     def _reindex(self, known: ScanCursor, upto: int, checkpoint: Checkpoint) -> RecordBlock:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.ids import NodeId, Term
+from dledger_core.ids import NO_INDEX, NUMBER_MAX, NodeId, Term
 from dledger_core.java_properties import MalformedError, read_java_properties
 from dledger_core.raft.ready import HardState
 from dledger_core.record import INDEX_RECORD_BYTES
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _TERM_DIGITS_MAX: Final = 18
-"""So that a term always fits 63 bits."""
 
 
 # --- checkpoint ---------------------------------------------------------------------------------------------------
@@ -55,7 +54,7 @@ def load_checkpoint(files: Files, path: Path) -> Checkpoint | None:
     if (
         not fields
         or set(fields) != set(Checkpoint.__slots__)
-        or any(type(value) is not int for value in fields.values())
+        or any(type(value) is not int or not NO_INDEX <= value <= NUMBER_MAX for value in fields.values())
     ):
         return None
     return Checkpoint(**fields)
@@ -104,11 +103,12 @@ def load_hard_state(files: Files, directory: Path, last_term: int) -> HardState:
         return HardState(Term(0), None)
     term, vote = (pairs or {}).get("currTerm", ""), (pairs or {}).get("voteLeader", "")
     usable = "voteLeader" in (pairs or {}) and term.isascii() and term.isdigit() and len(term) <= _TERM_DIGITS_MAX
-    if not (usable and int(term) >= last_term):
+    if not (usable and last_term <= int(term) <= NUMBER_MAX):
         raise CorruptRecordError(
-            "the file is missing, incomplete or older than the log, so the node's vote is unknown",
+            "the file is missing, incomplete, older than the log or has too high a term: the node's vote is unknown",
             str(path),
-            "restore it, or remove the store and let the node catch up as an empty one",
+            "restore it, set a term that is too high with dledger repair --term, or remove the store and let the node "
+            "catch up as an empty one",
             {"term": term[:40], "last_entry_term": last_term},
         )
     return HardState(Term(int(term)), NodeId(vote) if vote else None)
