@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dledger_core.errors import BadRequestError, NotLeaderError, TransferringError, invariant
+from dledger_core.errors import BadRequestError, NotLeaderError, ProtocolError, TransferringError, invariant
 from dledger_core.ids import Index, MemberId
 from dledger_core.raft import replication
 from dledger_core.raft.batch import Batch, Proposal
@@ -130,6 +130,13 @@ def handle_append_entries_response(state: RaftState, message: AppendEntriesRespo
     progress = state.progress.get(message.sender)
     if progress is None:
         return
+    if message.match_index > state.log.last_index:
+        raise ProtocolError(
+            "a response names entries that the leader never sent",
+            str(message.sender),
+            "restart the member; if it repeats, compare the stores of the two nodes",
+            {"match_index": message.match_index, "last_index": state.log.last_index, "accepted": message.accepted},
+        )
     progress.active = True
     if message.accepted:
         replication.handle_accepted(state, progress, message)
@@ -144,6 +151,13 @@ def handle_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> N
     progress = state.progress.get(message.sender)
     if progress is None:
         return
+    if message.round > state.heartbeat_round:
+        raise ProtocolError(
+            "a response echoes a heartbeat that was never sent",
+            str(message.sender),
+            "",
+            {"round": message.round, "last_round": state.heartbeat_round},
+        )
     progress.active = True
     due = progress.heartbeat_acked(message.round, message.last_index, state.log.first_index)
     if due or progress.next_index <= state.log.last_index:

@@ -36,13 +36,6 @@ def send_appends(state: RaftState) -> None:
 def handle_accepted(state: RaftState, progress: Progress, message: AppendEntriesResponse) -> None:
     """Record which entries a member has and commit those that a majority has."""
     log = state.log
-    invariant(
-        message.match_index <= log.last_index,
-        "a member acknowledged entries past the end of the leader's log",
-        member=message.sender,
-        match_index=message.match_index,
-        last_index=log.last_index,
-    )
     rose = progress.accepted(message.match_index)
     if rose and state.configuration.is_voter(message.sender) and message.match_index > log.commit_index:
         maybe_commit(state)

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from dledger_core.config import LIMITS, Peer
+from dledger_core.errors import ProtocolError, UnreachableError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.net import codec
 from dledger_core.net.connection import connect, serve
@@ -267,6 +268,62 @@ async def test_message_from_another_node_closes_link():
         connection.send_buffers(codec.message_to_frame("g", stranger))
         await connection.closed
         assert n1.got == []
+
+
+async def as_n0(n1: Node, handler=None):
+    """Connect as n0, which says nothing more."""
+    return await connect(
+        n1.me.host, n1.me.port, Hello(role="peer", node_id="n0"), handler or SilentHandler(), timeout_s=60
+    )
+
+
+class SilentHandler:
+    def on_frame(self, connection, frame):
+        pass
+
+    def on_close(self, connection, error):
+        pass
+
+
+async def test_newcomer_displaces_no_link_that_works():
+    async with pair() as (n0, n1):
+        newcomer = await as_n0(n1)
+        newcomer.send_buffers(codec.message_to_frame("g", beat("n0", "n1", 666)))
+        await newcomer.closed
+        assert (n0.lost, n1.lost) == ([], [])
+        n0.links.send("g", beat("n0", "n1", 1))
+        await eventually(lambda: n1.got)
+        assert n1.got == [("g", beat("n0", "n1", 1))], "a newcomer's messages are dropped"
+
+
+async def test_newcomer_replaces_silent_link_and_one_newcomer_waits():
+    peers = free_peers(2)
+    async with Node(peers[1], peers) as n1:
+        silent, newcomer = await as_n0(n1), await as_n0(n1)
+        with pytest.raises(UnreachableError):
+            await as_n0(n1)
+        await silent.closed
+        assert newcomer.is_open
+        newcomer.send_buffers(codec.message_to_frame("g", beat("n0", "n1", 2)))
+        await eventually(lambda: n1.got)
+
+
+async def test_newcomer_replaces_closed_link_at_once():
+    peers = free_peers(2)
+    async with Node(peers[1], peers) as n1:
+        n1.clock.cancel()
+        first, newcomer = await as_n0(n1), await as_n0(n1)
+        first.close()
+        await eventually(lambda: n1.lost)
+        newcomer.send_buffers(codec.message_to_frame("g", beat("n0", "n1", 2)))
+        await eventually(lambda: n1.got)
+
+
+async def test_node_accepts_no_link_from_larger_id():
+    peers = free_peers(2)
+    async with Node(peers[0], peers) as n0:
+        with pytest.raises(ProtocolError):
+            await connect(n0.me.host, n0.me.port, Hello(role="peer", node_id="n1"), SilentHandler(), timeout_s=60)
 
 
 @pytest.mark.parametrize(

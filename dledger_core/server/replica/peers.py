@@ -3,6 +3,10 @@
 The node with the smaller id connects, and again after a loss; both sides use the one connection. The heartbeats of all
 groups to one node that arise in one iteration of the loop travel in one frame. Both sides send at least empty frames,
 and a link without received bytes is closed and connected again: TCP alone takes minutes to detect a lost peer.
+
+A newcomer that claims to be a connected peer waits: a link that receives bytes meanwhile is the peer's, and the
+newcomer is refused. Only a silent link is replaced, so that no hello can cut a working one. Messages of a connection
+that is not the peer's link are dropped.
 """
 
 from __future__ import annotations
@@ -20,14 +24,18 @@ from dledger_core.net import codec
 from dledger_core.net.connection import Connection, connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.raft import Heartbeat, HeartbeatResponse, Message
 from dledger_core.server.replica.append_clock import ClockComparison
 from dledger_core.server.replica.environment import monotonic_ms, wall_ms
 
 _LOG = logging.getLogger(__name__)
+_LOG.addFilter(BurstFilter())
 
 _ALIVE_SHARE: Final = 8
 """Empty frames sent within the time after which a link counts as lost, so that a few may be late."""
+_CLAIM_SHARE: Final = 4
+"""A newcomer waits for this share of that time, in which two empty frames are due on a link that works."""
 
 
 class Members:
@@ -69,6 +77,8 @@ class _Link:
     """The connection to one peer, and the heartbeats that wait for the end of this iteration."""
 
     __slots__ = (
+        "claim",
+        "claim_ticks",
         "clocks",
         "connection",
         "heartbeats",
@@ -84,6 +94,8 @@ class _Link:
         self.peer = peer
         self.clocks = ClockComparison(limits.clock_difference_ms, limits.clock_compare_ms)
         self.connection: Connection | None = None
+        self.claim: Connection | None = None  # the newcomer
+        self.claim_ticks = 0
         self.task: asyncio.Task[None] | None = None
         self.received_bytes = 0
         self.idle_ticks = 0
@@ -153,8 +165,9 @@ class PeerLinks:
     def _stop(self, link: _Link) -> None:
         if link.task is not None:
             link.task.cancel()
-        if link.connection is not None:
-            link.connection.close()
+        for connection in (link.connection, link.claim):
+            if connection is not None:
+                connection.close()
 
     async def close(self) -> None:
         """Close the connections and open no more."""
@@ -219,6 +232,9 @@ class PeerLinks:
             link.idle_ticks += 1
             if connection.received_bytes != link.received_bytes:
                 link.received_bytes, link.idle_ticks = connection.received_bytes, 0
+                self._refuse_claim(link)
+            elif self._is_claim_due(link):
+                self._use(link, cast("Connection", link.claim))
             elif link.idle_ticks >= self._idle_ticks_max:
                 values = {"ticks": link.idle_ticks}
                 connection.abort(UnreachableError("no bytes received", link.peer.address, "", values))
@@ -249,7 +265,7 @@ class PeerLinks:
             link.peer.host, link.peer.port, self._hello(), self, timeout_s=self._limits.link_dial_s
         )
         self._check_response(link, connection)
-        self.adopt(connection)
+        self._use(link, connection)
         since = loop.time()
         await asyncio.shield(connection.closed)
         return loop.time() - since
@@ -268,19 +284,54 @@ class PeerLinks:
             raise
 
     def adopt(self, connection: Connection) -> None:
-        """Use a connection to a peer from now on; close an older one."""
+        """Use a peer's connection to this node from now on, or, where the peer has a link, once that one is silent.
+
+        Raises:
+            ProtocolError: this node connects to the peer, not the peer to it.
+            UnreachableError: another newcomer waits already.
+        """
         node_id = connection.peer_hello.node_id
         invariant(self.knows(node_id), "a connection of an unknown peer is adopted", peer=node_id)
         link = self._links[cast("NodeId", node_id)]
+        if link.peer.node_id > self._self_id:
+            raise ProtocolError(
+                f"{self._self_id} connects to {node_id} itself", "", "connect to nodes with a larger id"
+            )
+        if link.connection is None or not link.connection.is_open:
+            self._use(link, connection)
+        elif link.claim is None:
+            link.claim, link.claim_ticks = connection, 0
+            link.received_bytes = link.connection.received_bytes
+        else:
+            raise UnreachableError(f"{node_id} is connected already, and a newcomer waits", "", "retry")
+
+    def _use(self, link: _Link, connection: Connection) -> None:
         connection.limit_unacknowledged(self._limits.link_unacknowledged_s)
-        old, link.connection = link.connection, connection
+        old, link.connection, link.claim = link.connection, connection, None
         link.received_bytes = link.idle_ticks = link.unsent_ticks = 0
-        if old is not None and old is not connection:
+        if old is not None:
             old.close()
-        _LOG.info("peer connected: peer=%s address=%s", node_id, link.peer.address)
+        _LOG.info("peer connected: peer=%s address=%s", link.peer.node_id, link.peer.address)
+
+    def _is_claim_due(self, link: _Link) -> bool:
+        """Count a tick in which a link received nothing while a newcomer waits."""
+        link.claim_ticks += link.claim is not None
+        return link.claim_ticks * _CLAIM_SHARE >= self._idle_ticks_max
+
+    def _refuse_claim(self, link: _Link) -> None:
+        if link.claim is not None:
+            claim, link.claim = link.claim, None
+            values = {"peer": str(link.peer.node_id)}
+            claim.close(UnreachableError("the peer answers on another connection", claim.peer_address, "", values))
+            _LOG.warning(
+                "newcomer refused, the peer is connected: peer=%s from=%s", link.peer.node_id, claim.peer_address
+            )
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Deliver a peer's frame; raise ProtocolError if it is not a message between replicas."""
+        link = self._links.get(cast("NodeId", connection.peer_hello.node_id))
+        if link is None or link.connection is not connection:
+            return
         for group, message in codec.frame_to_messages(frame):
             if message.sender != connection.peer_hello.node_id or message.target != self._self_id:
                 raise ProtocolError("a message from or to another node", connection.peer_address)
@@ -302,7 +353,13 @@ class PeerLinks:
         """Remove a connection that was lost."""
         node_id = connection.peer_hello.node_id
         link = self._links.get(node_id) if node_id is not None else None
-        if link is not None and link.connection is connection:
+        if link is None:
+            return
+        if link.claim is connection:
+            link.claim = None
+        if link.connection is connection:
             link.connection = None
             _LOG.info("peer disconnected: peer=%s error=%s", node_id, error or "closed")
             self._on_lost(link.peer.node_id)
+            if link.claim is not None:
+                self._use(link, link.claim)
