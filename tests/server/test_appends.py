@@ -227,6 +227,19 @@ def test_missing_entry_is_error_only_after_leadership_is_confirmed(n0, error, de
     assert ask.ranges == [NotLeaderError if deposed else error]
 
 
+@pytest.mark.parametrize("deposed", [False, True], ids=["still-leads", "deposed"])
+def test_state_is_returned_only_after_leadership_is_confirmed(n0, ask, deposed):
+    """A frozen leader that thaws does not know that its successor has committed more appends of the producer."""
+    ask.appends.when_ready(ask.answers.append)
+    n0.run()
+    assert ask.answers == []
+    if deposed:
+        n0.depose()
+    else:
+        n0.confirm()
+    assert ask.ranges == [NotLeaderError if deposed else (0, 0)]
+
+
 def test_dropped_first_append_does_not_fence_older_epoch(n0, ask):
     ask.produced("p", 4, 0, b"a")
     commit(n0)
@@ -290,6 +303,7 @@ def test_waiting_requests_are_limited_in_number(unready):
         ask.appends.when_ready(ask.answers.append)
     assert len(ask.answers) == 1
     unready.acknowledge()
+    unready.confirm()
     assert ask.ranges.count((0, 0)) == 10
 
 
@@ -431,6 +445,7 @@ def test_reply_that_raises_concerns_no_other_request(tmp_path, end):
             n0.depose()
         else:
             n0.acknowledge()
+            n0.confirm()
         expected = {"commit": [(1, 1), (3, 3)], "depose": [LeadershipLostError] * 2, "tables": [(0, 0)] * 2}
         assert ask.ranges == expected[end]
         assert not n0.failures

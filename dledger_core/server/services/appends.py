@@ -297,9 +297,22 @@ class Appends:
                 self.abort(TransactionId(query_id, batch_id, found.run_id), _log_abort)
 
     def when_ready(self, reply: Reply) -> None:
-        """Reply with the commit index once this leader's tables are complete."""
+        """Reply with the commit index once this leader's tables are complete and it has proved that it still leads.
+
+        Without the proof a leader that was frozen and deposed would respond from tables that lack the newest entries.
+        """
         reply = self._admit(None, reply)
-        self._when_ready(lambda: reply(self._now()), reply)
+
+        def confirmed(index: Index | None) -> None:
+            reply(self._replica.not_leader() if index is None else self._now())
+
+        def confirm() -> None:
+            if self._replica.profile_b:
+                self._replica.ask_read_index(confirmed)
+            else:  # such a log has no control entries, so the tables are empty on any node
+                reply(self._now())
+
+        self._when_ready(confirm, reply)
 
     def _admit(self, payload: ProposedBatch | None, reply: Reply) -> Reply:
         """Check a request and take its bytes from the budget; the returned reply gives them back, then replies."""
