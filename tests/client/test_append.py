@@ -20,6 +20,7 @@ from dledger_core.errors import (
     ProposalDroppedError,
     ProtocolError,
     RequestTimedOutError,
+    SequenceConflictError,
     SequenceGapError,
 )
 from dledger_core.net.protocol import Type
@@ -112,6 +113,36 @@ async def test_append_finds_new_leader_after_crash(group, client):
     await group.nodes.n1.start()
     group.leader = "n1"
     assert (await client.append([b"z"])).first_index == 2
+
+
+@pytest.mark.parametrize("first", ["n0", "n1", "n2"])
+@on_group(leader="n2")
+async def test_client_follows_leader_of_newest_term(group, client, first):
+    """Whatever node responds first: the deposed leader and a node that did not hear of its successor do not count."""
+    responded = asyncio.Event()
+
+    def of_term(term, leader):
+        def respond(node, connection, frame):
+            header, payload = node.on_metadata({}, b"")
+            answer = {"r": frame.header["r"], **header, "term": term, "leader": leader}
+            if node.node_id == first:
+                connection.send(answer, *payload)
+                responded.set()
+            else:
+                waiting.append(asyncio.ensure_future(send_after(connection, answer, payload)))
+
+        return respond
+
+    async def send_after(connection, answer, payload):
+        await responded.wait()
+        await asyncio.sleep(0.01)
+        connection.send(answer, *payload)
+
+    waiting = []
+    for node, term, leader in (("n0", 1, "n0"), ("n1", 1, "n0"), ("n2", 2, "n2")):
+        group.always(Type.METADATA, of_term(term, leader), node)
+    await client.append([b"x"])
+    assert group.asked_by_node(Type.APPEND) == [0, 0, 1]
 
 
 @on_group(leader=None, timeout_ms=SHORT_MS)
@@ -283,6 +314,70 @@ async def test_producer_continues_after_unknown_append(group, client, step, body
     asked = [header["ps"] for header in group.asked(Type.APPEND)]
     assert [asked[0], *asked[-2:]] == sequences
     assert (await client.read(0, 100)).column("body").to_pylist() == found
+
+
+async def cancelled(group, producer, body):
+    """Cancel an append that its node has received; return a function that lets the node respond."""
+    held = []
+    group.nodes.n1.script[Type.APPEND] = [lambda *request: held.append(request)]
+    appending = asyncio.ensure_future(producer.append([body]))
+    await group.until(lambda: held)
+    appending.cancel()
+    await asyncio.wait([appending])
+    assert appending.cancelled()
+    ((node, connection, frame),) = held
+
+    def respond():
+        header, payload = node.answer(frame)
+        connection.send({"r": frame.header["r"], **header}, *payload)
+
+    return respond
+
+
+@pytest.mark.parametrize(
+    ("body", "sequences", "found"), [(b"b", [0, 1, 2], [b"a", b"b", b"c"]), (b"a", [0, 1], [b"a", b"c"])]
+)
+@on_group()
+async def test_producer_finds_out_outcome_of_cancelled_append(group, client, body, sequences, found):
+    producer = AsyncProducer(client, "p")
+    respond = await cancelled(group, producer, b"a")
+    following = asyncio.ensure_future(producer.append([body]))
+    await asyncio.sleep(0.02)
+    assert len(group.asked(Type.APPEND)) == 1
+    respond()
+    await following
+    await producer.append([b"c"])
+    assert [header["ps"] for header in group.asked(Type.APPEND)] == sequences
+    assert (await client.read(0, 100)).column("body").to_pylist() == found
+
+
+@on_group()
+async def test_producer_asks_again_after_sequence_conflict(group, client):
+    producer = AsyncProducer(client, "p")
+    await producer.append([b"a"])
+    group.nodes.n1.script[Type.APPEND] = [SequenceConflictError("other content")]
+    with pytest.raises(SequenceConflictError):
+        await producer.append([b"b"])
+    group.log.producers["p"][1] = (7, 7)  # of another instance
+    await producer.append([b"c"])
+    assert [header["ps"] for header in group.asked(Type.APPEND)] == [0, 1, 2]
+
+
+@on_group(timeout_ms=SHORT_MS)
+async def test_producer_continues_after_append_that_arrives_late(group, client):
+    """The log is asked before the earlier append arrives, so the next one conflicts with it."""
+    producer = AsyncProducer(client, "p")
+    group.nodes.n1.script[Type.APPEND] = ["ignore"] * 100
+    with pytest.raises(RequestTimedOutError):
+        await producer.append([b"late"])
+
+    def late(node, connection, frame):
+        node.group.log.producers["p"] = {0: (0, 0)}
+        raise SequenceConflictError("other content")
+
+    group.nodes.n1.script[Type.APPEND] = [late]
+    await producer.append([b"next"])
+    assert [header["ps"] for header in group.asked(Type.APPEND)][-2:] == [0, 1]
 
 
 @on_group(epoch=3)

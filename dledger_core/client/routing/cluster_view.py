@@ -121,16 +121,31 @@ class ClusterView:
             task.exception()
 
     async def _discover(self) -> str:
-        """Return the first node that a response names as leader."""
+        """Return the leader that the responses of the newest term name.
+
+        A deposed leader, and nodes that did not hear of its successor, name the old one. A majority has responses of
+        the newest leader's term; the others get a moment more, so that an unresponsive node costs no second.
+        """
         asked = [self._ask(node_id, _METADATA, ASK_TIMEOUT_S) for node_id in self.pool.peers]
         failures: list[DLedgerError] = []
-        async with aclosing(as_responded(asked)) as responses:
-            async for response in responses:
-                if isinstance(response, DLedgerError):
-                    failures.append(response)
-                elif response.header.get("leader") in self.pool.peers:
-                    return str(response.header["leader"])
-        raise self._no_leader(failures)
+        leaders: dict[int, str | None] = {}
+        loop, responded = asyncio.get_running_loop(), 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as limit, aclosing(as_responded(asked)) as responses:
+                async for response in responses:
+                    if isinstance(response, DLedgerError):
+                        failures.append(response)
+                        continue
+                    found = messages.METADATA_OK.decode(response.header)
+                    leader = found.leader if found.leader in self.pool.peers else None
+                    leaders[found.term] = leader or leaders.get(found.term)
+                    responded += 1
+                    if limit.when() is None and responded > len(asked) // 2:
+                        limit.reschedule(loop.time() + UNRESPONSIVE_TIMEOUT_S)
+        newest = leaders[max(leaders)] if leaders else None
+        if newest is None:
+            raise self._no_leader(failures)
+        return newest
 
     def _no_leader(self, failures: Sequence[DLedgerError]) -> DLedgerError:
         if len(failures) < len(self.pool.peers):
