@@ -56,6 +56,11 @@ class Peer:
         return f"{self.host}:{self.port}"
 
 
+def is_node_id(text: str) -> bool:
+    """Whether a node may have this id: 1 to 64 letters, digits, '_' or '.'."""
+    return _NODE_ID.match(text) is not None
+
+
 def parse_peers(text: str) -> tuple[Peer, ...]:
     """Parse DLedger's peers string, ``n0-host:port;n1-host:port``.
 
@@ -70,7 +75,7 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
         node_id, dash, address = part.partition("-")
         host, colon, port = address.rpartition(":")
         host = host.strip("[]")
-        well_formed = dash and colon and host and _NODE_ID.match(node_id)
+        well_formed = dash and colon and host and is_node_id(node_id)
         if not (well_formed and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
             raise ConfigError(
                 f"malformed peer {part!r} in the peers string",

@@ -22,6 +22,7 @@
     |  |- StoreMismatchError          another group's, node's or log's store; exit code 3
     |  |- StoreBusyError              another process holds the store; exit code 3
     |  |- StoreIncompleteError        a conversion into the store is not finished; exit code 3
+    |  |- QuarantinedError            a broken invariant; until dledger repair
     |  |- DiskFailedError             the first write or sync error stops the node
     |  '- DiskFullError               retriable
     |- ProtocolError                  the other side sent invalid data; the connection is closed
@@ -42,7 +43,7 @@ An error has a statement (*what*), a file, address or group (*where*), *values*,
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "BadRequestError",
@@ -64,6 +65,7 @@ __all__ = [
     "ProducerUnknownError",
     "ProposalDroppedError",
     "ProtocolError",
+    "QuarantinedError",
     "RaftError",
     "RequestTimedOutError",
     "SequenceConflictError",
@@ -79,7 +81,21 @@ __all__ = [
     "UnsupportedError",
     "error_from_wire",
     "invariant",
+    "one_line",
 ]
+
+
+_LINE_CHARACTERS: Final = 2000
+_VALUE_CHARACTERS: Final = 300
+
+
+def one_line(text: str, limit: int = _LINE_CHARACTERS) -> str:
+    """Return a text, which may be a stranger's, for one line of a log: cut, and without control characters."""
+    if len(text) > limit:
+        text = f"{text[:limit]}... [{len(text)} characters]"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class DLedgerError(Exception):
@@ -123,13 +139,13 @@ class DLedgerError(Exception):
         return values
 
     def __str__(self) -> str:
-        shown = " ".join(f"{key}={value}" for key, value in self.values.items())
+        shown = " ".join(f"{key}={one_line(str(value), _VALUE_CHARACTERS)}" for key, value in self.values.items())
         text = f"[{self.name}] {self.what}"
         if self.where:
             text += f" at {self.where}"
         if shown:
             text += f" ({shown})"
-        return f"{text}; {self.remedy}" if self.remedy else text
+        return one_line(f"{text}; {self.remedy}" if self.remedy else text)
 
     def to_wire(self) -> dict[str, Any]:
         """Return the msgpack map that ``error_from_wire`` turns back into this error."""
@@ -287,6 +303,13 @@ class StoreIncompleteError(StorageError):
     code = 624
     name = "STORE_INCOMPLETE"
     exit_code = 3
+
+
+class QuarantinedError(StorageError):
+    """A broken invariant was found in the replica: it does not participate until its store is repaired."""
+
+    code = 625
+    name = "QUARANTINED"
 
 
 class DiskFailedError(StorageError):

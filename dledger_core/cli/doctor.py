@@ -5,6 +5,7 @@ Spark is checked from outside (package metadata, child processes): the core neve
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import pkgutil
@@ -28,6 +29,9 @@ from dledger_core.connect import Client
 from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
 from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
 from dledger_core.raft import even_group_warning
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.quarantine import quarantine_reason
 
 _DELTA_JAR = f"*delta-spark_{SPARK_VERSION}_2.13*{DELTA_VERSION}.jar"
 _CONNECT_TIMEOUT_S = 2.0
@@ -81,6 +85,7 @@ def doctor(peers: str | None, self_id: str | None, directory: Path, output: Form
         *_spark(),
         *_data_sources(),
         _directory(directory),
+        *_quarantines(directory),
         *_group_size(nodes),
         *(_port_free(peer) if peer.node_id == self_id else _reachable(peer) for peer in nodes),
     ]
@@ -188,6 +193,15 @@ def _directory(directory: Path) -> _Check:
     return _Check(what, "ok", f"writable, {free / 1e9:.1f} GB free")
 
 
+def _quarantines(directory: Path) -> Iterator[_Check]:
+    for store in sorted(directory.glob("*/dledger-*/")):
+        reason = None
+        with contextlib.suppress(OSError):  # another user's store
+            reason = quarantine_reason(OsFiles(), Layout(store))
+        if reason is not None:
+            yield _Check(f"store {store}", "wrong", f"quarantined: {reason}", f"run dledger repair --dir {store}")
+
+
 def _group_size(nodes: tuple[Peer, ...]) -> Iterator[_Check]:
     if nodes:
         warning = even_group_warning(len(nodes))
@@ -215,14 +229,16 @@ def _reachable(peer: Peer) -> _Check:
     except OSError as error:
         reason = error.strerror or str(error)
         return _Check(what, "wrong", f"{peer.address}: {reason}", "start the node; check host, port and firewall")
-    error_of_node = _refusal(peer)
-    if error_of_node is not None:
-        remedy = "check host and port: the program that listens there is not a node"
-        return _Check(what, "wrong", f"{peer.address}: {error_of_node}", remedy)
+    refused = _refusal(peer)
+    if refused is not None:
+        # A node names the state of a group that it does not serve.
+        is_node = "state" in refused.values
+        remedy = refused.remedy if is_node else "check host and port: the program that listens there is not a node"
+        return _Check(what, "wrong", f"{peer.address}: {refused.what}", remedy)
     return _Check(what, "ok", f"{peer.address} responds")
 
 
-def _refusal(peer: Peer) -> str | None:
+def _refusal(peer: Peer) -> DLedgerError | None:
     """Return why a node does not respond to a client, or None. A node that lacks the group does respond."""
     try:
         with Client(f"{peer.node_id}-{peer.address}", timeout_ms=int(_CONNECT_TIMEOUT_S * 1000)) as client:
@@ -230,5 +246,5 @@ def _refusal(peer: Peer) -> str | None:
     except UnknownGroupError:
         return None
     except DLedgerError as error:
-        return error.what
+        return error
     return None

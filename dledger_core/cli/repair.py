@@ -12,6 +12,7 @@ from dledger_core.cli.options import EXISTING_DIRECTORY, format_option, peers_op
 from dledger_core.cli.output import EXIT_FINDING, EXIT_INCOMPLETE, EXIT_OK, Format, say, show_rows
 from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
+from dledger_core.ids import Term
 from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.check.repair import StoreRepair
 
@@ -40,9 +41,22 @@ from dledger_core.storage.check.repair import StoreRepair
     help="Let a recovering node vote at once, for a group that has no majority without it. Entries that no voting node "
     "has are lost.",
 )
+@option(
+    "--term",
+    type=int,
+    metavar="N",
+    help="Set the term in currterm, and do nothing else. For a term that is too high or damaged: stop all nodes, and "
+    "set one term, above every term that they logged, on each.",
+)
 @format_option
 def repair(
-    directory: Path, peers: str | None, group: str | None, dry_run: bool, accept_loss: bool, output: Format
+    directory: Path,
+    peers: str | None,
+    group: str | None,
+    dry_run: bool,
+    accept_loss: bool,
+    term: int | None,
+    output: Format,
 ) -> int:
     """Repair a store from its peers while its node is stopped.
 
@@ -52,24 +66,40 @@ def repair(
     If the end of the log is damaged, acknowledged entries after it may be lost too. The node is then recovering: it
     votes again once a leader that was elected without it has sent everything.
 
-    Exit 0 if the store is intact now, 1 if --dry-run found damage, 2 if damage remains that no peer can repair.
+    A replica with a broken invariant is quarantined: it does not participate in its group, after restarts too. The
+    command ends the quarantine of a store that is intact; the node is then recovering.
+
+    Exit 0 if the store is intact now, 1 if --dry-run found damage or a quarantine, 2 if damage remains that no peer
+    can repair.
     """
+    if term is not None:
+        if dry_run or accept_loss:
+            raise ConfigError("--term is given with --dry-run or --accept-loss", "", "set the term alone")
+        with StoreRepair.open(directory, group=group) as store:
+            store.set_term(Term(term))
+        say(f"the term is {term} now, without a vote")
+        return EXIT_OK
     if peers is None and not dry_run:
         raise ConfigError("missing --peers", "", "list the group's nodes, set DLEDGER_PEERS, or use --dry-run")
     with StoreRepair.open(directory, group=group, write=not dry_run) as store:
         say(f"verifying {directory} ...")
         if (why := store.verification_reason) is not None:
             say(f"the store needs verification: {why}")
+        if (quarantined := store.quarantine_reason) is not None:
+            say(f"the replica is quarantined: {quarantined}")
         if dry_run:
             found = store.find()
             _show(found, (), output, dry_run=True)
-            return EXIT_FINDING if found or store.verification_reason is not None else EXIT_OK
+            return EXIT_FINDING if found or why is not None or quarantined is not None else EXIT_OK
         from dledger_core.server.maintenance.repair import repair_store  # --dry-run needs no server
 
         report = asyncio.run(repair_store(store, parse_peers(peers or ""), store.meta.group))
         _show(report.found, report.remaining, output, dry_run=False)
         for node, reason in report.failures.items() if report.remaining else ():
             say(f"{node}: {reason}")
+        if quarantined is not None and not report.remaining:
+            store.end_quarantine()
+            say("the quarantine is over: the node follows, and a leader compares its log")
         _report_recovering(store, accept_loss=accept_loss and not report.remaining)
         return EXIT_INCOMPLETE if report.remaining else EXIT_OK
 
@@ -80,7 +110,7 @@ def _report_recovering(store: StoreRepair, *, accept_loss: bool) -> None:
         store.accept_loss()
         say("the node votes at once; entries that it acknowledged after its end may be lost")
     elif above is not None:
-        say(f"the end of the log was lost: the node votes again once it has a committed entry of a term above {above}")
+        say(f"the node is recovering: it votes again once it has a committed entry of a term above {above}")
 
 
 def _show(found: Any, remaining: Any, output: Format, *, dry_run: bool) -> None:

@@ -46,12 +46,13 @@ def status(connection: Connection, watch: bool, output: Format) -> int:
         ]
         if not any(node["lost_entries"] for node in shown):
             shown = [{k: v for k, v in node.items() if not k.startswith("lost_")} for node in shown]
-        shown = [{k: v for k, v in node.items() if k != "is_recovering"} for node in shown]
+        shown = [{k: v for k, v in node.items() if k not in ("is_recovering", "reason")} for node in shown]
         preferred = f", preferred {', '.join(metadata.preferred_leaders)}" if metadata.preferred_leaders else ""
         show_rows(shown, output, f"group {group}: leader {leader}, term {metadata.term}{preferred}")
     missing = [str(node.node_id) for node in metadata.nodes if not node.reachable]
-    if missing:
-        say(f"unreachable: {', '.join(missing)}")
+    for node in metadata.nodes:
+        if not node.reachable:
+            say(f"unreachable: {node.node_id}{': ' if node.reason else ''}{node.reason}")
     if (warning := even_group_warning(len(nodes))) is not None:
         say(warning)
     for node in metadata.nodes:

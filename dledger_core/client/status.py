@@ -44,7 +44,10 @@ def metadata_of(peers: Sequence[Peer], responses: Mapping[str, Frame | DLedgerEr
         for node, response in responses.items()
         if isinstance(response, Frame)
     }
-    nodes = tuple(_node_status(peer, decoded.get(str(peer.node_id))) for peer in peers)
+    errors = {node: str(response) for node, response in responses.items() if isinstance(response, DLedgerError)}
+    nodes = tuple(
+        _node_status(peer, decoded.get(str(peer.node_id)), errors.get(str(peer.node_id), "")) for peer in peers
+    )
     newest = max(decoded.values(), key=lambda response: response.term)
     # A node that reports itself as leader is right; other nodes may still name the previous leader.
     leading = [r.node[0] for r in decoded.values() if r.node[1] == "leader" and r.term == newest.term]
@@ -74,9 +77,9 @@ async def bounds_reaching(read_bounds: Callable[[], Awaitable[LogRange]], min_en
         await asyncio.sleep(POLL_S)
 
 
-def _node_status(peer: Peer, response: messages.MetadataResponse | None) -> NodeStatus:
+def _node_status(peer: Peer, response: messages.MetadataResponse | None, reason: str) -> NodeStatus:
     if response is None:
-        return NodeStatus(str(peer.node_id), peer.address)
+        return NodeStatus(str(peer.node_id), peer.address, reason=reason)
     node_id, role, _, first, last, commit, visible_end, data_bytes = response.node
     status = NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
     status = replace(status, is_recovering=response.is_recovering)

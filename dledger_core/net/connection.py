@@ -17,6 +17,7 @@ from dledger_core.checksum import Buffer
 from dledger_core.errors import ConfigError, DLedgerError, ProtocolError, UnreachableError, error_from_wire
 from dledger_core.net.frame import Frame, FrameDecoder, encode_frame
 from dledger_core.net.hello import Hello, negotiate
+from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.protocol import FRAME_BYTES_MAX, HELLO_BYTES_MAX, HELLO_TIMEOUT_S, PREFACE, Type
 
 WRITE_HIGH_BYTES: Final = 4 << 20
@@ -29,6 +30,7 @@ _FOREIGN: Final = (0, 1)
 _BACKLOG: Final = 1024
 
 _log = logging.getLogger(__name__)
+_log.addFilter(BurstFilter())
 
 
 class Handler(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from dledger_core.config import is_node_id
 from dledger_core.errors import ProtocolError
 from dledger_core.ids import NodeId
 from dledger_core.net.fields import Field, Table, all_of
@@ -63,7 +64,7 @@ class Hello:
 
 _COMMON: Final = (
     Field("f", "list", "names of optional features", name="features", low=0, accepts=all_of(str)),
-    Field("node", "str", "node id, nil for a client", name="node_id", optional=True),
+    Field("node", "str", "node id, nil for a client", name="node_id", optional=True, accepts=is_node_id),
     Field(
         "logs",
         "map",

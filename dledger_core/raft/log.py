@@ -261,12 +261,36 @@ class RaftLog:
     def matches(self, prev_index: Index, prev_term: Term) -> bool:
         """Whether this log contains (prev_index, prev_term).
 
-        A committed entry is the same in the log of every later leader (Leader Completeness, Raft section 5.4.3), so
-        an index at or below ``commit_index`` matches even where its term is trimmed and unknown.
+        Trimmed entries are committed, and a committed entry is the same in the log of every later leader (Leader
+        Completeness, Raft section 5.4.3): they match, although their terms are unknown here or at the leader.
+
+        Raises:
+            InvariantViolationError: a committed entry here has another term.
         """
         if prev_index > self.last_index:
             return False
-        return prev_index <= self.commit_index or self.term_at(prev_index) == prev_term
+        if self.term_at(prev_index) == prev_term:
+            return True
+        if prev_index > self.commit_index:
+            return False
+        self._check_committed(prev_index, prev_term)
+        return True
+
+    def _check_committed(self, index: Index, term: Term) -> None:
+        """Raise InvariantViolationError if the committed entry at ``index`` is known to have another term.
+
+        Both cannot be right: this replica or the leader has an entry that the group did not commit. To go on would
+        serve two histories of one log.
+        """
+        ours = self.term_at(index)
+        invariant(
+            ours is None or NO_TERM in (ours, term) or ours == term,
+            "the leader contradicts a committed entry",
+            index=index,
+            term_here=ours,
+            term_of_leader=term,
+            commit_index=self.commit_index,
+        )
 
     def conflict_hint(self, prev_index: Index) -> tuple[Term, Index]:
         """Return this log's term at a rejected ``prev_index`` and the start of its range; NO_TERM if too short."""
@@ -319,14 +343,19 @@ class RaftLog:
         for batch in batches:
             first_index = batch.first_index
             if first_index <= self.last_index:
+                if first_index <= self.commit_index:  # terms never decrease, so the ends decide
+                    self._check_committed(first_index, batch.term)
+                    self._check_committed(min(batch.last_index, self.commit_index), batch.term)
                 known = first_index < self.first_index or self._ranges.term_at(first_index) == batch.term
                 if known:
                     invariant(
-                        batch.last_index <= self.last_index,
+                        batch.last_index <= self.last_index
+                        and self.term_at(batch.last_index) in (None, NO_TERM, batch.term),
                         "the log contains a part of a batch",
                         first_index=first_index,
                         last_index=self.last_index,
                         batch_last_index=batch.last_index,
+                        batch_term=batch.term,
                     )
                     continue
                 self.truncate(first_index)

@@ -2,9 +2,13 @@
 
 ::
 
-    CLOSED --open--> HOSTED --an error stops its replica--> QUARANTINED (until the next start)
+    CLOSED --open--> HOSTED --an error stops its replica--> QUARANTINED
        |                ^
        +--damaged--> REPAIRING --repaired from peers--> HOSTED; not repairable --> QUARANTINED
+       +--meta/quarantine, broken invariant--> QUARANTINED
+
+A quarantine ends with the next start, which verifies the store first. That of a broken invariant does not:
+``meta/quarantine`` keeps the replica out of its group until ``dledger repair`` has removed it.
 
 One group's trouble is its own: the other groups of the node continue. The process ends when a disk fails a write or a
 sync (the groups share it), when the last group that was left is quarantined, and at the start when a store cannot be
@@ -24,6 +28,9 @@ from dledger_core.errors import (
     BadRequestError,
     CorruptRecordError,
     DiskFailedError,
+    DLedgerError,
+    InvariantViolationError,
+    QuarantinedError,
     TransferringError,
     UnreachableError,
     invariant,
@@ -139,6 +146,8 @@ class Group:
     def open(self) -> None:
         """Open the store; where it is damaged and peers can help, repair it in the background first.
 
+        A replica that is quarantined, or whose start breaks an invariant, is left out; the other groups start.
+
         Raises:
             StorageError: the store is damaged beyond repair, foreign or in use.
         """
@@ -153,12 +162,23 @@ class Group:
             self._state, self._reason = GroupState.REPAIRING, "its store is being repaired"
             _LOG.error("group offline until its store is repaired: group=%s error=%s", self.name, error)
             self._task = asyncio.create_task(self._repair(repairs, error), name=f"repair-{self.name}")
+        except (QuarantinedError, InvariantViolationError) as error:
+            self.quarantine(error)
         else:
+            self._start_or_quarantine(log)
+
+    def _start_or_quarantine(self, log: CommitLog) -> None:
+        try:
             self._start(log)
+        except InvariantViolationError as error:
+            log.reject_writes(error)
+            log.quarantine(str(error))
+            log.close()
+            self.quarantine(error)
 
     async def _repair(self, repairs: StoreRepairs, error: CorruptRecordError) -> None:
         try:
-            self._start(await repairs.repaired(self.name, error))
+            self._start_or_quarantine(await repairs.repaired(self.name, error))
         except Exception as failure:  # noqa: BLE001 - whatever it is, it ends this group only
             self._stopped(failure)
 
@@ -214,7 +234,10 @@ class Group:
             self.quarantine(error)
 
     def quarantine(self, error: Exception) -> None:
-        """Stop serving the group until the node's next start, which verifies its store first.
+        """Stop serving the group: until the node's next start, which verifies its store first, or until a repair.
+
+        A DLedgerError or OSError reports a disk or damage, which a verification finds. Anything else is a broken
+        invariant, or a bug with the same effect: the replica is quarantined durably.
 
         The replica processes no input and sends no messages. Its store stays open until the node closes, because
         reads in progress still use its files.
@@ -223,9 +246,16 @@ class Group:
         self._state, self._reason = GroupState.QUARANTINED, f"it is quarantined, {error}"
         if self._hosted is not None:
             self._hosted.replica.stop(error)
-            mark = asyncio.to_thread(self._hosted.replica.log.require_verification, f"quarantined: {error}")
-            self._task = asyncio.create_task(mark, name=f"quarantine-{self.name}")
+            log, reason = self._hosted.replica.log, str(error) or type(error).__name__
+            mark = log.require_verification if isinstance(error, DLedgerError | OSError) else log.quarantine
+            self._task = asyncio.create_task(self._mark(mark, reason), name=f"quarantine-{self.name}")
         self._host.on_quarantined(error)
+
+    async def _mark(self, mark: Callable[[str], None], reason: str) -> None:
+        try:
+            await asyncio.to_thread(mark, reason)
+        except OSError as error:
+            _LOG.critical("quarantine not recorded, a restart ends it: group=%s error=%s", self.name, error)
 
     # --- run -------------------------------------------------------------------------------------------------
 

@@ -286,6 +286,7 @@ class NodeServer:
 
     def _drop(self, name: str, sender: NodeId) -> None:
         """Log from time to time that a peer hosts a group which this node does not; the other groups continue."""
+        name = name[:127]
         now, interval_s = asyncio.get_running_loop().time(), self._config.limits.unhosted_log_s
         if now - self._unhosted.get(name, -interval_s) >= interval_s:
             if len(self._unhosted) >= _UNHOSTED_MAX:
@@ -293,7 +294,7 @@ class NodeServer:
             self._unhosted[name] = now
             _LOG.warning(
                 "message dropped, group not hosted here: group=%r peer=%s remedy=start all nodes with the same groups",
-                name[:127],
+                name,
                 sender,
             )
 

@@ -16,6 +16,9 @@ import pytest
 
 from dledger_core import environment
 from dledger_core.cluster import LocalCluster
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.quarantine import mark_quarantined
 from tests.cli.command import DLEDGER, run
 
 pytestmark = pytest.mark.slow
@@ -168,6 +171,16 @@ def test_node_with_other_groups_is_ok() -> None:
 def test_unusable_directory_is_wrong(directory: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert doctor("--dir", tmp_path / directory)[f"directory {tmp_path / directory}"][0] == "wrong"
+
+
+def test_quarantined_store_is_wrong(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "orders" / "dledger-n0")
+    layout.meta.mkdir(parents=True)
+    name = f"store {layout.root}"
+    assert name not in doctor("--dir", tmp_path)
+    mark_quarantined(OsFiles(), layout, "two leaders")
+    result, found, remedy = doctor("--dir", tmp_path)[name]
+    assert (result, "two leaders" in found, str(layout.root) in remedy) == ("wrong", True, True)
 
 
 def test_table_shows_failed_check_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dledger_core.errors import CorruptRecordError, InvariantViolationError
+from dledger_core.errors import CorruptRecordError, InvariantViolationError, ProtocolError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index
 from dledger_core.raft import (
     AppendEntries,
@@ -16,7 +16,7 @@ from dledger_core.raft import (
     ProgressState,
     Role,
 )
-from tests.raft.messages import append, batch, config, heartbeat, one
+from tests.raft.messages import ack, append, batch, config, heartbeat, heartbeat_response, one, snapshot
 from tests.support.group import CONFIG, N0, N1, N2, N3, N4, NODES, Group, Member, only
 from tests.support.memory_store import MemoryStore, log_of
 
@@ -145,12 +145,69 @@ def test_follower_commits_only_entries_that_the_message_matched(
     assert member.commit_index == commit_index
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        append(prev=(-2, NO_TERM), term=3),
+        append(prev=(1, 4), term=3),
+        append(prev=(1, -2), term=3),
+        append(prev=(1, 1), term=3, commit_index=8, last_index=7),
+        append(prev=(1, 1), term=3, last_index=0),
+        append(batch(2, 3, count=7), prev=(1, 1), term=3, last_index=7),
+    ],
+    ids=["index", "term", "negative term", "commit past the end", "entry past the end", "batch past the end"],
+)
+def test_impossible_append_changes_nothing(message: AppendEntries) -> None:
+    member = Member(store=MemoryStore(log_of(1, 1)), term=2)
+    with pytest.raises(ProtocolError):
+        member.raw.step(message)
+    assert not member.raw.has_ready()
+
+
 def test_follower_never_truncates_committed_entries() -> None:
     member = Member(store=MemoryStore(log_of(1, 1, 1)), term=1, commit_index=1)
     member.step(append(log_of(1)[0], prev=(-1, NO_TERM), term=1))
     assert member.log_terms() == [1, 1, 1]
     with pytest.raises(InvariantViolationError):
         member.step(append(batch(1, 2), prev=(0, 1), term=2))
+
+
+@pytest.mark.parametrize(
+    ("message", "index", "term_here", "term_of_leader"),
+    [
+        (append(batch(4, 6), prev=(3, 5), term=6), 3, 4, 5),
+        (append(prev=(1, 1), term=6), 1, 2, 1),
+        (append(batch(2, 2), batch(3, 6), prev=(1, 2), term=6), 3, 4, 6),
+        (append(batch(2, 2, count=2), prev=(1, 2), term=6), 3, 4, 2),
+        (append(batch(2, 2, count=5), prev=(1, 2), term=6), 3, 4, 2),
+        (snapshot(term=6, first_index=3, previous_term=5), 2, 2, 5),
+    ],
+    ids=["previous entry", "older previous entry", "batch", "end of a batch", "middle of a batch", "snapshot"],
+)
+def test_leader_that_contradicts_a_committed_entry_stops_the_replica(
+    message: AppendEntries, index: int, term_here: int, term_of_leader: int
+) -> None:
+    member = Member(store=MemoryStore(log_of(1, 2, 2, 4, 4)), term=5, commit_index=3)
+    with pytest.raises(InvariantViolationError) as stopped:
+        member.step(message)
+    assert f"index={index} term_here={term_here} term_of_leader={term_of_leader}" in str(stopped.value)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        append(batch(4, 6), prev=(3, 4), term=6),
+        append(batch(2, 2), batch(3, 4), prev=(1, 2), term=6),
+        append(batch(3, 4), prev=(2, NO_TERM), term=6),
+        append(batch(1, 2), batch(2, 2), batch(3, 4), prev=(0, 0), term=9),
+    ],
+    ids=["same", "older", "the leader does not know the term", "trimmed here"],
+)
+def test_leader_with_the_same_committed_entries_is_followed(message: AppendEntries) -> None:
+    member = Member(store=MemoryStore(log_of(1, 2, 2, 4, 4)), term=5, commit_index=3)
+    member.store.trim(Index(2))
+    member.raw.trim(Index(2))
+    assert one(member.step(message), AppendEntriesResponse).accepted
 
 
 def test_heartbeat_response_names_only_durable_entries() -> None:
@@ -182,6 +239,25 @@ def test_logs_of_figure_7_become_the_leaders_in_a_round_trip_per_term(terms: tup
     assert len(rejections) <= 3
     assert group[N1].log_terms() == leader.log_terms() == [*leader_terms, 8]
     assert all(ready.truncate_from is None for ready in leader.readys), "a leader only appends"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [ack(N1, 3), replace(ack(N1, 3), accepted=False, last_index=Index(3)), heartbeat_response(round_=99)],
+    ids=["acknowledgement", "rejection", "heartbeat response"],
+)
+def test_response_to_what_was_never_sent_changes_nothing(message: AppendEntriesResponse) -> None:
+    group, leader = led()
+    leader.propose("x")
+    group.deliver()
+    leader.take()
+    with pytest.raises(ProtocolError):
+        leader.raw.step(message)
+    assert not leader.raw.has_ready()
+    assert leader.raw.status().progress[N1].match_index == leader.raw.last_index == 1
+    leader.propose("y")
+    group.deliver()
+    assert leader.commit_index == 2
 
 
 # --- batches and windows ------------------------------------------------------------------------------------------

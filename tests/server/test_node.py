@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from dataclasses import replace
 
 import pytest
 
 from dledger_core.config import Limits, format_peers
 from dledger_core.connect import AsyncClient
-from dledger_core.errors import ConfigError, DiskFailedError, InvariantViolationError, UnreachableError
+from dledger_core.errors import (
+    ConfigError,
+    CorruptRecordError,
+    DiskFailedError,
+    InvariantViolationError,
+    UnreachableError,
+)
+from dledger_core.ids import NodeId
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import HELLO_BYTES_MAX, Type
+from dledger_core.raft import AppendEntries
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import GroupState
 from dledger_core.server.node import NodeServer
@@ -23,6 +32,7 @@ from dledger_core.storage import CommitLog
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import verification_reason
+from dledger_core.storage.files.quarantine import quarantine_reason
 from tests.support.replica_group import BrokenObserver
 from tests.support.server_group import RAFT, STORAGE, RawClient, ServerGroup, eventually, free_peers
 
@@ -175,11 +185,73 @@ async def test_clients_of_quarantined_group_get_response(tmp_path, role):
         assert cluster.nodes[node_id].budget.taken_bytes == 0
 
 
+async def test_quarantine_of_broken_invariant_lasts_until_repair(tmp_path):
+    async with ServerGroup(tmp_path, groups=GROUPS) as cluster:
+        node_id = (await cluster.followers("a"))[0]
+        leader = RawClient(await cluster.channel(await cluster.leader("a")), "a")
+        await leader.append([b"kept"])
+        break_invariant(cluster, node_id, "a")
+        await quarantined(cluster, node_id, "a")
+        path = cluster.config(node_id).store_path("a")
+        await eventually(lambda: quarantine_reason(OsFiles(), Layout(path)))
+        await cluster.stop(node_id)
+        node = await cluster.start(node_id)
+        assert (node.groups["a"].state, set(node.hosted)) == (GroupState.QUARANTINED, {"b"})
+        await leader.append([b"without it"])
+        await cluster.stop(node_id)
+        arguments = ("repair", "--dir", str(path), "--peers", format_peers(cluster.peers))
+        repair = await asyncio.create_subprocess_exec(sys.executable, "-m", "dledger_core.cli", *arguments)
+        assert (await repair.wait(), quarantine_reason(OsFiles(), Layout(path))) == (0, None)
+        node = await cluster.start(node_id)
+        assert node.hosted["a"].replica.raft.status().is_recovering, "no vote before a leader has compared its log"
+        await eventually(lambda: not node.hosted["a"].replica.raft.status().is_recovering)
+        assert node.hosted["a"].replica.readable_end > 2
+
+
+async def test_entry_that_contradicts_committed_one_quarantines_replica(tmp_path):
+    async with ServerGroup(tmp_path) as cluster:
+        leader_id, (victim, _) = await cluster.leader(), await cluster.followers()
+        client = await cluster.client()
+        await client.append([b"committed"])
+        replica = cluster.hosted(victim).replica
+        await eventually(lambda: replica.commit_index >= 1)
+        term = replica.soft_state.term
+        forged = AppendEntries(
+            sender=NodeId(leader_id),
+            target=NodeId(victim),
+            term=term,
+            prev_index=1,
+            prev_term=0,
+            commit_index=1,
+            batches=(),
+        )
+        replica.step(forged)
+        await quarantined(cluster, victim, "default")
+        layout = Layout(cluster.config(victim).store_path("default"))
+        reason = await eventually(lambda: quarantine_reason(OsFiles(), layout))
+        assert f"index=1 term_here={term} term_of_leader=0" in reason
+        await client.append([b"the others continue"])
+
+
+async def test_invariant_that_breaks_at_start_quarantines_its_group(tmp_path, monkeypatch):
+    starts, load_tables = iter((InvariantViolationError("broken on purpose"), None)), CommitLog.load_tables
+
+    def load(log):
+        if (broken := next(starts)) is not None:
+            raise broken
+        return load_tables(log)
+
+    monkeypatch.setattr(CommitLog, "load_tables", load)
+    async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
+        assert cluster.nodes["n0"].groups["a"].state is GroupState.QUARANTINED
+        await cluster.leader("b")
+
+
 async def test_store_of_quarantined_group_is_verified_at_next_start(tmp_path):
     async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
         await cluster.leader("a")
         await RawClient(await cluster.channel("n0"), "a").append([b"kept"])
-        break_invariant(cluster, "n0", "a")
+        cluster.nodes["n0"].groups["a"].quarantine(CorruptRecordError("broken on purpose"))
         await quarantined(cluster, "n0", "a")
         layout = Layout(cluster.config("n0").store_path("a"))
         await eventually(lambda: verification_reason(OsFiles(), layout))

@@ -72,7 +72,7 @@ LIKELY_SEEDS: Final = {
 def mutate(directory: Path, mutation: Mutation) -> None:
     """Copy the code and its tests, and remove one guard from the copy."""
     shutil.copytree(ROOT / "dledger_core", directory / "dledger_core")
-    for room in ("client", "net", "raft", "server", "sim", "storage", "support"):
+    for room in ("client", "net", "raft", "record", "server", "sim", "storage", "support"):
         shutil.copytree(ROOT / "tests" / room, directory / "tests" / room)
     path = mutation.module(directory)
     if path is None:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger_core.checksum import crc32
-from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreBusyError, StoreMismatchError
-from dledger_core.ids import Index, NodeId, Position, Term
+from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, StoreBusyError, StoreMismatchError
+from dledger_core.ids import NUMBER_MAX, Index, NodeId, Position, Term
 from dledger_core.raft import HardState
 from dledger_core.record import HEADER_BYTES, Records, segment_name
 from dledger_core.storage.check.damage import Damage
@@ -618,6 +618,36 @@ def test_recovering_marker_needs_the_nodes_term(store: Sample) -> None:
     remove(store, STORE / "currterm")
     with open_repair(store) as repairing, pytest.raises(CorruptRecordError, match="currterm"):
         repairing.mark_recovering_if_end_is_lost(repairing.find())
+
+
+@pytest.mark.parametrize("found", [NUMBER_MAX, NUMBER_MAX + 1, (1 << 63) - 1, None])
+def test_term_is_set_above_the_entries_and_without_a_vote(store: Sample, found: int | None) -> None:
+    if found is None:
+        remove(store, STORE / "currterm")
+    else:
+        save_hard_state(store.files, STORE, HardState(Term(found), NodeId("n1")))
+    last_term = INTACT.clone().open().term_ranges()[-1].term
+    with open_repair(store) as repairing:
+        for refused in (0, last_term, NUMBER_MAX):
+            with pytest.raises(ConfigError):
+                repairing.set_term(Term(refused))
+        repairing.set_term(Term(last_term + 1))
+    store.files.crash(0.0)
+    assert store.open().hard_state == HardState(Term(last_term + 1), None)
+
+
+def test_repaired_replica_is_a_recovering_voter_after_its_quarantine(store: Sample) -> None:
+    save_hard_state(store.files, STORE, HardState(Term(7), None))
+    log = store.open()
+    log.quarantine("two leaders")
+    log.quarantine("a later reason")
+    log.close()
+    with open_repair(store) as repairing:
+        assert repairing.quarantine_reason == "two leaders"
+        repairing.end_quarantine()
+        assert (repairing.quarantine_reason, repairing.recovering_above) == (None, 7)
+    store.files.crash(0.0)
+    assert store.open().recovering_marker.above == 7
 
 
 def test_missing_last_files_make_a_recovering_voter(store: Sample) -> None:

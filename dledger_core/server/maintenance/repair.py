@@ -27,6 +27,7 @@ from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import verification_reason
+from dledger_core.storage.files.quarantine import check_not_quarantined
 
 if TYPE_CHECKING:
     from dledger_core.server.replica.replica import Replica
@@ -373,11 +374,13 @@ def open_checked(
         log_type: class of the log.
 
     Raises:
+        QuarantinedError: the replica is quarantined.
         CorruptRecordError: the store is damaged, or marked for verification.
         StorageError: the store is foreign or in use.
     """
     files = files or OsFiles()
     path = config.store_path(group)
+    check_not_quarantined(files, Layout(path))
     why = verification_reason(files, Layout(path))
     if why is not None:
         raise CorruptRecordError(

@@ -12,12 +12,13 @@ from typing import Any, Final, TypeVar
 from dledger_core.checksum import Buffer
 from dledger_core.config import format_peers
 from dledger_core.control import Part, TransactionId
-from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, UnknownGroupError
+from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, UnknownGroupError, one_line
 from dledger_core.ids import NodeId
 from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection
 from dledger_core.net.fields import Table, int_field, str_field
 from dledger_core.net.frame import Frame
+from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
@@ -28,6 +29,7 @@ from dledger_core.server.services.flow import Budget, ClientFlow
 from dledger_core.server.services.reads import grown_groups
 
 _LOG = logging.getLogger(__name__)
+_LOG.addFilter(BurstFilter())
 M = TypeVar("M")
 
 
@@ -152,7 +154,7 @@ class ClientService:
             except DLedgerError as error:
                 request.refuse(error)
             except Exception as error:  # noqa: BLE001 - the client gets a response, the log the traceback
-                _LOG.exception("request failed: header=%s", request.frame.header)
+                _LOG.exception("request failed: header=%s", one_line(repr(request.frame.header)))
                 request.refuse(DLedgerError(f"internal error: {error!r}"))
 
         request.flow.start(respond())

@@ -16,8 +16,9 @@ from typing import Final
 import numpy as np
 
 from dledger_core.config import StorageConfig
-from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreMismatchError
-from dledger_core.ids import NO_TERM, Index, Position, Term
+from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, StoreMismatchError
+from dledger_core.ids import NO_TERM, NUMBER_MAX, TERM_JUMP_MAX, Index, Position, Term
+from dledger_core.raft.ready import HardState
 from dledger_core.record import (
     HEADER_BYTES,
     INDEX_RECORD_BYTES,
@@ -43,8 +44,10 @@ from dledger_core.storage.files.meta_files import (
     read_properties,
     recovering_above,
     rewrite_unconfirmed,
+    save_hard_state,
     verification_reason,
 )
+from dledger_core.storage.files.quarantine import end_quarantine, quarantine_reason
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.write.trim import end_interrupted
@@ -248,6 +251,26 @@ class StoreRepair:
         return verification_reason(self._files, self._layout)
 
     @property
+    def quarantine_reason(self) -> str | None:
+        """Reason why the replica is quarantined, or None."""
+        return quarantine_reason(self._files, self._layout)
+
+    def end_quarantine(self) -> None:
+        """Let the replica participate in its group again, as a recovering voter.
+
+        It votes again once a leader has compared its log: until then it may have entries that the group never
+        committed, and its vote could elect a leader that has them.
+
+        Raises:
+            CorruptRecordError: the node's term is unknown.
+            DiskFailedError: a write failed.
+        """
+        term = load_hard_state(self._files, self._layout.root, last_term=0).term
+        with self._writing():
+            mark_recovering(self._files, self._layout, term)
+            end_quarantine(self._files, self._layout)
+
+    @property
     def recovering_above(self) -> Term | None:
         """See ``recovering_above``."""
         with contextlib.suppress(CorruptRecordError):
@@ -263,6 +286,36 @@ class StoreRepair:
         """
         with self._writing():
             clear_recovering(self._files, self._layout)
+
+    def set_term(self, term: Term) -> None:
+        """Replace an unusable term, and forget the vote.
+
+        The node must not be asked for a vote in a term in which it voted before. So the term is one that no node of
+        the group ever had, and all of them get it while none runs.
+
+        Raises:
+            ConfigError: it is not above the term of an entry, or too high.
+            DiskFailedError: the write failed.
+        """
+        last_term = self._last_term()
+        if not last_term < term <= NUMBER_MAX - TERM_JUMP_MAX:
+            raise ConfigError(
+                f"the term must be above {last_term}, the last entry's, and at most {NUMBER_MAX - TERM_JUMP_MAX}, "
+                f"got {term}",
+                str(self.path),
+                "choose a term above every term that the nodes logged, and set it on all of them",
+            )
+        with self._writing():
+            save_hard_state(self._files, self._layout.root, HardState(term, None))
+
+    def _last_term(self) -> int:
+        """Return the term of the last index row, also of a torn tail; without one that of the entry before the log."""
+        rows = self._index.segments
+        end = rows.written_end(self.meta.first_index * INDEX_RECORD_BYTES) if rows.bases else 0
+        last = -(-end // INDEX_RECORD_BYTES) - 1
+        if last < self.meta.first_index:
+            return self.meta.previous_term or 0
+        return int(self._index.read(last, last + 1)[0]["term"])
 
     @property
     def path(self) -> Path:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NoReturn
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, StoreBusyError, StoreIncompleteError, StoreMismatchError
+from dledger_core.ids import NO_TERM, NUMBER_MAX
 from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, Header, is_segment_name
 from dledger_core.storage.files.file_system import File, Files, OsFiles, fields_crc, write_checked
 
@@ -30,8 +31,6 @@ _NUMBERS: Final = (
     "foreign_end",
     "broker_end_index",
 )
-_NUMBER_MAX: Final = (1 << 56) - 1
-"""So that the position of every index row fits 63 bits."""
 _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "group": str,
     "node_id": str,
@@ -106,13 +105,15 @@ def _parse(found: Any, path: Path) -> LogMeta:
         raise TypeError(f"{missing[0]} is missing")
     meta = LogMeta(**{field.name: found[field.name] for field in fields(LogMeta) if field.name in found})
     for name in _NUMBERS:
-        if type(getattr(meta, name)) is not int or not 0 <= getattr(meta, name) <= _NUMBER_MAX:
+        if type(getattr(meta, name)) is not int or not 0 <= getattr(meta, name) <= NUMBER_MAX:
             raise TypeError(f"{name} is wrong")
     if type(meta.discarding) is not bool:
         raise TypeError("discarding is wrong")
     for name, kinds in _KINDS.items():
         if not isinstance(getattr(meta, name), kinds) or isinstance(getattr(meta, name), bool):
             raise TypeError(f"{name} is wrong")
+    if not NO_TERM <= (meta.previous_term or 0) <= NUMBER_MAX:
+        raise TypeError("previous_term is wrong")
     try:
         meta.effective(StorageConfig())
     except ConfigError as error:
@@ -191,6 +192,11 @@ class Layout:
     def needs_verification(self) -> Path:
         """Marker of a store with a failed write."""
         return self.meta / "needs-verification"
+
+    @property
+    def quarantine(self) -> Path:
+        """Reason why the replica does not participate in its group."""
+        return self.meta / "quarantine"
 
     @property
     def converting(self) -> Path:

@@ -44,6 +44,7 @@ from dledger_core.storage.files.meta_files import (
     save_checkpoint,
     save_hard_state,
 )
+from dledger_core.storage.files.quarantine import mark_quarantined
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read import log_queries
 from dledger_core.storage.read.record_reader import RecordReader
@@ -452,6 +453,10 @@ class CommitLog(DurableLog):
     def require_verification(self, reason: str) -> None:
         """Mark the store, so that its next start verifies it. Any thread may call."""
         mark_needs_verification(self._files, self._layout, reason)
+
+    def quarantine(self, reason: str) -> None:
+        """Keep the replica out of its group, after a restart too. Any thread may call."""
+        mark_quarantined(self._files, self._layout, reason)
 
     def preallocate(self) -> bool:
         """Preallocate one chunk; return whether there is more to do. Safe from any one thread."""
