@@ -25,7 +25,7 @@ from dledger_core.raft import (
     Role,
 )
 from tests.raft.messages import ack, append, batch, heartbeat, heartbeat_response, leader, one, vote, vote_request
-from tests.support.group import CONFIG, N0, N1, N2, Group, Member, only
+from tests.support.group import CONFIG, N0, N1, N2, N3, Group, Member, only
 from tests.support.memory_store import MemoryStore, log_of
 
 
@@ -172,6 +172,17 @@ def test_read_needs_an_echo_of_a_later_round() -> None:
     assert reads(leader) == []
     echo(number)
     assert reads(leader) == [(7, 0)]
+
+
+def test_read_is_not_confirmed_by_a_learner() -> None:
+    member = leader(Member(voters=[N0, N1, N3], learners=[N2]))
+    member.step(ack(N1, 0))
+    member.raw.read_index(7)
+    (number,) = {message.round for message in only(member.run(), Heartbeat)}
+    for sender, found in ((N2, []), (N3, [(7, 0)])):
+        fields = {"sender": sender, "target": N0, "term": Term(1), "round": number, "last_index": Index(0)}
+        member.step(HeartbeatResponse(**fields))
+        assert reads(member) == found
 
 
 def test_read_waits_for_the_first_commit_of_the_term() -> None:

@@ -16,7 +16,7 @@ from dledger_core.raft import (
     ProgressState,
     Role,
 )
-from tests.raft.messages import ack, append, batch, config, heartbeat, heartbeat_response, one, snapshot
+from tests.raft.messages import ack, append, batch, config, heartbeat, heartbeat_response, leader, one, snapshot
 from tests.support.group import CONFIG, N0, N1, N2, N3, N4, NODES, Group, Member, only
 from tests.support.memory_store import MemoryStore, log_of
 
@@ -103,6 +103,17 @@ def test_learner_receives_the_log_and_does_not_count() -> None:
     leader.propose("x")
     group.deliver()
     assert (group[N2].log_terms(), group[N2].role, leader.commit_index) == ([1, 1], Role.LEARNER, 0)
+
+
+def test_acknowledgement_of_a_learner_commits_nothing() -> None:
+    member = leader(Member(voters=[N0, N1, N3], learners=[N2]))
+    member.propose("x")
+    member.run()
+    member.step(ack(N2, 1))
+    member.step(ack(N1, 0))
+    assert member.commit_index == 0
+    member.step(ack(N3, 1))
+    assert member.commit_index == 1
 
 
 # --- the follower -------------------------------------------------------------------------------------------------

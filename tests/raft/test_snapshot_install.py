@@ -218,6 +218,14 @@ def test_follower_discards_no_log_that_its_leader_does_not_replace(first_index: 
     assert leader.raw.status().progress[N1].match_index == leader.raw.last_index
 
 
+@pytest.mark.parametrize("later", [{"sender": N2, "term": 4}, {"term": 4}], ids=["another leader", "the same again"])
+def test_chunks_of_leaders_of_two_terms_do_not_mix(later: dict[str, object]) -> None:
+    member = member_with(1)
+    member.step(snapshot(data=b"8..", offset=0))
+    response = one(member.step(snapshot(**later, data=b"...", offset=3)), InstallSnapshotResponse)
+    assert (response.offset, member.store.first_index()) == (0, 0)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dledger_core.config import Limits
 from dledger_core.errors import (
+    BehindError,
     DiskFailedError,
     InvariantViolationError,
     NotLeaderError,
@@ -76,6 +78,20 @@ async def test_linearizable_read_waits_for_proof_of_leadership(tmp_path):
         n0.depose()
         with pytest.raises(NotLeaderError):
             await reading
+
+
+async def test_read_waits_until_min_commit_itself_is_readable(tmp_path):
+    with HandDriven(tmp_path / "s", voters=THREE) as n0:
+        n0.lead()
+        last = propose(n0, b"a", b"b").last_index
+        n0.run()
+        n0.acknowledge_as_of(last - 1)
+        n0.acknowledge_as_of(last)
+        n0.run()
+        reads = Reads(n0.replica, None, Limits(behind_wait_ms=1))
+        await reads.ready(ReadRequest(start=0, end=1, min_commit=last))
+        with pytest.raises(BehindError):
+            await reads.ready(ReadRequest(start=0, end=1, min_commit=last + 1))
 
 
 def test_replica_runs_without_event_loop_thread_and_clock(tmp_path):

@@ -211,6 +211,23 @@ def test_retention_deletes_nothing_by_default_and_nothing_uncommitted(tmp_path, 
         assert n0.log.first_index() == 0
 
 
+def test_trim_deletes_nothing_that_is_not_readable(tmp_path) -> None:
+    with HandDriven(tmp_path, storage=STORAGE, voters=("n0", "n1", "n2")) as n0:
+        filled(n0)
+        start = n0.log.segment_summaries()[1].first_index
+
+        def trimmed_to() -> Index:
+            n0.replica.trim(start)
+            n0.run()
+            assert not n0.failures
+            return n0.log.first_index()
+
+        assert trimmed_to() == 0, "no other node has it"
+        n0.acknowledge_as_of(start)
+        n0.run()
+        assert trimmed_to() == start
+
+
 def test_retention_keeps_rows_of_open_transaction(tmp_path) -> None:
     with HandDriven(tmp_path, storage=STORAGE) as n0:
         transaction = TransactionId("q", 0, "run")
