@@ -327,15 +327,23 @@ class Pin:
 
     Args:
         duration_ms: duration of a pin; 0 = make no pins.
-        pinned_at: epoch seconds at which the driver pinned the entries of this reader, with the same duration.
-        clock: epoch seconds.
+        pinned_at: epoch seconds at which the driver pinned the entries of this reader, with the same duration. Only the
+            first renewal goes by it; a time in the future, which a clock that jumped shows, counts as now.
+        clock: monotonic seconds.
+        wall_clock: epoch seconds.
     """
 
-    def __init__(self, duration_ms: int, pinned_at: float = 0.0, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        duration_ms: int,
+        pinned_at: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._clock = clock
         self._duration_ms = duration_ms
         self._name = f"spark-{uuid.uuid4().hex}"
-        self._pinned_at = pinned_at
+        self._pinned_at = clock() - max(0.0, wall_clock() - pinned_at)
         self._renewed: dict[str, float] = {}
 
     def set(self, log: Log, start: int) -> None:

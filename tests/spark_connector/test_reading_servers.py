@@ -351,7 +351,8 @@ class PinnedLog:
     [
         (90_000, 0.0, [(5, 90.0), (7, 90.0), (9, 90.0), (0, 0.0)]),  # of the driver
         (90_000, 980.0, [(6, 90.0), (8, 90.0), (0, 0.0)]),  # of a task: only when the driver's pin is due
-        (90_000, 1060.0, []),
+        (90_000, 1060.0, [(7, 90.0), (9, 90.0), (0, 0.0)]),  # the clock of the driver is ahead
+        (90_000, 999_999.0, [(7, 90.0), (9, 90.0), (0, 0.0)]),
         (0, 0.0, []),
     ],
 )
@@ -360,7 +361,7 @@ def test_pin_is_renewed_when_due_and_not_with_each_chunk(
 ) -> None:
     now = [1000.0]
     log: Any = PinnedLog()
-    pin = Pin(duration_ms, pinned_at, clock=lambda: now[0])
+    pin = Pin(duration_ms, pinned_at, clock=lambda: now[0], wall_clock=lambda: 1000.0)
     for now[0], start in ((1000.0, 5), (1029.0, 6), (1030.0, 7), (1059.9, 8), (1060.0, 9)):
         pin.renew(log, start)
     pin.release(log)
