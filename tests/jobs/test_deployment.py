@@ -54,7 +54,7 @@ def run(command: Sequence[str], directory: Path, python_path: str = "") -> tuple
     return done.returncode, lines
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", ["ingest", *(pytest.param(job, marks=pytest.mark.soak) for job in JOBS[1:])])
 def test_job_runs_under_spark_submit(job: str, cluster: Any, tmp_path: Path) -> None:
     program = [str(CHECKOUT / "jobs" / f"{job}.py"), *arguments(job, cluster.peers, tmp_path)]
     code, lines = run([*SUBMIT, *PACKAGES, *program], tmp_path)
