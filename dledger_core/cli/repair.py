@@ -45,7 +45,7 @@ from dledger_core.storage.check.repair import StoreRepair
     "--term",
     type=int,
     metavar="N",
-    help="Set the term in currterm, and do nothing else. For a term that is too high or damaged: stop all nodes, and "
+    help="Set the node's term, and do nothing else. For a term that is too high or damaged: stop all nodes, and "
     "set one term, above every term that they logged, on each.",
 )
 @format_option

@@ -104,6 +104,19 @@ def transfer_leadership(state: RaftState, target: MemberId) -> None:
     _maybe_send_timeout_now(state, target, state.progress[target])
 
 
+def successor(state: RaftState) -> TimeoutNow | None:
+    """Return the message with which a leader that must stop asks another voter to campaign; None if it cannot.
+
+    The voter with the most entries has every committed one: a majority has those, and this leader's disk is lost.
+    Unlike a transfer it does not wait until that voter has everything.
+    """
+    if state.role is not Role.LEADER:
+        return None
+    voters = {member: progress for member, progress in state.progress.items() if state.configuration.is_voter(member)}
+    target = max(voters, key=lambda member: (voters[member].active, voters[member].match_index), default=None)
+    return None if target is None else TimeoutNow(sender=state.member, target=target, term=state.term)
+
+
 def tick_leader(state: RaftState) -> None:
     """Count one tick on a leader."""
     config = state.config

@@ -11,7 +11,7 @@ from dledger_core.ids import NO_INDEX, Index, MemberId, Term
 from dledger_core.raft import election, leadership, raft, replication
 from dledger_core.raft.batch import Batch, LogStore, Proposal, SnapshotPayloads
 from dledger_core.raft.log import RaftLog
-from dledger_core.raft.messages import Message
+from dledger_core.raft.messages import Message, TimeoutNow
 from dledger_core.raft.pointers import LogPointers
 from dledger_core.raft.progress import ProgressState
 from dledger_core.raft.quorum import Configuration
@@ -137,6 +137,10 @@ class RawNode:
     def transfer_leadership(self, target: MemberId) -> None:
         """Start to transfer leadership; raise NotLeaderError, or BadRequestError for a member that cannot lead."""
         leadership.transfer_leadership(self._state, target)
+
+    def successor(self) -> TimeoutNow | None:
+        """Return the message that hands leadership over when this member must stop; changes nothing."""
+        return leadership.successor(self._state)
 
     def campaign(self) -> None:
         """Start an election now; do nothing on a leader or a learner."""

@@ -10,9 +10,8 @@
 A quarantine ends with the next start, which verifies the store first. That of a broken invariant does not:
 ``meta/quarantine`` keeps the replica out of its group until ``dledger repair`` has removed it.
 
-One group's trouble is its own: the other groups of the node continue. The process ends when a disk fails a write or a
-sync (the groups share it), when the last group that was left is quarantined, and at the start when a store cannot be
-opened and no peer can repair it.
+One group's trouble is its own, a failed disk too: the other groups of the node continue. The process ends when the last
+group that was left is quarantined, and at the start when a store cannot be opened and no peer can repair it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from enum import Enum
 from dledger_core.errors import (
     BadRequestError,
     CorruptRecordError,
-    DiskFailedError,
     DLedgerError,
     InvariantViolationError,
     QuarantinedError,
@@ -227,8 +225,8 @@ class Group:
     # --- quarantine ------------------------------------------------------------------------------------------
 
     def _stopped(self, error: BaseException) -> None:
-        """Quarantine the group, or end the node where the error concerns all groups."""
-        if isinstance(error, DiskFailedError) or not isinstance(error, Exception):
+        """Quarantine the group; end the node if it is interrupted."""
+        if not isinstance(error, Exception):
             self._host.on_failed(error)
         elif self._state is not GroupState.QUARANTINED:
             self.quarantine(error)

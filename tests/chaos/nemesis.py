@@ -342,6 +342,6 @@ class Nemesis:
 
 def _last_index(old: Path, store: Path) -> int:
     """Return the last entry of an old copy of a store's data and index."""
-    shutil.copytree(store / "meta", old / "meta", ignore=shutil.ignore_patterns("checkpoint", "lock"))
+    shutil.copytree(store / "meta", old / "meta", ignore=shutil.ignore_patterns("checkpoint*", "lock"))
     with open_store(old) as reader:
         return int(reader.last_index)

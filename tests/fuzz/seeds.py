@@ -21,11 +21,12 @@ from dledger_core.net.messages import TABLES
 from dledger_core.net.protocol import PREFACE, Type
 from dledger_core.raft import messages as raft
 from dledger_core.raft.batch import Batch
+from dledger_core.raft.ready import HardState
 from dledger_core.record import Columns, Records, encode, index_records
 from dledger_core.rocketmq.message.layout import RECORD_BYTES_MIN
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.layout import LogMeta, save_log_meta
-from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
+from dledger_core.storage.files.meta_files import Checkpoint, hard_state_file, save_checkpoint
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.tables.tables import LogTables
 from tests.fuzz.targets.messages import packed
@@ -190,10 +191,12 @@ def store() -> Seeds:
     yield "overwritten", b"\3" + _step(5, 1, 30, b"9" * 6) + _step(6, 3, 0, b"x")
 
 
-def currterm() -> Seeds:
-    yield "ours", b"voteLeader=n0\ncurrTerm=5\n"
-    yield "java", b"#\n#Tue Nov 21 04:07:00 UTC 2023\nvoteLeader=\ncurrTerm=3\n"
-    yield "old", b"voteLeader=n0\ncurrTerm=2\n"
+def hard_state() -> Seeds:
+    for name, term, vote in (("vote", 5, NodeId("n0")), ("none", 3, None), ("old", 2, NodeId("n0"))):
+        yield (
+            name,
+            _written(lambda files, path, state: hard_state_file(path).save(files, state), HardState(Term(term), vote)),
+        )
 
 
 def _written(save, value) -> bytes:

@@ -154,6 +154,16 @@ def test_write_failure_at_any_step_stops_only_that_node(victim):
     raise AssertionError("the steps do not end")
 
 
+def test_leader_with_failed_disk_hands_leadership_over_at_once():
+    group, leader, followers = three()
+    group.append(leader, b"x")
+    files = group.files[leader.node_id]
+    files.fail_at = files.operations + 1
+    group.append(leader, b"y")  # no clock ticks
+    assert [type(error) for error in leader.failures] == [DiskFailedError]
+    assert sum(node.replica.is_leader for node in followers) == 1
+
+
 def test_node_acknowledges_nothing_after_failed_sync():
     group, leader, followers = three()
     node = followers[0]

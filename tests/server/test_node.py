@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
+import os
 import sys
 from dataclasses import replace
 
@@ -15,6 +18,7 @@ from dledger_core.errors import (
     ConfigError,
     CorruptRecordError,
     DiskFailedError,
+    DLedgerError,
     InvariantViolationError,
     UnreachableError,
 )
@@ -276,10 +280,45 @@ async def test_node_ends_when_its_last_group_is_quarantined(tmp_path):
             await node.wait()
 
 
-async def test_node_ends_when_its_disk_fails(tmp_path):
-    async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
-        await cluster.leader("a")
-        cluster.hosted("n0", "a").replica.run_on_disk(fails(DiskFailedError("no disk")))
+def fail_files(monkeypatch, directory, number):
+    """Let every read and write of the files below a directory fail from now on."""
+
+    def failing(real):
+        def call(fd, *arguments):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(str(directory)):
+                raise OSError(number, os.strerror(number), str(directory))
+            return real(fd, *arguments)
+
+        return call
+
+    names = ("pread",) if number == errno.EIO else ("pwritev", "fdatasync")
+    for name in names:
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS], ids=["no reads", "read-only"])
+async def test_failed_disk_ends_one_replica_and_its_leadership(tmp_path, monkeypatch, number):
+    async with ServerGroup(tmp_path, groups=GROUPS) as cluster:
+        leader, other = await cluster.leader("a"), await cluster.leader("b")
+        client = RawClient(await cluster.channel(leader), "a")
+        for _ in range(3):
+            _, last, _ = await client.append([b"x" * 1000] * 9)
+        fail_files(monkeypatch, cluster.config(leader).store_path("a") / "data", number)
+        with contextlib.suppress(DLedgerError):
+            await (client.read(0, last + 1) if number == errno.EIO else client.append([b"y"], timeout_s=5.0))
+        await quarantined(cluster, leader, "a")
+        rest = {node: server for node, server in cluster.nodes.items() if node != leader}
+        successor = await eventually(lambda: next((n for n in rest if rest[n].hosted["a"].replica.leader_ready), None))
+        _, rows = await RawClient(await cluster.channel(successor), "a").read(0, last + 1)
+        assert [body for _, _, body in rows].count(b"x" * 1000) == 27
+        await RawClient(await cluster.channel(other), "b").append([b"x"])
+        assert "b" in cluster.nodes[leader].hosted
+
+
+async def test_node_ends_when_disk_of_its_last_group_fails(tmp_path):
+    async with ServerGroup(tmp_path, 1) as cluster:
+        await cluster.leader()
+        cluster.hosted("n0").replica.run_on_disk(fails(DiskFailedError("no disk")))
         with pytest.raises(DiskFailedError):
             await cluster.nodes["n0"].wait()
 

@@ -7,7 +7,8 @@ flags of a record have no cross-check, so they are never damaged alone.
 
 The end of a log is lost from an entry that the checkpoint covers up to the last one, while its member is down, as after
 a restore of earlier files. The covered entries come back from other members. The acknowledged entries after them are
-lost undetectably; a majority has every committed one, so at least one other member does.
+lost undetectably; a majority has every committed one, so at least one other member does. A member that lost both copies
+of its checkpoint cannot rule that out, so it counts as one. One copy of it, or of the hard state, may be lost anytime.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ import numpy as np
 from dledger_core.ids import NO_TERM, Index
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.meta_files import Checkpoint, load_checkpoint, recovering_above
+from dledger_core.storage.files.meta_files import (
+    Checkpoint,
+    checkpoint_file,
+    hard_state_file,
+    load_checkpoint,
+    recovering_above,
+)
+from dledger_core.storage.files.twin_file import copies
 from tests.support.faulty_files import SECTOR, FaultyFiles, Inode
 
 if TYPE_CHECKING:
@@ -142,6 +150,23 @@ class Damages:
         if source.random() < 0.7:
             _zero(member, "index", start * INDEX_RECORD_BYTES)
 
+    def lose_copy(self, member: ReplicaMember, source: random.Random) -> None:
+        """Lose one copy of hard state or checkpoint, where both are equal now and after a crash."""
+        layout = Layout(member.path)
+        twin = source.choice((hard_state_file(layout.hard_state), checkpoint_file(layout.checkpoint)))
+        if all(twin.load(files).equal for files in (member.files, _after_crash(member))):
+            self._sim.counters["copies lost"] += 1
+            _lose(member, source.choice(copies(twin.path)), source)
+
+    def lose_checkpoint(self, member: ReplicaMember, source: random.Random) -> None:
+        """Take both copies of the checkpoint of a member that just went down, if no other one is recovering."""
+        settled = member.disk.hard_state.term > 0 and member.lost_after is None
+        if settled and self._sim.faults_on and self._calm() and member.writing.restart is None:
+            self._sim.counters["checkpoints lost"] += 1
+            for path in copies(Layout(member.path).checkpoint):
+                _lose(member, path, source)
+            member.checkpoint_lost = True
+
     @property
     def _members(self) -> list[ReplicaMember]:
         return list(self._sim.members.values())
@@ -154,7 +179,9 @@ class Damages:
         """Whether no member has damage or may lack entries that it once acknowledged."""
         self._look()
         return self._victim is None and not any(
-            m.lost_after is not None or recovering_above(m.files, Layout(m.path), NO_TERM) is not None
+            m.lost_after is not None
+            or m.checkpoint_lost
+            or recovering_above(m.files, Layout(m.path), NO_TERM) is not None
             for m in self._members
         )
 
@@ -199,11 +226,30 @@ class Damages:
 
 def _checkpoints(member: ReplicaMember) -> list[Checkpoint]:
     """Return the checkpoints that a crash may leave, the lower one first; fewer than two if it may leave none."""
-    after_crash = FaultyFiles()
-    after_crash.names = member.files.durable_names
     path = Layout(member.path).checkpoint
-    found = [load_checkpoint(files, path) for files in (member.files, after_crash)]
+    found = [load_checkpoint(files, path) for files in (member.files, _after_crash(member))]
     return sorted((one for one in found if one), key=lambda one: one.durable_index)
+
+
+def _after_crash(member: ReplicaMember) -> FaultyFiles:
+    """Return the files that a power loss leaves; small ones are replaced as a whole."""
+    files = FaultyFiles()
+    files.names = member.files.durable_names
+    return files
+
+
+def _lose(member: ReplicaMember, path: Path, source: random.Random) -> None:
+    """Remove a small file, or change a bit of it."""
+    inode = member.files.names.get(path)
+    if inode is None or not inode.content or source.random() < 0.5:
+        for names in (member.files.names, member.files.durable_names):
+            names.pop(path, None)
+        pending = member.files.pending_names.get(path.parent, [])
+        pending[:] = [(name, inode) for name, inode in pending if name != path]
+        return
+    at = source.randrange(len(inode.content))
+    inode.content[at] ^= 1 << source.randrange(8)
+    inode.durable[:] = inode.content
 
 
 def _file(member: ReplicaMember, directory: str, position: int) -> tuple[Inode | None, Path, int]:

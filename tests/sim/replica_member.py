@@ -12,6 +12,7 @@ its data is lost, or stays in the page cache of a machine whose process alone en
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.flow import Budget
 from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import TablesSnapshot
+from dledger_core.storage.write.appender import Preallocation
 from dledger_core.storage.write.trim import LogStart
 from tests.sim.clients import History, SimClient, all_clients, check_history
 from tests.sim.damage import Damages
@@ -97,9 +99,17 @@ class Writing:
     trimmed_to: int = 0
 
 
+class BesideSyncs(Preallocation):
+    """No thread: ``ReplicaMember`` preallocates before some syncs of the writer, as another thread might."""
+
+    def poke(self) -> None:
+        pass
+
+
 class WatchedLog(CommitLog):
     """A CommitLog whose writes are repeated on the member's shadow."""
 
+    preallocation_type = BesideSyncs
     member: ReplicaMember
 
     def place(self, proposal: Proposal, first_index: Index, term: Term, now_ms: int | None = None) -> Batch:
@@ -249,7 +259,10 @@ class SimReplica(Replica):
 class ReplicaMember(Member):
     """See the module. ``log``, ``replica`` and ``appends`` are those of the current process."""
 
-    fault_kinds: ClassVar = ("transfer", "clock_jump", "disk_error", "trim", "damage", "lose_end")
+    fault_kinds: ClassVar = (
+        *("transfer", "clock_jump", "disk_error", "trim", "damage", "lose_end"),
+        *("lose_copy", "lose_checkpoint"),
+    )
     log: WatchedLog
     replica: SimReplica
     appends: Appends
@@ -258,11 +271,14 @@ class ReplicaMember(Member):
     def __init__(self, sim: Simulator, node_id: NodeId, seed: int) -> None:
         super().__init__(sim, node_id)
         self.files = FaultyFiles(seed)
+        self.files.before_sync = self._preallocate
         self.writing = Writing()
         self.clock_offset = 0
         self.lost_after: Index | None = None
         """The last entry that survived the loss of the end of this log; None again once a start has shown it."""
-        self.lose_end_next: Random | None = None
+        self.checkpoint_lost = False
+        """Whether both copies of the checkpoint are lost, until a start has shown it."""
+        self.lose_end_next: Callable[[], None] | None = None
         self.path = Path("/store") / GROUP / f"dledger-{node_id}"
 
     @staticmethod
@@ -387,6 +403,10 @@ class ReplicaMember(Member):
             check(log.recovering_marker.above is not None, "a node votes that lost the end of its log", self.node_id)
             kept, self.lost_after = kept[: len(found)], None
             self.sim.shared.isolate_leader()
+        if self.checkpoint_lost:
+            check(log.recovering_marker.above is not None, "a node votes that lost its checkpoint", self.node_id)
+            self.checkpoint_lost = False
+            self.sim.shared.isolate_leader()
         check(found[: len(kept)] == kept, "the log lost durable entries", self.node_id, found, kept)
         rest, new = found[len(kept) :], list(map(shadow_of, writing.batches))
         known = rest in (truncated[: len(rest)], new[: len(rest)])
@@ -419,7 +439,7 @@ class ReplicaMember(Member):
         else:
             self.files.kill()
         if self.lose_end_next is not None:
-            self.sim.shared.damages.lose_end(self, self.lose_end_next)
+            self.lose_end_next()
             self.lose_end_next = None
         self.sim.on_down(self)
 
@@ -487,6 +507,7 @@ class ReplicaMember(Member):
     def disk_error(self, random: Random) -> None:
         """Let one of the next writes or syncs fail; perhaps the disk then rejects all others, also a marker file."""
         if self.files.fail_at is None:
+            self.files.fail_errno = random.choice((errno.EIO, errno.EIO, errno.ENOSPC, errno.EDQUOT))
             self.files.fail_at = self.files.operations + random.randrange(1, 30)
             if self.sim.strikes("mark_refused"):
                 self.sim.counters["marks refused"] += 1
@@ -507,9 +528,30 @@ class ReplicaMember(Member):
 
     def lose_end(self, random: Random) -> None:
         """Crash, and lose the end of the log."""
-        self.lose_end_next = random
+        self.lose_end_next = partial(self.sim.shared.damages.lose_end, self, random)
         if not self.die_in_write():
             self.die("crashes")
+
+    def lose_copy(self, random: Random) -> None:
+        """Lose one copy of hard state or checkpoint, while the process runs."""
+        self.sim.shared.damages.lose_copy(self, random)
+
+    def lose_checkpoint(self, random: Random) -> None:
+        """Crash, and lose both copies of the checkpoint."""
+        self.lose_end_next = partial(self.sim.shared.damages.lose_checkpoint, self, random)
+        if not self.die_in_write():
+            self.die("crashes")
+
+    def _preallocate(self, path: Path) -> None:
+        """Preallocate as another thread might at the start of a sync: its own sync may be the one that fails."""
+        waits = self.up and self.log._appender._zero_lock.locked()  # for a truncation
+        if self.up and not waits and path.parent.name == "data" and self.sim.strikes("preallocate"):
+            self.sim.counters["preallocations"] += 1
+            self.files.before_sync = None
+            try:
+                self.log.preallocate()
+            finally:
+                self.files.before_sync = self._preallocate
 
     def check_end(self) -> None:
         self.sim.shared.compare_tables(self)

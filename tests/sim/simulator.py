@@ -90,7 +90,7 @@ def draw_mix(source: random.Random, *, whole: bool) -> Mix:
         storage=StorageConfig(
             data_segment_bytes=choice((4096, 4096, 16_384, 1 << 17)),
             index_segment_bytes=choice((640, 4096)),
-            preallocate_bytes=0,
+            preallocate_bytes=4096 if whole else 0,
             unsynced_bytes_max=choice((4096, 1 << 20)),
         ),
         rates={
@@ -113,6 +113,9 @@ def draw_mix(source: random.Random, *, whole: bool) -> Mix:
             "disk_error": sometimes(source, 0.15),
             "damage": choice((0.0, 0.1, 0.3)),
             "lose_end": choice((0.0, 0.03, 0.08)),
+            "lose_copy": choice((0.0, 0.1, 0.3)),
+            "lose_checkpoint": choice((0.0, 0.0, 0.05)),
+            "preallocate": choice((0.0, 0.1, 0.5)),
             "process_only": choice((0.0, 0.5, 1.0)),
             "mark_refused": choice((0.0, 0.0, 0.5)),
         },
@@ -121,7 +124,10 @@ def draw_mix(source: random.Random, *, whole: bool) -> Mix:
     )
 
 
-CONTINUOUS = (*NETWORK_FAULTS, "disk_stall", "late_output", "write_crash", "process_only", "mark_refused")
+CONTINUOUS = (
+    *(*NETWORK_FAULTS, "disk_stall", "late_output", "write_crash", "process_only", "mark_refused"),
+    "preallocate",
+)
 """Faults that strike with their rate all the time; the schedule turns each of them on as a whole."""
 TIMED = ("crash", "partition", "heal", "stall", "unreachable")
 """Faults of every kind of member that the schedule places."""

@@ -30,6 +30,7 @@ HAPPENED: dict[type[Any], tuple[str, ...]] = {
         *("appends repeated", "transactions committed", "runs replaced", "tables compared", "reads", "deletions"),
         *("quarantined starts", "damaged starts", "repaired starts", "live repairs", "crashes in a repair"),
         *("repaired: bits flipped", "repaired: rows flipped", "fetches failed", "ends lost"),
+        *("copies lost", "checkpoints lost", "preallocations"),
     ),
 }
 """In enough seeds each of these happens; a simulation in which nothing happens proves nothing."""

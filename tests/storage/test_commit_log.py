@@ -29,6 +29,8 @@ from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRange
 from dledger_core.raft.ready import HardState
 from dledger_core.record import BATCH_END, Columns, ProposedBatch, Records, append_times, encode, segment_name
 from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.meta_files import save_hard_state
 from tests.storage.sample import DATA, META
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import NO_TABLES, SMALL, STORE, append, bodies_of, open_log, place, read_all, received
@@ -49,7 +51,8 @@ def test_new_store_has_the_layout_of_the_format(tmp_path: Path) -> None:
     log.close(8)
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     data = [f"data/{segment_name(base)}" for base in (0, 4096, 8192)]
-    assert names == ["currterm", *data, f"index/{segment_name(0)}", "meta/checkpoint", "meta/lock", "meta/log.json"]
+    twins = (f"meta/{name}{copy}" for name in ("checkpoint", "hard-state") for copy in ("", ".2"))
+    assert names == sorted(["currterm", *data, f"index/{segment_name(0)}", *twins, "meta/lock", "meta/log.json"])
     assert {(tmp_path / name).stat().st_size for name in data} == {4096}
     assert (tmp_path / "currterm").read_text() == "voteLeader=n0\ncurrTerm=3\n"
     recorded = json.loads((tmp_path / "meta" / "log.json").read_text())
@@ -378,24 +381,22 @@ def test_open_reports_an_unwritable_directory() -> None:
     assert (caught.value.where, caught.value.exit_code) == (str(META), 3)
 
 
-def test_hard_state_is_read_from_currterm_or_its_copy(files: FaultyFiles) -> None:
+def test_hard_state_decides_and_currterm_repeats_it(files: FaultyFiles) -> None:
     state, path = HardState(Term(7), NodeId("n2")), STORE / "currterm"
     log = open_log(files)
     log.persist(state, None, [])
     assert log.hard_state == state
+    assert files.read(path) == b"voteLeader=n2\ncurrTerm=7\n"
     append(log, [b"x"], term=7)
     log.close()
-    files.names[path.with_name("currterm.bak")] = files.names.pop(path)
+    files.replace(path, b"currTerm=9\nvoteLeader=n1\n")
     log = open_log(files)
     assert log.hard_state == state
     log.close()
-    for content in (b"", b"currTerm=6\nvoteLeader=n1\n", b"currTerm=x\n"):
-        files.replace(path, content)
-        with pytest.raises(CorruptRecordError) as caught:
-            open_log(files)
-        assert caught.value.where == str(path)
-    files.replace(path, b"#comment\ncurrTerm = 9\nvoteLeader=\n")
-    assert open_log(files).hard_state == HardState(Term(9), None)
+    save_hard_state(files, Layout(STORE), HardState(Term(6), None))
+    with pytest.raises(CorruptRecordError) as caught:  # the log has an entry of term 7
+        open_log(files)
+    assert caught.value.where == str(META / "hard-state")
 
 
 def test_preallocation_during_appends_changes_no_entry(tmp_path: Path) -> None:
@@ -441,7 +442,9 @@ def test_preallocation_is_limited_by_appended_bytes(tmp_path: Path, monkeypatch:
     log = open_log(directory=tmp_path, config=config)
     log._preallocation.close()  # its thread; here each step is a call
     zeroed: list[tuple[int, int]] = []
-    monkeypatch.setattr(log._appender.data, "zero", lambda start, stop: zeroed.append((start, stop)))
+    data = log._appender.data
+    real = data.preallocate
+    monkeypatch.setattr(data, "preallocate", lambda start, stop: (zeroed.append((start, stop)), real(start, stop))[1])
 
     def zeroed_after(*bodies: int) -> list[int]:
         """Return the lengths of the zeroed chunks after appending bodies of these lengths."""

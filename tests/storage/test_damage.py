@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
-from dledger_core.ids import NUMBER_MAX
 from dledger_core.record import HEADER, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.file_system import OsFile, OsFiles
+from dledger_core.storage.files.twin_file import copies
 from tests.storage.sample import DATA, INDEX, META, Sample
 from tests.support.logs import SMALL, STORE, append, bodies_of, open_log, read_all
 
 FIRST, LAST = DATA / segment_name(0), DATA / segment_name(4096)
 ROWS = INDEX / segment_name(0)
-IDENTITY, CURRTERM = META / "log.json", STORE / "currterm"
+IDENTITY, HARD_STATE = META / "log.json", META / "hard-state"
 SIXTY = Sample.fill(SMALL, (([bytes([65 + n]) * 80] * 5, 1 + n // 6, None) for n in range(12)), commit_index=40)
 """60 entries of 128 bytes in 12 batches of two terms; 31 of them fill the first of two files."""
 
@@ -300,23 +300,21 @@ def test_identity_rejects_every_damaged_byte(store: Sample) -> None:
         content[at] ^= 1
 
 
-TOO_HIGH = b"voteLeader=\ncurrTerm=%d\n" % (NUMBER_MAX + 1)
-
-
 @pytest.mark.parametrize(
     "text",
-    [b"hello", b"\xff\0", b"", b"currTerm=", b"currTerm=-1", b"currTerm=1", b"currTerm=" + b"9" * 5000, TOO_HIGH, None],
+    [b"hello", b"\xff\0", b"", b"{}", b'{"term": -1}', b'{"term": ' + b"9" * 5000 + b"}", None],
     ids=lambda text: "missing" if text is None else repr(text[:12]),
 )
-def test_start_rejects_an_unusable_currterm(store: Sample, text: bytes | None) -> None:
-    (remove(CURRTERM) if text is None else put(CURRTERM, text))(store)
+def test_start_rejects_an_unusable_hard_state(store: Sample, text: bytes | None) -> None:
+    for path in copies(HARD_STATE):
+        (remove(path) if text is None else put(path, text))(store)
     before = store.content()
     with pytest.raises(CorruptRecordError) as caught:
         store.open()
-    assert caught.value.where == str(CURRTERM)
+    assert caught.value.where == str(HARD_STATE)
     assert len(str(caught.value)) < 500
     assert store.content() == before
-    assert [(finding.kind, finding.path) for finding in store.findings()] == [("CORRUPT", str(CURRTERM))]
+    assert [(finding.kind, finding.path) for finding in store.findings()] == [("CORRUPT", str(HARD_STATE))]
 
 
 # --- directories ----------------------------------------------------------------------------------------------------
@@ -326,7 +324,7 @@ def content(path: Path) -> dict[str, bytes | None]:
     return {str(name.relative_to(path)): name.read_bytes() if name.is_file() else None for name in path.rglob("*")}
 
 
-@pytest.mark.parametrize("name", ["data", "meta", "meta/log.json", "currterm"])
+@pytest.mark.parametrize("name", ["data", "meta", "meta/log.json", "meta/hard-state"])
 def test_start_rejects_a_file_in_the_place_of_a_directory_and_vice_versa(tmp_path: Path, name: str) -> None:
     append(log := open_log(directory=tmp_path), [b"a"])
     log.close()

@@ -18,12 +18,15 @@ from dledger_core.raft.batch import TermRange
 from dledger_core.raft.ready import HardState
 from dledger_core.record import HEADER_BYTES, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage import open_store
+from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
+from dledger_core.storage.files.twin_file import copies
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log, place, read_all
 
 DATA, META = STORE / "data", STORE / "meta"
 TIMES = [1, 0x18BCFE50000, 0x18C00000000, 0x18BCFE56800, 0x18BCFE568FF]
-ATTEMPTS = 40
+ATTEMPTS = 60
+NOTHING_COVERED = Checkpoint(-1, -1, 0)
 
 
 def filled(batches: int, segment_bytes: int = 4096) -> tuple[FaultyFiles, list[int], list[int]]:
@@ -64,7 +67,7 @@ def test_recovery_truncates_or_reports_every_lost_byte(batches: int, segment_byt
             if not shortened:
                 files.content(path).extend(bytes(segment_bytes - length))
             if not covered:
-                del files.names[META / "checkpoint"]
+                save_checkpoint(files, META / "checkpoint", NOTHING_COVERED)
             lost = base + first_loss(content, length)
             before = data_of(files)
             if covered and lost < ends[-1]:
@@ -90,7 +93,7 @@ def test_recovery_truncates_or_reports_every_lost_byte(batches: int, segment_byt
 
 def test_bad_record_far_from_the_end_is_damage() -> None:
     files, ends, indexes = filled(40)
-    del files.names[META / "checkpoint"]
+    save_checkpoint(files, META / "checkpoint", NOTHING_COVERED)
     files.content(DATA / segment_name(0))[ends[2] + 48] ^= 1
     config = dataclasses.replace(SMALL, unsynced_bytes_max=ends[-1] - ends[3])
     with pytest.raises(CorruptRecordError) as caught:
@@ -114,7 +117,7 @@ def test_recovery_rebuilds_the_index_from_the_data(lost: str) -> None:
         del files.names[path]
     if lost == "rows":
         files.content(paths[-1])[-200:] = bytes(200)
-        del files.names[META / "checkpoint"]
+        save_checkpoint(files, META / "checkpoint", NOTHING_COVERED)
     if lost == "first row of a segment":
         files.content(paths[0])[second * 32 : second * 32 + 32] = bytes(32)
     log = open_log(files)
@@ -124,18 +127,18 @@ def test_recovery_rebuilds_the_index_from_the_data(lost: str) -> None:
     assert open_store(STORE, files=files).verify().findings == ()
 
 
-def test_first_record_of_another_index_is_damage_without_checkpoint() -> None:
+def test_first_record_of_another_index_is_damage_if_not_covered() -> None:
     files, _, _ = filled(5)
-    del files.names[META / "checkpoint"]
+    save_checkpoint(files, META / "checkpoint", NOTHING_COVERED)
     files.content(DATA / segment_name(0))[15] ^= 1
     with pytest.raises(CorruptRecordError) as caught:
         open_log(files)
     assert (caught.value.values["index"], caught.value.values["first_index"]) == (1, 0)
 
 
-def test_damaged_checkpoint_counts_as_missing() -> None:
+def test_torn_record_after_the_checkpoint_is_truncated() -> None:
     files, ends, indexes = filled(5)
-    files.content(META / "checkpoint")[20] ^= 1
+    save_checkpoint(files, META / "checkpoint", NOTHING_COVERED)
     files.content(DATA / segment_name(0))[ends[-1] - 1] ^= 1
     log = open_log(files)
     assert (log.last_index(), log.commit_index) == (indexes[-2], -1)
@@ -345,7 +348,8 @@ def test_state_found_at_a_start_survives_a_power_loss(attempt: int, checkpoint: 
     files.crash_at = None
     files.kill()
     if checkpoint == "damaged":
-        files.replace(META / "checkpoint", b"")
+        for path in copies(META / "checkpoint"):
+            files.replace(path, b"")
     found = open_log(files)
     hard_state, last_index = found.hard_state, found.last_index()
     files.crash(keep=0.0)

@@ -29,6 +29,7 @@ from dledger_core.storage.files.meta_files import (
     verification_reason,
 )
 from dledger_core.storage.files.segments import Segments
+from dledger_core.storage.files.twin_file import copies
 from tests.storage.sample import DATA, INDEX, META, Sample
 from tests.support.faulty_files import Crash, FaultyFile, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, read_all
@@ -224,6 +225,39 @@ class UnreadableSector(FaultyFiles):
         return file
 
 
+class UnreadableData(FaultyFiles):
+    """A disk that takes writes and returns errors for all reads of data files from some moment on."""
+
+    def __init__(self, files: FaultyFiles) -> None:
+        super().__init__()
+        self.names, self.directories, self.broken = files.names, files.directories, False
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> FaultyFile:
+        file = super().open(path, write=write, create=create)
+        read = file.pread
+
+        def pread(length: int, offset: int) -> bytes:
+            if self.broken and path.parent == DATA:
+                raise OSError(errno.EIO, "Input/output error", str(path))
+            return read(length, offset)
+
+        file.pread = pread  # type: ignore[method-assign]
+        return file
+
+
+@pytest.mark.parametrize("index", [0, 17])
+def test_repair_on_disk_that_fails_all_reads_is_a_failed_disk(store: Sample, index: int) -> None:
+    store.files = files = UnreadableData(store.files)
+    log = store.open()
+    files.broken = True
+    damage = log.damage_near(index)
+    assert damage is not None
+    with pytest.raises(DiskFailedError):
+        log.write_back(damage, fetch(damage), LAST)
+    with pytest.raises(DiskFailedError):
+        log.persist(None, None, [])
+
+
 def test_find_reports_sector_that_disk_cannot_read(store: Sample) -> None:
     base = INTACT.positions[40] // 2048 * 2048
     store.files = UnreadableSector(store.files, DATA / segment_name(base), 1)
@@ -321,7 +355,7 @@ def test_repair_ignores_the_damaged_term_of_a_neighbor(store: Sample, neighbour:
 
 @pytest.mark.parametrize("lost", ["nothing", "rows", "last row"])
 def test_find_without_checkpoint_trusts_the_last_row(store: Sample, lost: str) -> None:
-    remove(store, META / "checkpoint")
+    remove(store, *copies(META / "checkpoint"))
     zero_sector(store, INTACT.positions[20])
     if lost == "rows":
         remove(store, *store.content(INDEX))
@@ -503,7 +537,7 @@ def test_open_log_is_repaired_while_it_serves(store: Sample) -> None:
 
 def test_killed_repair_of_an_open_log_leaves_damage_and_no_torn_tail(store: Sample) -> None:
     """A checkpoint covers all entries before the first of them is repaired."""
-    save_hard_state(store.files, STORE, HardState(Term(5), None))
+    save_hard_state(store.files, LAYOUT, HardState(Term(5), None))
     log = store.open()
     append(log, [b"after the checkpoint"] * 4, term=3)
     last, intact = log.last_index(), store.clone().open()
@@ -601,7 +635,7 @@ def test_damaged_blank_is_found_and_repaired(store: Sample, byte: int) -> None:
 def test_repair_marks_recovering_voter_before_repairing_damaged_end(
     store: Sample, first: int, last: int, lost: bool, term: int
 ) -> None:
-    save_hard_state(store.files, STORE, HardState(Term(term), None))
+    save_hard_state(store.files, LAYOUT, HardState(Term(term), None))
     for index in range(first, last + 1):
         store.record(index)[3] ^= 0xFF
     before = store.content(DATA)
@@ -615,17 +649,17 @@ def test_repair_marks_recovering_voter_before_repairing_damaged_end(
 
 def test_recovering_marker_needs_the_nodes_term(store: Sample) -> None:
     store.record(LAST)[0] ^= 0xFF
-    remove(store, STORE / "currterm")
-    with open_repair(store) as repairing, pytest.raises(CorruptRecordError, match="currterm"):
+    remove(store, *copies(META / "hard-state"))
+    with open_repair(store) as repairing, pytest.raises(CorruptRecordError, match="hard-state"):
         repairing.mark_recovering_if_end_is_lost(repairing.find())
 
 
 @pytest.mark.parametrize("found", [NUMBER_MAX, NUMBER_MAX + 1, (1 << 63) - 1, None])
 def test_term_is_set_above_the_entries_and_without_a_vote(store: Sample, found: int | None) -> None:
     if found is None:
-        remove(store, STORE / "currterm")
+        remove(store, *copies(META / "hard-state"))
     else:
-        save_hard_state(store.files, STORE, HardState(Term(found), NodeId("n1")))
+        save_hard_state(store.files, LAYOUT, HardState(Term(found), NodeId("n1")))
     last_term = INTACT.clone().open().term_ranges()[-1].term
     with open_repair(store) as repairing:
         for refused in (0, last_term, NUMBER_MAX):
@@ -637,7 +671,7 @@ def test_term_is_set_above_the_entries_and_without_a_vote(store: Sample, found: 
 
 
 def test_repaired_replica_is_a_recovering_voter_after_its_quarantine(store: Sample) -> None:
-    save_hard_state(store.files, STORE, HardState(Term(7), None))
+    save_hard_state(store.files, LAYOUT, HardState(Term(7), None))
     log = store.open()
     log.quarantine("two leaders")
     log.quarantine("a later reason")
@@ -651,7 +685,7 @@ def test_repaired_replica_is_a_recovering_voter_after_its_quarantine(store: Samp
 
 
 def test_missing_last_files_make_a_recovering_voter(store: Sample) -> None:
-    save_hard_state(store.files, STORE, HardState(Term(5), None))
+    save_hard_state(store.files, LAYOUT, HardState(Term(5), None))
     last = max(store.content(DATA))
     remove(store, last)
     assert repair(store) == [(INTACT.positions.index(int(last.name)), LAST + 1)]
@@ -670,7 +704,7 @@ def test_missing_last_files_make_a_recovering_voter(store: Sample) -> None:
 
 @pytest.mark.parametrize("byte", [*range(0, 40, 7), None])
 def test_damaged_recovering_marker_means_the_nodes_own_term(store: Sample, byte: int | None) -> None:
-    save_hard_state(store.files, STORE, HardState(Term(7), None))
+    save_hard_state(store.files, LAYOUT, HardState(Term(7), None))
     mark_recovering(store.files, LAYOUT, Term(5))
     marker = store.files.content(META / "recovering")
     if byte is None:

@@ -18,6 +18,7 @@ from dledger_core.raft.ready import HardState
 from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.check.repair import StoreRepair
+from dledger_core.storage.files.twin_file import copies
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 from dledger_core.storage.write.trim import LogStart
 from tests.storage.sample import DATA, META, Sample
@@ -270,12 +271,13 @@ def test_restart_without_a_known_previous_term(files: FaultyFiles) -> None:
     assert list(open_log(files).term_ranges()) == []
 
 
-def test_restarted_empty_store_needs_its_currterm(files: FaultyFiles) -> None:
+def test_restarted_empty_store_needs_its_hard_state(files: FaultyFiles) -> None:
     log = open_log(files)
     restart(log, start())
     log.close()
-    del files.names[STORE / "currterm"]
-    with pytest.raises(CorruptRecordError, match="currterm"):
+    for path in copies(META / "hard-state"):
+        del files.names[path]
+    with pytest.raises(CorruptRecordError, match="hard-state"):
         open_log(files)
 
 

@@ -3,7 +3,9 @@
 A write is durable only after ``datasync``, a new or removed name only after ``sync_dir``. ``crash`` draws, sector by
 sector, which of the other writes survive, and makes every open file useless; ``kill`` ends the program but not the
 machine, so the page cache stays. ``fail_at`` makes an operation raise EIO, and ``fail_more`` as many after it; as on
-Linux, pages whose sync failed are clean afterwards: they can be read, and no later sync makes them durable.
+Linux, pages whose sync failed are clean afterwards: they can be read, and no later sync makes them durable. The failure
+is reported once to each file that was open then, by its next sync, and to no file that is opened after the first report
+(``errseq`` of the kernel). ``fail_writeback`` is the same without a sync: the kernel writes back and fails.
 ``crash_at`` stops the program in the middle of an operation, possibly half done.
 """
 
@@ -13,7 +15,7 @@ import copy
 import errno
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dledger_core.storage.files.file_system import DiskSpace
@@ -30,6 +32,9 @@ class Inode:
         self.content = bytearray()
         self.durable = bytearray()
         self.pending: list[tuple[int, bytes | None]] = []  # (offset, data) or (size, None)
+        self.failures = 0
+        self.failure_errno = 0
+        self.reported = True  # the last failure, to some open file
 
     def write(self, offset: int, data: bytes) -> None:
         _write(self.content, offset, data)
@@ -47,12 +52,15 @@ class Inode:
                 _write(self.durable, offset, data)
         self.pending = []
 
-    def fail_sync(self) -> None:
+    def fail_sync(self, number: int) -> None:
         self.pending = []
+        self.failures += 1
+        self.failure_errno, self.reported = number, False
 
     def clone(self) -> Inode:
         twin = Inode()
         twin.content, twin.durable, twin.pending = bytearray(self.content), bytearray(self.durable), [*self.pending]
+        twin.failures, twin.failure_errno, twin.reported = self.failures, self.failure_errno, self.reported
         return twin
 
     def crash(self, chance: random.Random, keep: float) -> None:
@@ -69,6 +77,7 @@ class Inode:
                 at = stop
         self.content = bytearray(self.durable)
         self.pending = []
+        self.failures, self.reported = 0, True
 
 
 def _write(target: bytearray, offset: int, data: bytes) -> None:
@@ -88,7 +97,12 @@ class FaultyFile:
     def __init__(self, files: FaultyFiles, inode: Inode, path: Path) -> None:
         self._files, self._inode, self._path = files, inode, path
         self._generation = files.generation
+        self._failures_reported = inode.failures - (not inode.reported)
+        self._unsynced = False
         self.locked = False
+
+    def __del__(self) -> None:
+        self._note_close()
 
     def _live(self) -> Inode:
         if self._generation != self._files.generation:
@@ -107,15 +121,22 @@ class FaultyFile:
             inode.write(offset, data[: self._files.chance.randrange(len(data) + 1)])
             raise
         inode.write(offset, data)
+        self._unsynced = True
 
     def datasync(self) -> None:
         inode = self._live()
+        if self._files.before_sync is not None:
+            self._files.before_sync(self._path)
         try:
             self._files.operation("sync", self._path)
-        except OSError:
-            inode.fail_sync()
-            raise
-        inode.sync()
+        except OSError as error:
+            inode.fail_sync(error.errno or errno.EIO)
+        else:
+            inode.sync()
+        self._unsynced = False
+        if self._failures_reported < inode.failures:
+            self._failures_reported, inode.reported = inode.failures, True
+            raise OSError(inode.failure_errno, os.strerror(inode.failure_errno), str(self._path))
 
     def size(self) -> int:
         return len(self._live().content)
@@ -124,11 +145,19 @@ class FaultyFile:
         inode = self._live()
         self._files.operation("truncate", self._path)
         inode.truncate(size)
+        self._unsynced = True
 
     def next_data(self, offset: int) -> int:
         return min(offset, self.size())
 
+    def _note_close(self) -> None:
+        live = self._generation == self._files.generation and self._files.names.get(self._path) is self._inode
+        if self._unsynced and live and not self.locked:
+            self._files.closed_unsynced.append(self._path)
+        self._unsynced = False
+
     def close(self) -> None:
+        self._note_close()
         if self.locked and self._generation == self._files.generation:
             self._files.locks.discard(self._path)
 
@@ -149,6 +178,9 @@ class FaultyFiles:
         self.fail_more = 0
         self.fail_errno = errno.EIO
         self.crash_at: int | None = None
+        self.before_sync: Callable[[Path], None] | None = None
+        self.closed_unsynced: list[Path] = []
+        """Files that were closed with writes that they had not synced: a failure of these would be reported nowhere."""
 
     def operation(self, kind: str, path: Path) -> None:
         self.operations += 1
@@ -175,6 +207,10 @@ class FaultyFiles:
         self.generation += 1
         self.locks.clear()
 
+    def fail_writeback(self, path: Path) -> None:
+        """Lose the unsynced writes of a file."""
+        self.names[path].fail_sync(self.fail_errno)
+
     def kill(self) -> None:
         """End the program but not the machine: every write stays, synced or not."""
         self.generation += 1
@@ -199,7 +235,7 @@ class FaultyFiles:
             folder: [(path, inode and twin_of(inode)) for path, inode in changes]
             for folder, changes in self.pending_names.items()
         }
-        twin.directories, twin.log = set(self.directories), [*self.log]
+        twin.directories, twin.log, twin.closed_unsynced = set(self.directories), [*self.log], []
         return twin
 
     def content(self, path: Path) -> bytearray:

@@ -70,9 +70,9 @@ def publish(request: ConvertRequest, plan: Plan, state: ConversionState, files: 
     save_state(files, layout, state)
     last = state.next_index - 1
     commit = commit_index_of(plan, state)
-    save_hard_state(files, layout.root, plan.source.hard_state)
-    if state.position is not None:
-        save_checkpoint(files, layout.checkpoint, Checkpoint(last, commit, state.position))
+    save_hard_state(files, layout, plan.source.hard_state)
+    position = plan.start_position if state.position is None else state.position
+    save_checkpoint(files, layout.checkpoint, Checkpoint(last, commit, position))
     if plan.profile == "A":
         text = f"committedIndex={commit}\nendIndex={last}\n"
         files.replace(layout.root / "checkpoint", text.encode())

@@ -25,7 +25,7 @@ from dledger_core.storage.check.judge import BodyFormat
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.layout import Layout, LogMeta
-from dledger_core.storage.files.meta_files import read_properties, recovering_above
+from dledger_core.storage.files.meta_files import hard_state_file, read_properties, recovering_above
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.store_reader import StoreReader, open_store
 from dledger_core.storage.read.visibility import Outcomes
@@ -142,8 +142,8 @@ class ConversionSource:
         log = self.log
         notes = []
         for finding in log.verify().findings if log is not None else ():
-            if self.continued_by_java and Path(finding.path).name == "log.json":
-                continue  # hidden from the reader, which reads the store as Java does
+            if self.continued_by_java and Path(finding.path).name in ("log.json", "hard-state"):
+                continue  # hidden from the reader, which reads the store as Java does; or older than Java's own
             if finding.kind == "INDEX_MISMATCH":
                 between = f"{finding.start} to {finding.end - 1}"
                 notes.append(f"the index differs from the data for entries {between}; the data is used")
@@ -366,13 +366,17 @@ def _check_joins(reader: StoreReader, classic: ClassicPart) -> None:
 def _hard_state(files: Files, layout: Layout, reader: StoreReader) -> HardState:
     """Return term and vote; the term is at least that of every entry and of Java's files.
 
-    Java deletes ``currterm`` before it renames the new one, so a crash can leave only the copies.
+    Java deletes ``currterm`` before it renames the new one, so a crash can leave only the copies. A native store has
+    its own file, which is older if Java continued the store.
     """
     last = max((int(each.term) for each in reader.term_ranges()), default=0)
+    native = hard_state_file(layout.hard_state).load(files).value
     found = read_properties(files, layout.root / "currterm") or {}
     term, vote = _number(found.get("currTerm")), found.get("voteLeader")
     spare = read_properties(files, layout.root / "currterm.tmp") or {}
-    highest = max(last, term, _number(spare.get("currTerm")))
+    highest = max(last, term, _number(spare.get("currTerm")), 0 if native is None else native.term)
+    if native is not None and native.term == highest:
+        return native
     return HardState(Term(highest), NodeId(vote) if vote and term == highest else None)
 
 

@@ -16,6 +16,7 @@ from dledger_core.server.maintenance.repair import EventLoopRepairs, PeerRecords
 from dledger_core.server.replica.peers import Members
 from dledger_core.server.replica.replica import Replica
 from dledger_core.storage.check.damage import Damage
+from dledger_core.storage.files.segments import read_failure
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,6 +94,9 @@ class LiveRepairs:
                     )
             except DLedgerError as error:
                 _LOG.error("repair failed: group=%s index=%d error=%s", replica.group, index, error)
+                if isinstance(error, CorruptRecordError) and (failure := read_failure(error)) is not None:
+                    replica.run_on_disk(partial(log.stop_on, failure))
+                    return
                 await environment.sleep(self._limits.repair_retry_s)
 
     async def _transfer_leadership(self, replica: Replica) -> None:

@@ -17,7 +17,14 @@ from typing import Any, Protocol, TypeVar
 
 from dledger_core import control
 from dledger_core.config import LIMITS, Limits, RaftConfig
-from dledger_core.errors import DLedgerError, NotLeaderError, ProposalDroppedError, ProtocolError, invariant
+from dledger_core.errors import (
+    DiskFailedError,
+    DLedgerError,
+    NotLeaderError,
+    ProposalDroppedError,
+    ProtocolError,
+    invariant,
+)
 from dledger_core.ids import NO_INDEX, Index, NodeId
 from dledger_core.raft import (
     Batch,
@@ -310,6 +317,8 @@ class Replica:
     def _fail(self, error: BaseException) -> None:
         if not self._failed:
             _LOG.critical("replica stopped: group=%s node=%s error=%s", self.group, self.node_id, error)
+            if isinstance(error, DiskFailedError) and (message := self.raft.successor()) is not None:
+                self._send(self.group, message)  # the core is intact, and needs no disk for this
             self.stop(error)
             self._on_failed(error)
 

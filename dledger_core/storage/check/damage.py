@@ -236,8 +236,9 @@ def damage_near(
 
     cursor = ScanCursor(first[1], first[0])
     for at in range(min(near, end[0]) - 1, max(first[0], near - _ROWS_PER_STEP) - 1, -1):
-        row = index.read(at, at + 1)[0]
-        header = reader.header_at(int(row["position"]))
+        row, header = index.read(at, at + 1)[0], None
+        with contextlib.suppress(CorruptRecordError):
+            header = reader.header_at(int(row["position"]))
         if header is not None and row.tolist() == (header.magic, int(row["position"]), header.size, at, header.term):
             cursor = ScanCursor(int(row["position"]), at)
             break

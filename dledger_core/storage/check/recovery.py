@@ -2,14 +2,16 @@
 
 Records that the checkpoint covers are only sampled (the first one of each segment, the last durable one), so that a
 start does not read the whole log; every record after them is judged. Damage is reported and nothing is changed. A torn
-tail is truncated after the last complete batch. Index rows that lack their record's place are rewritten from the data,
-once the records are known to reach the end that the checkpoint covers; a row that contradicts its record is damage.
+tail is truncated after the last complete batch. A recovering voter keeps it, because it may be damaged and not torn:
+the log ends before it, and the first append removes it. Index rows that lack their record's place are rewritten from
+the data, once the records are known to reach the end that the checkpoint covers; a row that contradicts its record is
+damage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NUMBER_MAX
@@ -36,6 +38,7 @@ class RecoveredEnd:
         position: end of the last record.
         term: term of the last entry; 0 if there is none.
         time_ms: append time of the last entry; 0 if unknown.
+        written_end: end of a tail that was kept after ``position``; 0 if there is none.
     """
 
     first_index: int
@@ -43,6 +46,7 @@ class RecoveredEnd:
     position: int
     term: int
     time_ms: int
+    written_end: int = 0
 
 
 def truncate_tail(data: Segments, position: int, written_end: int) -> None:
@@ -63,6 +67,15 @@ def truncate_tail(data: Segments, position: int, written_end: int) -> None:
         stop = start
 
 
+def truncate_rows(index: IndexFile, last_index: int) -> None:
+    """Zero the rows after entry ``last_index`` and remove later files."""
+    segments = index.segments
+    if segments.bases:
+        segments.fill_up(segments.bases[-1])
+        written_end = segments.written_end((last_index + 1) * INDEX_RECORD_BYTES)
+        index.truncate(last_index + 1, -(-written_end // INDEX_RECORD_BYTES))
+
+
 def missing_start(data: Segments, meta: LogMeta) -> int | None:
     """Return the position of the first record if its segment is missing.
 
@@ -81,12 +94,15 @@ def wrong_sizes(data: Segments) -> Iterator[tuple[int, int]]:
 
 
 class _Recovery:
-    def __init__(self, reader: RecordReader, index: IndexFile, meta: LogMeta, unsynced_bytes_max: int) -> None:
+    def __init__(
+        self, reader: RecordReader, index: IndexFile, meta: LogMeta, unsynced_bytes_max: int, *, keep_tail: bool
+    ) -> None:
         self.reader = reader
         self.data = reader.data
         self.index = index
         self.meta = meta
         self.unsynced_bytes_max = unsynced_bytes_max
+        self.keep_tail = keep_tail
 
     def run(self, checkpoint: Checkpoint | None) -> RecoveredEnd:
         if not self.data.bases:
@@ -280,12 +296,14 @@ class _Recovery:
                 position = int(block.positions[at]) + last.size
                 end = RecoveredEnd(end.first_index, block.first_index + at, position, last.term, last.time_ms)
         written_end = self.data.written_end(end.position)
+        if self.keep_tail and written_end > end.position:
+            return replace(end, written_end=written_end)
         stop = scanner.stop
         if stop is not None and self._verdict(stop, cursor.position, written_end) is Verdict.DAMAGED:
             raise corrupt(self.data, stop)
         self.data.fill_up(self.data.bases[-1])
         truncate_tail(self.data, end.position, written_end)
-        self._wipe_index(end.last_index)
+        truncate_rows(self.index, end.last_index)
         return end
 
     def _verdict(self, stop: ScanStop, covered_end: int, written_end: int) -> Verdict:
@@ -296,13 +314,6 @@ class _Recovery:
             unsynced_bytes_max=self.unsynced_bytes_max,
         )
 
-    def _wipe_index(self, last_index: int) -> None:
-        segments = self.index.segments
-        if segments.bases:
-            segments.fill_up(segments.bases[-1])
-            written_end = segments.written_end((last_index + 1) * INDEX_RECORD_BYTES)
-            self.index.truncate(last_index + 1, -(-written_end // INDEX_RECORD_BYTES))
-
 
 def recover(
     reader: RecordReader,
@@ -311,13 +322,22 @@ def recover(
     checkpoint: Checkpoint | None,
     *,
     unsynced_bytes_max: int,
+    keep_tail: bool = False,
 ) -> RecoveredEnd:
     """Truncate a torn tail, correct the index and return both ends of the log.
+
+    Args:
+        reader: the store.
+        index: its index.
+        meta: its identity.
+        checkpoint: covers the durable entries; None = both copies are lost, or the store is new.
+        unsynced_bytes_max: a bad record further from the last written byte is damage.
+        keep_tail: leave the bytes after the last complete batch as they are (a recovering voter).
 
     Raises:
         CorruptRecordError: the store is damaged; no data was changed.
     """
-    end = _Recovery(reader, index, meta, unsynced_bytes_max).run(checkpoint)
+    end = _Recovery(reader, index, meta, unsynced_bytes_max, keep_tail=keep_tail).run(checkpoint)
     # Records found here count as durable from now on, but a process that was killed may never have synced them. A sync
     # alone is not enough: a failed one has marked the pages clean, and the marker of the failure may be lost too.
     known, rows = 0, 0

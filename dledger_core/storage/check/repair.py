@@ -8,6 +8,8 @@ the majority. Nothing is ever truncated.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,17 +40,17 @@ from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, lo
 from dledger_core.storage.files.meta_files import (
     clear_needs_verification,
     clear_recovering,
+    hard_state_file,
     load_checkpoint,
     load_hard_state,
     mark_recovering,
-    read_properties,
     recovering_above,
     rewrite_unconfirmed,
     save_hard_state,
     verification_reason,
 )
 from dledger_core.storage.files.quarantine import end_quarantine, quarantine_reason
-from dledger_core.storage.files.segments import Segments
+from dledger_core.storage.files.segments import Segments, read_failure
 from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.write.trim import end_interrupted
 
@@ -79,7 +81,26 @@ def write_back(
 
     Raises:
         CorruptRecordError: the records do not fit; nothing was written.
+        OSError: the disk failed: it cannot read the neighbors either, or returns other bytes than were written.
     """
+    try:
+        left = _write_fitting(reader, index, damage, records, commit_index)
+    except CorruptRecordError as error:
+        if (failure := read_failure(error)) is not None:
+            raise failure from error
+        raise
+    try:
+        at = damage.start
+        while records is not None and at < damage.start + records.count:
+            at = Index(at + reader.read(at, damage.start + records.count, records.nbytes).count)
+    except CorruptRecordError as error:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), damage.path) from error
+    return left
+
+
+def _write_fitting(
+    reader: RecordReader, index: IndexFile, damage: Damage, records: Records | None, commit_index: int
+) -> Damage | None:
     data = reader.data
     if records is None or not records.count:
         if damage.start < damage.end:
@@ -98,9 +119,6 @@ def write_back(
     data.sync(sorted(touched))  # before the rows: a crash must not tear a record and its row
     index.write(damage.start, index_records(records))
     index.sync(damage.start, stop)
-    at = damage.start
-    while at < stop:
-        at = Index(at + reader.read(at, stop, records.nbytes).count)
     if stop == damage.end:
         return None
     left = damage.position + damage.length - end
@@ -265,7 +283,7 @@ class StoreRepair:
             CorruptRecordError: the node's term is unknown.
             DiskFailedError: a write failed.
         """
-        term = load_hard_state(self._files, self._layout.root, last_term=0).term
+        term = load_hard_state(self._files, self._layout, last_term=0).term
         with self._writing():
             mark_recovering(self._files, self._layout, term)
             end_quarantine(self._files, self._layout)
@@ -274,7 +292,7 @@ class StoreRepair:
     def recovering_above(self) -> Term | None:
         """See ``recovering_above``."""
         with contextlib.suppress(CorruptRecordError):
-            term = load_hard_state(self._files, self._layout.root, last_term=0).term
+            term = load_hard_state(self._files, self._layout, last_term=0).term
             return recovering_above(self._files, self._layout, term)
         return recovering_above(self._files, self._layout, NO_TERM)
 
@@ -306,7 +324,7 @@ class StoreRepair:
                 "choose a term above every term that the nodes logged, and set it on all of them",
             )
         with self._writing():
-            save_hard_state(self._files, self._layout.root, HardState(term, None))
+            save_hard_state(self._files, self._layout, HardState(term, None))
 
     def _last_term(self) -> int:
         """Return the term of the last index row, also of a torn tail; without one that of the entry before the log."""
@@ -386,6 +404,7 @@ class StoreRepair:
                 if base not in data.bases:
                     data.create(base)
                 data.fill_up(base)
+            data.sync(data.bases)
             data.sync_dir()
 
     def mark_recovering_if_end_is_lost(self, found: Sequence[Damage]) -> None:
@@ -399,8 +418,8 @@ class StoreRepair:
         """
         end = self._durable_end()
         if end is not None and any(damage.end >= end[0] for damage in found):
-            known = read_properties(self._files, self._layout.root / "currterm") is not None
-            term = load_hard_state(self._files, self._layout.root, last_term=0 if known else 1).term
+            known = hard_state_file(self._layout.hard_state).load(self._files).exists
+            term = load_hard_state(self._files, self._layout, last_term=0 if known else 1).term
             with self._writing():
                 mark_recovering(self._files, self._layout, term)
 

@@ -350,7 +350,7 @@ def start_findings(
                 message = "unexpected file; move it out of the store"
                 yield Finding("FOREIGN_FILE", "error", end, end, str(directory / name), Position(0), message)
     for load in (
-        lambda: load_hard_state(files, layout.root, last_term or meta.previous_term or 0),
+        lambda: load_hard_state(files, layout, last_term or meta.previous_term or 0),
         lambda: load_tables(files, layout, meta),
     ):
         try:

@@ -40,6 +40,7 @@ _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "commitlog_prefix": (str, NoneType),
 }
 _META_LEFTOVERS = frozenset({"lock", "log.json.tmp"})
+_NATIVE_NAMES = frozenset({"checkpoint", "checkpoint.2", "hard-state", "hard-state.2", "tables"})
 _JAVA_NAMES = frozenset({"data", "index", "currterm", "checkpoint"})
 
 
@@ -179,6 +180,16 @@ class Layout:
         return self.meta / "checkpoint"
 
     @property
+    def hard_state(self) -> Path:
+        """Term and vote."""
+        return self.meta / "hard-state"
+
+    @property
+    def currterm(self) -> Path:
+        """Copy of term and vote for Java; never read by a node."""
+        return self.root / "currterm"
+
+    @property
     def tables(self) -> Path:
         """Snapshot of the tables that are derived from the log."""
         return self.meta / "tables"
@@ -297,7 +308,7 @@ def lacks_identity(files: Files, layout: Layout) -> bool:
     """Whether a store is native by its other files and its records, but has lost ``meta/log.json``."""
     if files.read(layout.log_meta) is not None:
         return False
-    if set(files.listdir(layout.meta) or ()) & {"checkpoint", "tables"}:
+    if set(files.listdir(layout.meta) or ()) & _NATIVE_NAMES:
         return True
     header = _first_header(files, layout.data)
     # Java writes zeros where native records have flags, append time and CRC.

@@ -1,7 +1,8 @@
 """The small files of a store: hard state, checkpoint and the two markers. Each is replaced atomically and durably.
 
 A file in ``meta/`` is a JSON map with a CRC (``file_system.write_checked``), like the store's identity in
-``layout``. ``currterm`` has DLedger's own text form, so that Java can read it.
+``layout``. Hard state and checkpoint have two copies (``twin_file``). ``currterm`` repeats the hard state in DLedger's
+own text form, so that Java can read it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, NUMBER_MAX, NodeId, Term
@@ -19,12 +20,12 @@ from dledger_core.raft.ready import HardState
 from dledger_core.record import INDEX_RECORD_BYTES
 from dledger_core.storage.files.file_system import Files, read_checked, remove_durably, write_checked
 from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.twin_file import TwinFile, copies
 
 if TYPE_CHECKING:
     from dledger_core.storage.files.segments import Segments
 
 _LOG = logging.getLogger(__name__)
-_TERM_DIGITS_MAX: Final = 18
 
 
 # --- checkpoint ---------------------------------------------------------------------------------------------------
@@ -35,7 +36,8 @@ class Checkpoint:
     """``meta/checkpoint``: a lower bound on the durable and the committed entries, written lazily.
 
     Any value ever found here is a valid lower bound: the file is lowered, durably, before a truncation that goes below
-    it. So a bad record at or below ``durable_index`` is damage and never a torn tail. A damaged file counts as missing.
+    it. So a bad record at or below ``durable_index`` is damage and never a torn tail. A store that has lost both copies
+    cannot tell the two apart, and may have lost entries that it acknowledged: it is a recovering voter.
 
     Attributes:
         durable_index: the last entry known to be durable, data and index row.
@@ -48,21 +50,26 @@ class Checkpoint:
     position: int
 
 
-def load_checkpoint(files: Files, path: Path) -> Checkpoint | None:
-    """Return the checkpoint, or None if it is missing or damaged."""
-    fields = read_checked(files, path)
-    if (
-        not fields
-        or set(fields) != set(Checkpoint.__slots__)
-        or any(type(value) is not int or not NO_INDEX <= value <= NUMBER_MAX for value in fields.values())
-    ):
+def _parse_checkpoint(fields: dict[str, Any]) -> Checkpoint | None:
+    fits = all(type(value) is int and NO_INDEX <= value <= NUMBER_MAX for value in fields.values())
+    if set(fields) != set(Checkpoint.__slots__) or not fits:
         return None
     return Checkpoint(**fields)
 
 
+def checkpoint_file(path: Path) -> TwinFile[Checkpoint]:
+    """Return the twin file at ``Layout.checkpoint``."""
+    return TwinFile(path, _parse_checkpoint, asdict)
+
+
+def load_checkpoint(files: Files, path: Path) -> Checkpoint | None:
+    """Return the checkpoint, or None if no copy is valid."""
+    return checkpoint_file(path).load(files).value
+
+
 def save_checkpoint(files: Files, path: Path, checkpoint: Checkpoint) -> None:
     """Replace the checkpoint."""
-    write_checked(files, path, asdict(checkpoint))
+    checkpoint_file(path).save(files, checkpoint)
 
 
 # --- hard state ---------------------------------------------------------------------------------------------------
@@ -85,39 +92,50 @@ def read_properties(files: Files, path: Path) -> dict[str, str] | None:
         return {}
 
 
-def load_hard_state(files: Files, directory: Path, last_term: int) -> HardState:
+def _parse_hard_state(fields: dict[str, Any]) -> HardState | None:
+    term, vote = fields.get("term"), fields.get("voted_for")
+    if set(fields) != {"term", "voted_for"} or type(term) is not int or not 0 <= term <= NUMBER_MAX:
+        return None
+    if not isinstance(vote, str | None) or vote == "":
+        return None
+    return HardState(Term(term), None if vote is None else NodeId(vote))
+
+
+def hard_state_file(path: Path) -> TwinFile[HardState]:
+    """Return the twin file at ``Layout.hard_state``."""
+    return TwinFile(path, _parse_hard_state, asdict)
+
+
+def load_hard_state(files: Files, layout: Layout, last_term: int) -> HardState:
     """Return the saved term and vote; term 0 without a vote in a new store.
 
     Args:
         files: the file system.
-        directory: the store.
+        layout: the store.
         last_term: term of the log's last entry, which the node must have known.
 
     Raises:
-        CorruptRecordError: the file is missing, unusable or older than the log. A guess could let a node vote twice in
-            a term.
+        CorruptRecordError: no copy is valid, or the log is newer. A guess could let a node vote twice in a term.
     """
-    path = directory / "currterm"
-    pairs = read_properties(files, path)
-    if pairs is None and last_term <= 0:
+    found = hard_state_file(layout.hard_state).load(files)
+    state = found.value
+    if state is None and not found.exists and last_term <= 0 and read_properties(files, layout.currterm) is None:
         return HardState(Term(0), None)
-    term, vote = (pairs or {}).get("currTerm", ""), (pairs or {}).get("voteLeader", "")
-    usable = "voteLeader" in (pairs or {}) and term.isascii() and term.isdigit() and len(term) <= _TERM_DIGITS_MAX
-    if not (usable and last_term <= int(term) <= NUMBER_MAX):
+    if state is None or state.term < last_term:
         raise CorruptRecordError(
-            "the file is missing, incomplete, older than the log or has too high a term: the node's vote is unknown",
-            str(path),
-            "restore it, set a term that is too high with dledger repair --term, or remove the store and let the node "
-            "catch up as an empty one",
-            {"term": term[:40], "last_entry_term": last_term},
+            "both copies of the file are missing, damaged or older than the log, so the node's vote is unknown",
+            str(layout.hard_state),
+            "restore it, set a term with dledger repair --term, or remove the store: the node catches up",
+            {"term": None if state is None else state.term, "last_entry_term": last_term},
         )
-    return HardState(Term(int(term)), NodeId(vote) if vote else None)
+    return state
 
 
-def save_hard_state(files: Files, directory: Path, state: HardState) -> None:
-    """Replace ``currterm``."""
+def save_hard_state(files: Files, layout: Layout, state: HardState) -> None:
+    """Replace term and vote, then ``currterm``."""
+    hard_state_file(layout.hard_state).save(files, state)
     text = f"voteLeader={state.voted_for or ''}\ncurrTerm={state.term}\n"
-    files.replace(directory / "currterm", text.encode())
+    files.replace(layout.currterm, text.encode())
 
 
 # --- marker of a recovering voter ---------------------------------------------------------------------------------
@@ -204,7 +222,8 @@ def rewrite_unconfirmed(files: Files, layout: Layout, data: Segments, index: Seg
     checkpoint = load_checkpoint(files, layout.checkpoint)
     data.rewrite(checkpoint.position if checkpoint is not None else 0)
     index.rewrite((checkpoint.durable_index + 1) * INDEX_RECORD_BYTES if checkpoint is not None else 0)
-    for path in (layout.root / "currterm", layout.log_meta, layout.checkpoint, layout.tables):
+    twins = (*copies(layout.hard_state), *copies(layout.checkpoint))
+    for path in (*twins, layout.currterm, layout.log_meta, layout.tables):
         content = files.read(path)
         if content is not None:
             files.replace(path, content)

@@ -2,13 +2,16 @@
 
 Each file is named by the offset of its first byte, 20 decimal digits, and is created at its full size (sparse zeros).
 The first one need not start at 0; neighbors have no gap between them. One descriptor per file is opened on first use
-and stays open while the file is in the list: a new descriptor would not report a failed write of an earlier one.
+and stays open while the file is in the list: a new descriptor would not report a failed write of an earlier one. The
+kernel reports a failed write once per open file, so a thread that syncs next to the writer opens a file of its own
+(``preallocate``): otherwise it could receive the report that the writer's sync waits for.
 
 One thread writes; any thread reads. The list itself is replaced, never changed in place.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +28,11 @@ _CHUNK_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(_CHUNK_BYTES)
 
 
+def _write_zeros(file: File, start: int, stop: int) -> None:
+    for at in range(start, stop, _CHUNK_BYTES):
+        file.pwritev([memoryview(_ZEROS)[: min(_CHUNK_BYTES, stop - at)]], at)
+
+
 def _bases(names: Iterable[str], directory: Path, *, strict: bool) -> list[int]:
     bases = []
     for name in names:
@@ -33,6 +41,11 @@ def _bases(names: Iterable[str], directory: Path, *, strict: bool) -> list[int]:
         elif strict:
             raise StoreMismatchError(f"unexpected file {name!r}", str(directory), "move it out of the store")
     return sorted(bases)
+
+
+def read_failure(error: CorruptRecordError) -> OSError | None:
+    """Return the disk's error if the bytes could not be read at all, None if they were read and are damaged."""
+    return error.__cause__ if isinstance(error.__cause__, OSError) else None
 
 
 class Segments:
@@ -181,9 +194,24 @@ class Segments:
 
     def zero(self, start: int, stop: int) -> None:
         """Write zeros over [start, stop), inside one segment."""
-        for at in range(start, stop, _CHUNK_BYTES):
-            length = min(_CHUNK_BYTES, stop - at)
-            self.write(at, [memoryview(_ZEROS)[:length]])
+        offset = start % self.segment_bytes
+        _write_zeros(self._file(start - offset), offset, offset + stop - start)
+
+    def preallocate(self, start: int, stop: int) -> tuple[File, bool]:
+        """Write zeros over [start, stop), inside one segment, as far as the disk has space.
+
+        Returns:
+            An open file of its own with these writes, to be synced before it is closed, and whether all were written.
+        """
+        offset = start % self.segment_bytes
+        file = self._files.open(self.path(start), write=True)
+        try:
+            _write_zeros(file, offset, offset + stop - start)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return file, False
+        return file, True
 
     def rewrite(self, position: int, end: int | None = None) -> None:
         """Write all bytes from ``position`` to ``end`` again, as they are read; make them durable.

@@ -25,7 +25,7 @@ from dledger_core.record import (
     place,
     records_of,
 )
-from dledger_core.storage.check.recovery import truncate_tail
+from dledger_core.storage.check.recovery import RecoveredEnd, truncate_rows, truncate_tail
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.segments import Segments
 
@@ -49,10 +49,11 @@ def bounded(batches: Sequence[Batch], bytes_max: int) -> Iterator[Sequence[Batch
 class Appender:
     """Owned by the writer thread, except for ``preallocate``."""
 
-    def __init__(self, data: Segments, index: IndexFile, position: int, preallocate_bytes: int) -> None:
+    def __init__(self, data: Segments, index: IndexFile, end: RecoveredEnd, preallocate_bytes: int) -> None:
         self.data = data
         self.index = index
-        self.position = position
+        self.position = position = end.position
+        self._kept_end = end.written_end
         self._opened_at = position
         self._synced_bytes = 0
         self._preallocate_bytes = preallocate_bytes
@@ -64,6 +65,8 @@ class Appender:
 
     def append(self, batches: Sequence[Batch]) -> bool:
         """Write batches at the end of the log, and their index rows; return whether a data segment was created."""
+        if self._kept_end:  # its records could otherwise look like the next ones of a shorter log
+            self.truncate(self.position, batches[0].first_index)
         writes: list[tuple[int, list[Buffer]]] = []
         for batch in batches:
             self._plan(records_of(batch), writes)
@@ -135,16 +138,18 @@ class Appender:
         self.index.segments.sync(sorted(self._unsynced_index.intersection(self.index.segments.bases)))
         self._unsynced_index.clear()
 
-    def truncate(self, position: int, first_index: int, end_index: int) -> None:
-        """Remove everything from ``position`` on, durably, and the rows [first_index, end_index)."""
+    def truncate(self, position: int, first_index: int) -> None:
+        """Remove everything from ``position`` on, durably, a kept tail too, and the rows from ``first_index`` on."""
         invariant(position <= self.position, "truncation past the end", position=position, end=self.position)
-        written_end = self.position
+        written_end = max(self.position, self._kept_end)
         self.position = position
         with self._zero_lock:
             truncate_tail(self.data, position, written_end)
             self._zeroed_to = min(self._zeroed_to, self._segment_end(position))
+            self._kept_end = 0
         self._unsynced.intersection_update(self.data.bases)
-        self.index.truncate(first_index, end_index)
+        truncate_rows(self.index, first_index - 1)
+        self._unsynced_index.update(self.index.segments.bases[-1:])
 
     def restart(self, position: int) -> None:
         """Continue at ``position``, in files that do not exist yet."""
@@ -152,6 +157,7 @@ class Appender:
             self.data.forget()
             self.index.segments.forget()
             self.position = self._opened_at = self._zeroed_to = position
+            self._kept_end = 0
         self._unsynced.clear()
         self._unsynced_index.clear()
         self.unsynced_bytes = 0
@@ -169,22 +175,20 @@ class Appender:
         """Write and sync one chunk of zeros after the end of the log; return whether there is more to do.
 
         Safe during ``append``: nothing before ``_zeroed_to`` is ever zeroed, and a writer that writes past it moves
-        it first.
+        it first. A full disk is no error until a sync fails: zeros only make syncs faster, and entries may still fit.
         """
         with self._zero_lock:
             start, tail = self._zeroed_to, self.position
             stop = self._zero_stop(start)
-            if stop <= start or start < tail or not self.data.covers(start):
+            if stop <= start or start < tail or self._kept_end or not self.data.covers(start):
                 return False
-            self.data.zero(start, stop)
-            self._zeroed_to = stop
-        try:
-            self.data.sync([self.data.base_of(start)])
-        except FileNotFoundError:
-            if self.data.covers(start):
-                raise
-            return False  # it was deleted meanwhile
-        return stop < self._segment_end(start) and self._zero_stop(stop) > stop
+            file, complete = self.data.preallocate(start, stop)
+            if complete:
+                self._zeroed_to = stop
+        # Also after ENOSPC: this sync may get the kernel's report of a lost write of the log.
+        file.datasync()
+        file.close()
+        return complete and stop < self._segment_end(start) and self._zero_stop(stop) > stop
 
     def _zero_stop(self, start: int) -> int:
         """Return the end of the next chunk of zeros; ``start`` if none is due.

@@ -7,19 +7,19 @@ Three kinds of callers and their calls:
 * one writer thread persists (``persist``, ``save_checkpoint``, ``trim``), in the order of the Readys;
 * any thread reads durable entries.
 
-The first write or sync that fails is the last one: from then on the log rejects writes, because a failed sync leaves
-the contents of the disk unknown, and the kernel reports it only once. Reads continue.
+The first write or sync that fails is the last one, whichever thread asked for it and whatever the error is, a full disk
+too: from then on the log rejects writes, because a failed sync leaves the contents of the disk unknown, and the kernel
+reports it only once per open file. Reads continue.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import DiskFailedError, StoreMismatchError, invariant
@@ -38,9 +38,12 @@ from dledger_core.storage.files.layout import Layout, LogMeta, claim_store, refu
 from dledger_core.storage.files.meta_files import (
     Checkpoint,
     RecoveringMarker,
+    checkpoint_file,
+    hard_state_file,
     load_checkpoint,
     load_hard_state,
     mark_needs_verification,
+    mark_recovering,
     save_checkpoint,
     save_hard_state,
 )
@@ -60,7 +63,10 @@ class CommitLog(DurableLog):
 
     Attributes:
         clock_ms: returns the append time of a new batch, ms since the epoch.
+        preallocation_type: runs ``preallocate``; a simulation has no thread for it.
     """
+
+    preallocation_type: ClassVar[type[Preallocation]] = Preallocation
 
     def __init__(self, files: Files, layout: Layout, meta: LogMeta, config: StorageConfig, lock: File) -> None:
         self.config: Final = config
@@ -79,17 +85,31 @@ class CommitLog(DurableLog):
         index = Segments.load(files, layout.index, config.index_segment_bytes, write=True, gaps=True)
         self._index = IndexFile(index)
         self._reader = RecordReader(data, self._index, native_rules(meta))
+        hard_state_file(layout.hard_state).make_equal(files)
+        checkpoint_file(layout.checkpoint).make_equal(files)
         self._checkpoint = load_checkpoint(files, layout.checkpoint)
-        end = recover(self._reader, self._index, meta, self._checkpoint, unsynced_bytes_max=config.unsynced_bytes_max)
+        self._hard_state = load_hard_state(files, layout, 0)
+        if self._checkpoint is None and (data.bases or self._hard_state != HardState(Term(0), None)):
+            # Before recovery changes anything: the end is lost, although the files may not show it. A store without
+            # entries that never voted has acknowledged nothing.
+            mark_recovering(files, layout, self._hard_state.term)
+        self.recovering_marker: Final = RecoveringMarker(files, layout, self._hard_state.term)
+        end = recover(
+            self._reader,
+            self._index,
+            meta,
+            self._checkpoint,
+            unsynced_bytes_max=config.unsynced_bytes_max,
+            keep_tail=self.recovering_marker.above is not None,
+        )
         self.recovered: Final[RecoveredEnd] = end
         self._first_index, self._last_index = end.first_index, end.last_index
-        self._hard_state = load_hard_state(files, layout.root, end.term or meta.previous_term or 0)
-        self.recovering_marker: Final = RecoveringMarker(files, layout, self._hard_state.term)
+        load_hard_state(files, layout, end.term or meta.previous_term or 0)  # raises if it is older than the log
         recorded = self._checkpoint.commit_index if self._checkpoint is not None else NO_INDEX
         self._commit_index = min(max(recorded, end.first_index - 1), end.last_index)
-        self._appender = Appender(data, self._index, end.position, config.preallocate_bytes)
+        self._appender = Appender(data, self._index, end, config.preallocate_bytes)
         self._staging = Staging(config, StagedEnd(end.last_index + 1, end.position, end.time_ms), self._certain_end_of)
-        self._preallocation = Preallocation(self.preallocate)
+        self._preallocation = self.preallocation_type(self.preallocate)
 
     @classmethod
     def open(
@@ -249,7 +269,7 @@ class CommitLog(DurableLog):
                     term=hard_state.term,
                     stored=self._hard_state.term,
                 )
-                save_hard_state(self._files, self._layout.root, hard_state)
+                save_hard_state(self._files, self._layout, hard_state)
                 self._hard_state = hard_state
             if restart is not None:
                 self._restart(restart)
@@ -282,7 +302,7 @@ class CommitLog(DurableLog):
             self._preallocation.poke()
 
     def _truncate(self, index: int) -> None:
-        if index > (last := self._last_index):
+        if index > self._last_index:
             return
         invariant(
             index > self._commit_index,
@@ -296,7 +316,7 @@ class CommitLog(DurableLog):
         # Before the truncation: a checkpoint above the end of the log means damage.
         if self._checkpoint is not None and self._checkpoint.durable_index >= index:
             self._save(Checkpoint(index - 1, min(self._commit_index, index - 1), end.position))
-        self._appender.truncate(end.position, index, last + 1)
+        self._appender.truncate(end.position, index)
 
     def save_checkpoint(self, commit_index: int) -> None:
         """Record the durable and the committed end. Raises like ``persist``."""
@@ -418,6 +438,8 @@ class CommitLog(DurableLog):
             yield
         except OSError as error:
             raise self._fail(error) from error
+        if self._failure is not None:  # a sync of another thread failed meanwhile
+            raise self._failure
 
     def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
         """Replace damaged records; see ``repair.write_back``. Called by the writer thread."""
@@ -437,12 +459,17 @@ class CommitLog(DurableLog):
                 self._files, self._layout, f"{error.strerror or error} at {error.filename or 'a file'}"
             )
         self._failure = self._failure or DiskFailedError(
-            f"writing failed: {error.strerror or error}",
+            f"the disk failed: {error.strerror or error}",
             str(error.filename or self._layout.root),
             "check the disk, then start again; the store needs verification",
             {"errno": error.errno or 0},
         )
         return self._failure
+
+    def stop_on(self, error: OSError) -> None:
+        """Treat an error of a read like one of a write: the disk failed. Raises DiskFailedError."""
+        with self._writing():
+            raise error
 
     def reject_writes(self, error: BaseException) -> None:
         """Reject all writes, because the replica stopped: later state may be wrong. Any thread may call."""
@@ -465,8 +492,7 @@ class CommitLog(DurableLog):
         try:
             return self._appender.preallocate()
         except OSError as error:
-            if error.errno != errno.ENOSPC:  # preallocation only makes syncs faster: entries may still fit
-                self._fail(error)
+            self._fail(error)
             return False
 
     def checked(self) -> Self:

@@ -1,7 +1,8 @@
-"""The small files: currterm, log.json, checkpoint, tables with their control entries, the settings of a node."""
+"""The small files: hard state, log.json, checkpoint, tables with their control entries, the settings of a node."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from dledger_core.config import format_peers, parse_peers
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
 from dledger_core.ids import Index
 from dledger_core.storage import CommitLog
-from dledger_core.storage.files.layout import load_log_meta, save_log_meta
+from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
 from dledger_core.storage.files.meta_files import load_checkpoint, load_hard_state, save_checkpoint, save_hard_state
 from dledger_core.storage.read.visibility import Visibility
 from dledger_core.storage.tables.tables import LogTables
@@ -34,23 +35,23 @@ def files_with(path: Path, data: bytes) -> CountedFiles:
     return files
 
 
-def run_currterm(data: bytes) -> None:
-    """Input: the file."""
-    path = STORE / "currterm"
+def run_hard_state(data: bytes) -> None:
+    """Input: one copy; the other one is missing."""
+    layout = Layout(STORE)
+    path = layout.hard_state
     files = files_with(path, data)
     with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
         try:
-            state = load_hard_state(files, STORE, 3)
+            state = load_hard_state(files, layout, 3)
         except CorruptRecordError as error:
             expect(error.where == str(path) and bool(error.remedy), "the error does not say where", it=error)
             return
     expect(state.term >= 3, "a term below the log's", term=state.term)
-    lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
-    votes = [line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "voteLeader"]
-    expect(bool(votes), "a file that says nothing of a vote was taken for no vote")
-    expect((state.voted_for or "") == votes[-1], "another vote than the file's", vote=state.voted_for)
-    save_hard_state(files, STORE, state)
-    expect(load_hard_state(files, STORE, 3) == state, "the state changes when written again", it=state)
+    found = json.loads(data)
+    expect("voted_for" in found, "a file that says nothing of a vote was taken for no vote")
+    expect((state.voted_for, state.term) == (found["voted_for"], found["term"]), "another vote than the file's")
+    save_hard_state(files, layout, state)
+    expect(load_hard_state(files, layout, 3) == state, "the state changes when written again", it=state)
 
 
 def run_log_json(data: bytes) -> None:
@@ -83,14 +84,16 @@ def _open(files: CountedFiles, group: str, node_id: str) -> CommitLog:
 
 
 def run_checkpoint(data: bytes) -> None:
-    """Input: the file. A damaged one counts as absent; an accepted one is re-encoded to the same bytes."""
+    """Input: one copy; the other one is missing. A damaged one counts as absent."""
     path = META / "checkpoint"
     files = files_with(path, data)
     with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
         found = load_checkpoint(files, path)
     if found is not None:
         save_checkpoint(files, path, found)
-        expect(files.read(path) == data, "a damaged checkpoint was taken", it=found)
+        again = json.loads(files.read(path) or b"")
+        expect(again.keys() == json.loads(data).keys(), "a damaged checkpoint was taken", it=found)
+        expect(load_checkpoint(files, path) == found, "the checkpoint changes when written again", it=found)
 
 
 def run_tables(data: bytes) -> None:

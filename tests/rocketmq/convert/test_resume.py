@@ -16,6 +16,7 @@ from dledger_core.raft.ready import HardState
 from dledger_core.record import Columns, ProposedBatch
 from dledger_core.rocketmq.convert import ConvertRequest, Step, convert
 from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.files.twin_file import copies
 from tests.rocketmq.convert.stores import converted, request
 from tests.support.faulty_files import Crash, FaultyFiles
 
@@ -24,9 +25,14 @@ STATE = TARGET / "meta" / "converting.json"
 
 
 def bytes_of(files: FaultyFiles) -> dict[str, bytes]:
-    """Content of a complete store, without lock and state."""
+    """Content of a complete store, without lock and state, and without the number of writes of a twin file."""
     left_out = {"lock", "converting.json", "converting.json.tmp"}
-    return {str(path): bytes(inode.content) for path, inode in files.names.items() if path.name not in left_out}
+    found = {str(path): bytes(inode.content) for path, inode in files.names.items() if path.name not in left_out}
+    for path in (copy for name in ("hard-state", "checkpoint") for copy in copies(TARGET / "meta" / name)):
+        if str(path) in found:
+            fields = json.loads(found[str(path)])
+            found[str(path)] = repr([fields[key] for key in fields if key not in ("write", "crc32")]).encode()
+    return found
 
 
 @pytest.mark.slow

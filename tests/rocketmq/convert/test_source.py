@@ -13,7 +13,8 @@ import pytest
 from dledger_core import control
 from dledger_core.config import RECORD_BYTES_MAX, StorageConfig
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
-from dledger_core.ids import Term
+from dledger_core.ids import NodeId, Term
+from dledger_core.raft.ready import HardState
 from dledger_core.record import HEADER_BYTES
 from dledger_core.rocketmq import encode_messages, open_log_directory
 from dledger_core.rocketmq.convert.source import open_source
@@ -21,7 +22,7 @@ from dledger_core.rocketmq.store.commit_log import scan_records
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, save_log_meta
-from dledger_core.storage.files.meta_files import clear_recovering, mark_recovering
+from dledger_core.storage.files.meta_files import clear_recovering, mark_recovering, save_hard_state
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 from tests.jobs.broker_store import write_broker_store, write_commitlog
 from tests.rocketmq.convert.stores import (
@@ -372,6 +373,7 @@ def test_broker_continuation_sets_broker_end(tmp_path: Path) -> None:
     for end, expected in ((9, 9), (3, None)):  # the last six are the broker's own
         (store / "meta").mkdir(exist_ok=True)
         save_log_meta(OsFiles(), store / "meta" / "log.json", replace(meta, broker_end_index=end, foreign_end=end))
+        save_hard_state(OsFiles(), Layout(store), HardState(Term(0), NodeId("n0")))
         with open_log_directory(store) as opened:
             assert opened.broker_end == expected
         converted(store, tmp_path / f"dledger-{end}")
