@@ -25,9 +25,8 @@ import numpy.typing as npt
 from dledger_core import checksum
 from dledger_core.checksum import Buffer
 from dledger_core.errors import BadRequestError, CorruptRecordError
+from dledger_core.ids import NUMBER_MAX
 
-LOG_TIME_MAX: Final = 1 << 62
-"""Limit on a log time, in ms, so that it fits a heartbeat."""
 PARTS_MAX: Final = 16_000
 """Parts of one transaction: request, control entry and response fit their limits (1 MiB, 16,384 elements)."""
 
@@ -92,7 +91,7 @@ def log_time(fields: dict[str, Any]) -> int | None:
         CorruptRecordError: it is not a time.
     """
     found = fields.get("t")
-    if found is not None and (type(found) is not int or not 0 <= found <= LOG_TIME_MAX):
+    if found is not None and (type(found) is not int or not 0 <= found <= NUMBER_MAX):
         raise CorruptRecordError(f"a control entry has an impossible log time: {str(found)[:40]}")
     return found
 

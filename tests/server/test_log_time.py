@@ -9,14 +9,14 @@ import pytest
 from dledger_core import control
 from dledger_core.control import TransactionId
 from dledger_core.errors import CorruptRecordError, ProducerUnknownError
-from dledger_core.ids import Index
+from dledger_core.ids import NUMBER_MAX, Index
 from dledger_core.raft import Heartbeat
 from dledger_core.record import ProposedBatch
 from dledger_core.server.replica.log_time import LogTime, RunningTime
 from dledger_core.storage.tables.producers import EXPIRY_MS
 from dledger_core.storage.tables.tables import LogTables
 from tests.support.replica_group import Asker, HandDriven
-from tests.support.server_group import RAFT, STORAGE
+from tests.support.server_group import RAFT, STORAGE, ServerGroup, eventually
 
 MINUTE = 60_000
 DAY = 24 * 60 * MINUTE
@@ -191,6 +191,12 @@ def test_stalls_and_suspends_do_not_count() -> None:
     assert log_time.now_ms == 20 + 400 + 400 + 20
 
 
+async def test_log_time_of_running_nodes_advances_while_one_leads(tmp_path) -> None:
+    async with ServerGroup(tmp_path) as group:
+        times = [group.hosted(node).replica.log_time for node in group.nodes]
+        await eventually(lambda: min(log_time.now_ms for log_time in times) > 100, timeout_s=4.0)
+
+
 def test_log_time_never_falls_and_counts_in_office_only() -> None:
     running = [0]
     log_time = LogTime(lambda: running[0])
@@ -210,7 +216,7 @@ def test_log_time_never_falls_and_counts_in_office_only() -> None:
     assert log_time.now_ms == 1010
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, True, "1", 1 << 63])
+@pytest.mark.parametrize("value", [-1, 1.5, True, "1", NUMBER_MAX + 1])
 def test_impossible_log_time_is_rejected(value: object) -> None:
     with pytest.raises(CorruptRecordError):
         LogTables().apply(Index(0), 1000, control.pack({"t": value}))

@@ -59,12 +59,12 @@ MUTATIONS: Final = load()
 NAMED: Final = {mutation.name: mutation for mutation in MUTATIONS}
 LIKELY_SEEDS: Final = {
     "a read is answered by old echoes": 273,
-    "a recovering voter votes at once": 83,
+    "a recovering voter votes at once": 59,
     "a recovering voter trusts a leader of the same term": 23,
-    "the page cache after a failed sync is trusted": 64,
-    "a batch ends where a row is lost": 14,
+    "the page cache after a failed sync is trusted": 15,
+    "a batch ends where a row is lost": 7,
     "a snapshot install keeps the old tables": 33,
-    "recovered records are not synced": 37,
+    "recovered records are not synced": 120,
 }
 """The seed that failed when this was last tried, where it is not among the first ones. It is tried first."""
 
@@ -72,6 +72,8 @@ LIKELY_SEEDS: Final = {
 def mutate(directory: Path, mutation: Mutation) -> None:
     """Copy the code and its tests, and remove one guard from the copy."""
     shutil.copytree(ROOT / "dledger_core", directory / "dledger_core")
+    (directory / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "conftest.py", directory / "tests")  # it runs tests that are coroutines
     for room in ("client", "net", "raft", "record", "server", "sim", "storage", "support"):
         shutil.copytree(ROOT / "tests" / room, directory / "tests" / room)
     path = mutation.module(directory)
