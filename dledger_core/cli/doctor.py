@@ -35,6 +35,7 @@ from dledger_core.storage.files.quarantine import quarantine_reason
 
 _DELTA_JAR = f"*delta-spark_{SPARK_VERSION}_2.13*{DELTA_VERSION}.jar"
 _CONNECT_TIMEOUT_S = 2.0
+_TIMEOUT_MS = int(_CONNECT_TIMEOUT_S * 1000)
 _FREE_BYTES_MIN = 1 << 30
 _WITH_SPARK = "pip install 'dledger[spark]'"
 
@@ -88,6 +89,7 @@ def doctor(peers: str | None, self_id: str | None, directory: Path, output: Form
         *_quarantines(directory),
         *_group_size(nodes),
         *(_port_free(peer) if peer.node_id == self_id else _reachable(peer) for peer in nodes),
+        *_votes(nodes, peers or ""),
     ]
     show_rows([asdict(check) for check in checks], output)
     wrong = sum(check.result == "wrong" for check in checks)
@@ -238,10 +240,26 @@ def _reachable(peer: Peer) -> _Check:
     return _Check(what, "ok", f"{peer.address} responds")
 
 
+def _votes(nodes: tuple[Peer, ...], peers: str) -> Iterator[_Check]:
+    """Check that enough nodes vote in each group that the nodes host."""
+    if not nodes:
+        return
+    with contextlib.suppress(DLedgerError):
+        with Client(peers, timeout_ms=_TIMEOUT_MS) as client:
+            groups = client.groups()
+        for group in groups:
+            with Client(peers, group, timeout_ms=_TIMEOUT_MS) as client:
+                metadata = client.metadata()
+            if metadata.lacks_votes:
+                recovering = ", ".join(node.node_id for node in metadata.nodes if node.is_recovering)
+                remedy = f"start all nodes, then run dledger recover --group {group}"
+                yield _Check(f"votes in group {group}", "wrong", f"no leader, recovering: {recovering}", remedy)
+
+
 def _refusal(peer: Peer) -> DLedgerError | None:
     """Return why a node does not respond to a client, or None. A node that lacks the group does respond."""
     try:
-        with Client(f"{peer.node_id}-{peer.address}", timeout_ms=int(_CONNECT_TIMEOUT_S * 1000)) as client:
+        with Client(f"{peer.node_id}-{peer.address}", timeout_ms=_TIMEOUT_MS) as client:
             client.metadata()
     except UnknownGroupError:
         return None

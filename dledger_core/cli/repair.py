@@ -36,12 +36,6 @@ from dledger_core.storage.check.repair import StoreRepair
 @option("--group", metavar="NAME", help="Fail if the store belongs to another group.")
 @option("--dry-run", is_flag=True, help="Report damage without repairing it; safe while the node is running.")
 @option(
-    "--accept-loss",
-    is_flag=True,
-    help="Let a recovering node vote at once, for a group that has no majority without it. Entries that no voting node "
-    "has are lost.",
-)
-@option(
     "--term",
     type=int,
     metavar="N",
@@ -54,7 +48,6 @@ def repair(
     peers: str | None,
     group: str | None,
     dry_run: bool,
-    accept_loss: bool,
     term: int | None,
     output: Format,
 ) -> int:
@@ -73,8 +66,8 @@ def repair(
     can repair.
     """
     if term is not None:
-        if dry_run or accept_loss:
-            raise ConfigError("--term is given with --dry-run or --accept-loss", "", "set the term alone")
+        if dry_run:
+            raise ConfigError("--term is given with --dry-run", "", "set the term alone")
         with StoreRepair.open(directory, group=group) as store:
             store.set_term(Term(term))
         say(f"the term is {term} now, without a vote")
@@ -100,16 +93,12 @@ def repair(
         if quarantined is not None and not report.remaining:
             store.end_quarantine()
             say("the quarantine is over: the node follows, and a leader compares its log")
-        _report_recovering(store, accept_loss=accept_loss and not report.remaining)
+        _report_recovering(store)
         return EXIT_INCOMPLETE if report.remaining else EXIT_OK
 
 
-def _report_recovering(store: StoreRepair, *, accept_loss: bool) -> None:
-    above = store.recovering_above
-    if above is not None and accept_loss:
-        store.accept_loss()
-        say("the node votes at once; entries that it acknowledged after its end may be lost")
-    elif above is not None:
+def _report_recovering(store: StoreRepair) -> None:
+    if (above := store.recovering_above) is not None:
         say(f"the node is recovering: it votes again once it has a committed entry of a term above {above}")
 
 

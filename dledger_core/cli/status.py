@@ -58,7 +58,9 @@ def status(connection: Connection, watch: bool, output: Format) -> int:
     for node in metadata.nodes:
         if node.is_recovering:
             say(f"{node.node_id} lost the end of its log: it is recovering, and votes once a leader has sent the rest")
-    if metadata.leader_id is None:
+    if metadata.lacks_votes:
+        say("no leader: too many nodes are recovering; start all nodes, then run 'dledger recover'")
+    elif metadata.leader_id is None:
         elects = 2 * len(missing) < len(nodes)
         reason = "an election takes some seconds" if elects else "a majority of the nodes must be running and connected"
         say(f"no leader: {reason}")

@@ -129,6 +129,12 @@ class Metadata:
     log_uuid: str | None = None
     preferred_leaders: tuple[str, ...] = ()
 
+    @property
+    def lacks_votes(self) -> bool:
+        """Whether so many nodes are recovering that the others cannot elect a leader."""
+        recovering = sum(node.is_recovering for node in self.nodes)
+        return self.leader_id is None and recovering > 0 and 2 * (len(self.nodes) - recovering) <= len(self.nodes)
+
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:

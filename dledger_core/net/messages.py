@@ -321,6 +321,28 @@ class AtResponse:
     next_position: int = wire("next", "int", "position to continue from", low=0, default=0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverRequest:
+    """Ask a voter for the end of its log, or give a recovering voter its vote back."""
+
+    end: list[int] | None = wire(
+        "end", "list", "[term, index] of the last entry with which the node votes again; nil only asks", low=2, high=2,
+        accepts=all_of(int), default=None, optional=True,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverResponse:
+    """The end of a voter's log."""
+
+    is_recovering: bool = wire("is_recovering", "bool", "whether the node is a recovering voter")
+    last_term: int = wire("term", "int", "term of the last entry, -1 if the log is empty")
+    last_index: int = wire("index", "int", "index of the last entry")
+    leader: str | None = wire(
+        "leader", "str", "node id of a leader that is active, nil if there is none", optional=True
+    )
+
+
 METADATA: Final = table_of(MetadataRequest, Type.METADATA, error=BadRequestError)
 METADATA_OK: Final = table_of(MetadataResponse, Type.METADATA_OK)
 APPEND: Final = table_of(AppendRequest, Type.APPEND, "lengths u32 x n, CRCs u32 x n, bodies", error=BadRequestError)
@@ -347,10 +369,12 @@ AWAIT: Final = table_of(AwaitRequest, Type.AWAIT, error=BadRequestError)
 AWAIT_OK: Final = table_of(AwaitResponse, Type.AWAIT_OK)
 AT: Final = table_of(AtRequest, Type.AT, error=BadRequestError)
 AT_OK: Final = table_of(AtResponse, Type.AT_OK, "of messages: sizes u32 x n, then the messages")
+RECOVER: Final = table_of(RecoverRequest, Type.RECOVER, error=BadRequestError)
+RECOVER_OK: Final = table_of(RecoverResponse, Type.RECOVER_OK)
 
 TABLES: Final[tuple[Table[Any], ...]] = (
     METADATA, METADATA_OK, APPEND, APPEND_OK, READ, READ_OK, TIME, TIME_OK, PRODUCER, PRODUCER_OK, TRANSACTION,
     TRANSACTION_OK, DIGEST, DIGEST_OK, TRANSFER, TRANSFER_OK, WATCH, WATCH_OK, GROUPS, GROUPS_OK, DESCRIBE, DESCRIBE_OK,
-    AWAIT, AWAIT_OK, AT, AT_OK,
+    AWAIT, AWAIT_OK, AT, AT_OK, RECOVER, RECOVER_OK,
 )  # fmt: skip
 """All messages between clients and nodes, without hello and FAILURE."""

@@ -63,6 +63,8 @@ class Type(IntEnum):
     AWAIT_OK = 33
     AT = 34
     AT_OK = 35
+    RECOVER = 36
+    RECOVER_OK = 37
     VOTE = 40
     VOTE_OK = 41
     APPEND_ENTRIES = 42

@@ -45,6 +45,7 @@ class Status:
     commit_index: Index
     transferee: MemberId | None
     is_recovering: bool
+    has_active_leader: bool
     progress: dict[MemberId, ProgressStatus]
 
 
@@ -142,6 +143,10 @@ class RawNode:
         """Return the message that hands leadership over when this member must stop; changes nothing."""
         return leadership.successor(self._state)
 
+    def vote_again(self) -> None:
+        """End the recovery of a voter because a person decides that the lost entries, if any, stay lost."""
+        self._state.end_recovery()
+
     def campaign(self) -> None:
         """Start an election now; do nothing on a leader or a learner."""
         election.campaign(self._state)
@@ -197,6 +202,7 @@ class RawNode:
             commit_index=log.commit_index,
             transferee=state.transferee,
             is_recovering=state.is_recovering,
+            has_active_leader=state.has_active_leader,
             progress={
                 member: ProgressStatus(
                     progress.match_index,

@@ -124,8 +124,9 @@ class RaftState:
         self.transfer_campaign = False
         self.preferred_pause = 0
         # A sole voter has no peer that could know more of its log than it does.
-        self.recovering_above = None if configuration.is_sole_voter(member) else recovering_above
-        self.votes_again = False
+        alone = configuration.is_sole_voter(member)
+        self.recovering_above = None if alone else recovering_above
+        self.votes_again = alone and recovering_above is not None
         self.complete_to: Index | None = None
         self.messages: list[Message] = []
         self.persisted_messages: list[Message] = []
@@ -165,6 +166,12 @@ class RaftState:
         # Entries that a later leader has truncated since were not committed.
         complete = self.complete_to is not None and log.durable_index >= min(self.complete_to, log.last_index)
         if committed or complete:
+            self.end_recovery()
+
+    def end_recovery(self) -> None:
+        """Vote again, in a term that this member cannot have forgotten."""
+        above = self.recovering_above
+        if above is not None:
             invariant(self.term > above, "a recovering voter votes in a term that it may have forgotten", term=above)
             self.recovering_above = None
             self.votes_again = True

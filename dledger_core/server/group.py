@@ -192,7 +192,12 @@ class Group:
         if profile == "A" and config.retention.file_reserved_hours is not None:
             _LOG.warning("age limit ignored, profile A has no log time: group=%s remedy=retain-bytes", self.name)
         if (above := log.recovering_marker.above) is not None:
-            _LOG.warning("recovering voter, end of the log lost: group=%s above_term=%d", self.name, above)
+            _LOG.warning(
+                "recovering voter, end of the log lost: group=%s above_term=%d remedy=if the group stays without a "
+                "leader, run dledger recover",
+                self.name,
+                above,
+            )
         replica = Replica(
             group=self.name,
             node_id=config.self_id,

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from dledger_core.config import Peer
-from dledger_core.errors import UnreachableError
-from dledger_core.raft import Role
+from dledger_core.errors import BadRequestError, UnreachableError
+from dledger_core.raft import AppendEntries, Role
 from dledger_core.server.maintenance.repair import RepairReport, repair_store
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.layout import Layout
@@ -135,4 +135,26 @@ def test_repaired_node_does_not_elect_leader_without_acknowledged_entries(keep: 
     group.drop = lambda _: False
     group.tick(20)
     assert [group.lost(node) for node in group.members.values()] == [[], [], []]
+    assert victim.log.recovering_marker.above is None
+
+
+def test_vote_is_given_back_only_with_the_reported_end_and_without_leader() -> None:
+    group, leader, victim, late = with_unrecorded_entries()
+    lose_from(group, victim, 0.4)
+    repair(group, victim, leader)
+    victim = group.start(victim.node_id)
+    group.drop = lambda message: isinstance(message, AppendEntries) and message.target == victim.node_id
+    group.tick(LEADER_TICKS_MAX)  # its term deposes the leader once
+    leader = group.leader()
+    last_term, last_index = victim.replica.end
+    with pytest.raises(BadRequestError):
+        victim.replica.vote_again(last_term, last_index)  # it has an active leader
+    isolate(group, leader)
+    assert not elects(group, late, victim)
+    for replica, end in ((victim.replica, last_index - 1), (late.replica, late.replica.end[1])):
+        with pytest.raises(BadRequestError):
+            replica.vote_again(last_term, end)
+    assert not elects(group, late, victim)
+    victim.replica.vote_again(last_term, last_index)
+    assert elects(group, late, victim)
     assert victim.log.recovering_marker.above is None

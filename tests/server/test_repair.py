@@ -207,32 +207,32 @@ def test_recovering_voter_votes_again_after_leader_elected_without_it(tmp_path: 
         check_identical(cluster)
 
 
-def test_recovering_voter_keeps_group_without_majority_until_helped(tmp_path: Path) -> None:
+def test_two_recovering_voters_of_three_wait_until_recover(tmp_path: Path) -> None:
     with filled(tmp_path) as cluster:
-        cluster.kill("n1")
-        cluster.stop("n2")
-        cut_end(cluster.store_path("n2"))
+        for node in cluster.node_ids:
+            cluster.stop(node)
+        for node in ("n1", "n2"):
+            for path in (cluster.store_path(node) / "meta").glob("checkpoint*"):
+                path.unlink()
+        cluster.restart("n0")
         cluster.restart("n2")
         await_log(cluster, "n2", "end of the log lost")
+        recover = ["recover", "--peers", cluster.peers]
+        assert dledger(*recover).returncode == 3, "a voter does not answer"
+        cluster.restart("n1")
         with Client(cluster.peers) as client:
-            soon(lambda: [node.is_recovering for node in client.metadata().nodes] == [False, False, True])
-        told = dledger("status", "--peers", cluster.peers)
-        assert told.returncode == 1
-        assert "n2 lost the end of its log" in told.stderr
-        assert "no leader" in told.stderr
-        cluster.stop("n2")
-        assert mark_of(cluster, "n2").exists(), "not given back by a restart"
-        repair = ["repair", "--dir", str(cluster.store_path("n2")), "--peers", cluster.peers]
-        kept = dledger(*repair)
-        assert (kept.returncode, mark_of(cluster, "n2").exists()) == (0, True)
-        assert "votes again once it has a committed entry of a term above" in kept.stderr
-        given = dledger(*repair, "--accept-loss")
-        assert (given.returncode, mark_of(cluster, "n2").exists()) == (0, False)
-        assert "votes at once" in given.stderr
-        cluster.restart("n2")
+            soon(lambda: [node.is_recovering for node in client.metadata().nodes] == [False, True, True])
+        told, checked = dledger("status", "--peers", cluster.peers), dledger("doctor", "--peers", cluster.peers)
+        assert (told.returncode, checked.returncode) == (1, 1)
+        assert "dledger recover" in told.stderr
+        assert "dledger recover --group default" in checked.stdout
+        assert dledger(*recover, "--dry-run").returncode == 1
+        assert all(mark_of(cluster, node).exists() for node in ("n1", "n2"))
+        assert dledger(*recover).returncode == 0
         cluster.leader()
         fill(cluster, 5)
-        cluster.restart("n1")
+        soon(lambda: not any(mark_of(cluster, node).exists() for node in ("n1", "n2")))
+        assert dledger(*recover).returncode == 0, "nothing to do"
         check_identical(cluster)
 
 

@@ -268,8 +268,7 @@ def _open_store(
         raise CorruptRecordError(
             "the end of this log was lost, with entries that its node may have acknowledged",
             str(store),
-            "convert another node's store, or let this node catch up first; "
-            "'dledger repair --accept-loss' gives the entries up",
+            "convert another node's store, or let this node catch up first",
         )
     return ConversionSource(
         kind,

@@ -386,7 +386,16 @@ def open_checked(
         raise CorruptRecordError(
             f"the store needs verification ({why})", str(path), "it is verified and repaired from its peers"
         )
-    return log_type.open(path, group=group, node_id=config.self_id, config=config.storage, files=files).checked()
+    log = log_type.open(path, group=group, node_id=config.self_id, config=config.storage, files=files).checked()
+    if log.recovered.written_end and len(config.peers) == 1:
+        log.close()
+        raise CorruptRecordError(
+            "bytes after the last good record may be damaged entries, and the group has no other node",
+            str(path),
+            "restore the store, or save its entries with dledger export and start with an empty directory",
+            {"last_index": log.recovered.last_index, "position": log.recovered.position},
+        )
+    return log
 
 
 class StoreRepairs:

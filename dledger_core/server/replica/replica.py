@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from dledger_core import control
 from dledger_core.config import LIMITS, Limits, RaftConfig
 from dledger_core.errors import (
+    BadRequestError,
     DiskFailedError,
     DLedgerError,
     NotLeaderError,
@@ -25,7 +26,7 @@ from dledger_core.errors import (
     ProtocolError,
     invariant,
 )
-from dledger_core.ids import NO_INDEX, Index, NodeId
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId, Term
 from dledger_core.raft import (
     Batch,
     Configuration,
@@ -467,6 +468,30 @@ class Replica:
             hint,
             {"leader_id": leader, "group": self.group},
         )
+
+    @property
+    def end(self) -> tuple[Term, Index]:
+        """Term and index of the last entry, which elections compare."""
+        last_index = self.raft.last_index
+        term = self.raft.term_at(last_index)
+        return NO_TERM if term is None else term, last_index
+
+    def vote_again(self, last_term: int, last_index: int) -> None:
+        """Give a recovering voter its vote back (``dledger recover``).
+
+        Raises:
+            BadRequestError: it is not recovering, has a leader, or its log has another end.
+        """
+        status = self.raft.status()
+        if not status.is_recovering or status.has_active_leader or self.end != (last_term, last_index):
+            raise BadRequestError(
+                f"{self.node_id} is not a recovering voter without a leader whose log ends at index {last_index}",
+                f"group {self.group}",
+                "run dledger recover again",
+                {"last_term": self.end[0], "last_index": self.end[1], "leader_id": status.leader_id},
+            )
+        _LOG.warning("voting resumed by request: group=%s node=%s end=%d", self.group, self.node_id, last_index)
+        self._ask(self.raft.vote_again)
 
     @property
     def readable_end(self) -> Index:

@@ -338,6 +338,22 @@ class ClientService:
         )
         request.respond(messages.DIGEST_OK, response)
 
+    # --- recovery --------------------------------------------------------------------------------------------
+
+    def _recover(self, request: GroupRequest, message: messages.RecoverRequest) -> None:
+        replica = request.hosted.replica
+        if message.end is not None:
+            replica.vote_again(*message.end)
+        last_term, last_index = replica.end
+        status = replica.raft.status()
+        response = messages.RecoverResponse(
+            is_recovering=status.is_recovering,
+            last_term=last_term,
+            last_index=last_index,
+            leader=status.leader_id if status.has_active_leader else None,
+        )
+        request.respond(messages.RECOVER_OK, response)
+
     # --- leadership ------------------------------------------------------------------------------------------
 
     async def _watch(self, request: GroupRequest, message: messages.WatchRequest) -> None:
@@ -359,6 +375,7 @@ _AT_ONCE: Final[dict[int, tuple[Table[Any], _AtOnce]]] = {
     Type.APPEND: (messages.APPEND, ClientService._append),
     Type.METADATA: (messages.METADATA, ClientService._metadata),
     Type.PRODUCER: (messages.PRODUCER, ClientService._producer),
+    Type.RECOVER: (messages.RECOVER, ClientService._recover),
     Type.TRANSACTION: (messages.TRANSACTION, ClientService._transaction),
 }
 """Requests that are served, or queued, within the call that received them."""

@@ -39,7 +39,6 @@ from dledger_core.storage.files.index_file import IndexFile, contradiction
 from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, lock_store, open_identity, refuse
 from dledger_core.storage.files.meta_files import (
     clear_needs_verification,
-    clear_recovering,
     hard_state_file,
     load_checkpoint,
     load_hard_state,
@@ -295,15 +294,6 @@ class StoreRepair:
             term = load_hard_state(self._files, self._layout, last_term=0).term
             return recovering_above(self._files, self._layout, term)
         return recovering_above(self._files, self._layout, NO_TERM)
-
-    def accept_loss(self) -> None:
-        """Let the node vote again, although it may have acknowledged entries after the end of its log.
-
-        Raises:
-            DiskFailedError: the write failed.
-        """
-        with self._writing():
-            clear_recovering(self._files, self._layout)
 
     def set_term(self, term: Term) -> None:
         """Replace an unusable term, and forget the vote.
