@@ -244,6 +244,9 @@ class Limits:
         connection_unsent_bytes: responses that a client has not received, in bytes [8 MiB]; above it the node stops
             reading from the connection.
         connection_requests: requests of one connection in progress [1024]; more get BUSY.
+        client_frame_s: time from the start of a client's frame to its end [60 s].
+        client_unsent_s: time in which a client must receive some of its responses [30 s].
+        client_idle_s: time after which an unused connection of a client is closed [900 s]; above the longest request.
         large_responses_max: large responses of one connection in memory at once [4], of ``read_bytes`` each.
         retry_after_ms: pause that BUSY asks a client for [50 ms].
         link_queue_bytes: bytes queued for one peer [96 MiB]; messages beyond it are dropped, and Raft sends them again.
@@ -300,6 +303,9 @@ class Limits:
     connection_append_bytes: int = 64 << 20
     connection_unsent_bytes: int = 8 << 20
     connection_requests: int = 1024
+    client_frame_s: float = 60.0
+    client_unsent_s: float = 30.0
+    client_idle_s: float = 900.0
     large_responses_max: int = 4
     retry_after_ms: int = 50
     link_queue_bytes: int = 96 << 20

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dledger_core.checksum import Buffer
 from dledger_core.client.appends import AppendBatcher, columns_of
 from dledger_core.client.protocol import (
     READ_BYTES,
@@ -43,7 +44,7 @@ from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId, check_parts, column_crc
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
 from dledger_core.net import messages
-from dledger_core.net.codec import columns_payload
+from dledger_core.net.codec import columns_payload, parts_payload
 from dledger_core.net.frame import Frame
 from dledger_core.record import Columns, Fetch, Isolation
 
@@ -140,19 +141,19 @@ class NodeClient:
         self, transaction: TransactionId, parts: Sequence[Part], input_id: str = ""
     ) -> TransactionState:
         check_parts(parts)
-        rows = [[*map(int, part)] for part in parts]
-        return await self._transaction("commit", transaction, parts=rows, input_id=input_id or None)
+        payload = parts_payload(parts)
+        return await self._transaction("commit", transaction, *payload, count=len(parts), input_id=input_id or None)
 
     async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
         return await self._transaction("abort", transaction)
 
-    async def _transaction(self, op: str, key: TransactionId, **fields: Any) -> TransactionState:
+    async def _transaction(self, op: str, key: TransactionId, *payload: Buffer, **fields: Any) -> TransactionState:
         request = messages.TransactionRequest(operation=op, transaction=transaction_map(key), **fields)
-        return transaction_of(await self._to_leader(messages.TRANSACTION.encode(request, g=self.group)))
+        return transaction_of(await self._to_leader(messages.TRANSACTION.encode(request, g=self.group), *payload))
 
-    async def _to_leader(self, request: dict[str, Any]) -> Frame:
+    async def _to_leader(self, request: dict[str, Any], *payload: Buffer) -> Frame:
         """Send an idempotent request to the leader."""
-        return await self._requests.to_leader(request, idempotent=True)
+        return await self._requests.to_leader(request, *payload, idempotent=True)
 
     # --- reads --------------------------------------------------------------------------------------------------------
 

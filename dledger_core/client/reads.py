@@ -27,7 +27,7 @@ from dledger_core.errors import (
     UnsupportedError,
 )
 from dledger_core.net import messages
-from dledger_core.net.codec import parse_records
+from dledger_core.net.codec import parse_records, seen_payload
 from dledger_core.net.frame import Frame
 from dledger_core.record import (
     DESCRIPTIONS,
@@ -206,8 +206,9 @@ class Reader:
 
     async def wait_for_entries(self, seen: Mapping[str, int], wait_ms: int, isolation: str) -> frozenset[str]:
         """See ``OptionalOperations.wait_for_entries``."""
+        ends = {group: int(end) for group, end in seen.items()}
         message = messages.AwaitRequest(
-            seen={group: int(end) for group, end in seen.items()},
+            count=len(ends),
             isolation=wire_isolation(isolation),
             wait_ms=int(wait_ms),
         )
@@ -219,7 +220,9 @@ class Reader:
             return grown
 
         once = Timeouts(self._timeouts.request_s)
-        return await self._requests.to_any(messages.AWAIT.encode(message), decode, wait_s=wait_ms / 1000, timeouts=once)
+        return await self._requests.to_any(
+            messages.AWAIT.encode(message), decode, *seen_payload(ends), wait_s=wait_ms / 1000, timeouts=once
+        )
 
     async def describe(self, table: str, node: str | None) -> pa.RecordBatch:
         """Return a table of DESCRIPTIONS of a replica, page by page.

@@ -6,13 +6,14 @@ are safe for the core and the log.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from dledger_core.checksum import Buffer, crc32
-from dledger_core.errors import CorruptRecordError, ProtocolError
+from dledger_core.control import Part, check_parts
+from dledger_core.errors import BadRequestError, CorruptRecordError, ProtocolError
 from dledger_core.ids import NUMBER_MAX, Index, NodeId, Term
 from dledger_core.net.fields import Field, Table, str_field
 from dledger_core.net.frame import Frame, encode_frame
@@ -90,6 +91,52 @@ def parse_columns(payload: Buffer, n: int) -> Columns:
         values = {"bytes": len(view), "count": n, "lengths_sum": total}
         raise ProtocolError("body lengths do not add up", "columns", "", values)
     return Columns(lengths, np.frombuffer(view, "<u4", n, 4 * n), view[8 * n :])
+
+
+def parts_payload(parts: Sequence[Part]) -> list[Buffer]:
+    """Return the payload of a commit: its parts."""
+    return [np.array(parts, "<i8").tobytes()]
+
+
+def parse_parts(payload: Buffer, n: int) -> list[Part]:
+    """Return the ``n`` parts of a commit.
+
+    Raises:
+        BadRequestError: there are too many, or the payload has another length.
+    """
+    check_parts(range(n))
+    if len(payload) != 32 * n:
+        raise BadRequestError("the payload has another length than its parts", "parts", "", {"bytes": len(payload)})
+    return [Part(*row) for row in np.frombuffer(payload, "<i8").reshape(-1, 4).tolist()]
+
+
+def seen_payload(seen: Mapping[str, int]) -> list[Buffer]:
+    """Return the payload of AWAIT: the end of each group that the client has seen."""
+    names = [name.encode() for name in seen]
+    ends = np.array(list(seen.values()), "<i8").tobytes()
+    return [ends, np.array([len(name) for name in names], "<u4").tobytes(), *names]
+
+
+def parse_seen(payload: Buffer, n: int, groups_max: int) -> dict[str, int]:
+    """Return the end of each of ``n`` groups that a client has seen.
+
+    Raises:
+        BadRequestError: there are too many groups, or the lengths do not add up.
+    """
+    view = memoryview(payload)
+    if n > groups_max:
+        raise BadRequestError(f"AWAIT of more than {groups_max} groups", "", "ask for fewer groups", {"groups": n})
+    lengths = np.frombuffer(view[8 * n : 12 * n], "<u4") if len(view) >= 12 * n else np.zeros(0, "<u4")
+    ends_at = 12 * n + np.cumsum(lengths, dtype=np.int64)
+    if len(lengths) != n or (n and int(ends_at[-1]) != len(view)):
+        raise BadRequestError("the payload has another length than its groups", "seen", "", {"bytes": len(view)})
+    try:
+        names = [
+            str(view[end - size : end], "utf-8") for end, size in zip(ends_at.tolist(), lengths.tolist(), strict=True)
+        ]
+    except UnicodeDecodeError:
+        raise BadRequestError("the name of a group is not UTF-8", "seen", "use the names of groups") from None
+    return dict(zip(names, np.frombuffer(view[: 8 * n], "<i8").tolist(), strict=True))
 
 
 # --- tables of the Raft messages -----------------------------------------------------------------------------------

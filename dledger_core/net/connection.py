@@ -15,13 +15,25 @@ from typing import Any, Final, Protocol, cast
 
 from dledger_core.checksum import Buffer
 from dledger_core.errors import ConfigError, DLedgerError, ProtocolError, UnreachableError, error_from_wire
-from dledger_core.net.frame import Frame, FrameDecoder, encode_frame
+from dledger_core.net.deadlines import Deadlines, DeadlineWatch
+from dledger_core.net.fields import int_field
+from dledger_core.net.frame import LARGE_REQUESTS, Frame, FrameDecoder, encode_frame
 from dledger_core.net.hello import Hello, negotiate
 from dledger_core.net.log_bursts import BurstFilter
-from dledger_core.net.protocol import FRAME_BYTES_MAX, HELLO_BYTES_MAX, HELLO_TIMEOUT_S, PREFACE, Type
+from dledger_core.net.protocol import (
+    CLIENT_FRAME_BYTES_MAX,
+    CLIENT_HEADER_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    HELLO_BYTES_MAX,
+    HELLO_TIMEOUT_S,
+    PREFACE,
+    Type,
+)
 
 WRITE_HIGH_BYTES: Final = 4 << 20
 WRITE_LOW_BYTES: Final = 1 << 20
+CLIENT_WRITE_HIGH_BYTES: Final = 1 << 20
+CLIENT_WRITE_LOW_BYTES: Final = 256 << 10
 CLOSE_TIMEOUT_S: Final = 5.0
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds, seconds and count: an idle connection to a lost machine ends after half a minute."""
@@ -41,6 +53,16 @@ class Handler(Protocol):
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
         """The connection closed; called once, and only if hello had been accepted."""
+
+
+class ByteBudget(Protocol):
+    """Memory for what clients send."""
+
+    def take(self, nbytes: int) -> None:
+        """Take bytes; raise BusyError and take none if they do not fit."""
+
+    def give(self, nbytes: int) -> None:
+        """Give bytes back."""
 
 
 class ServerSide(Protocol):
@@ -65,8 +87,11 @@ class Connection(asyncio.BufferedProtocol):
         handler: Handler | None = None,
         hello_timeout_s: float,
         foreign: Callable[[], asyncio.Protocol] | None = None,
+        budget: ByteBudget | None = None,
     ) -> None:
         self._foreign = foreign
+        self._budget = budget
+        self._charged = 0
         self._other: asyncio.Protocol | None = None
         self._loop = asyncio.get_running_loop()
         self._server = server
@@ -88,6 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         self.features: frozenset[str] = frozenset()
         self.peer_address = ""
         self.received_bytes = 0
+        self.received_frames = 0
 
     def __repr__(self) -> str:
         state = "closed" if self.closed.done() else "closing" if self._closing else "open"
@@ -114,12 +140,22 @@ class Connection(asyncio.BufferedProtocol):
         return not self._closing
 
     @property
+    def is_inside_frame(self) -> bool:
+        """Whether a frame of the other side has begun and not ended."""
+        return self._decoder.is_inside_frame
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether this side reads from the socket."""
+        return not self._closing and self._transport.is_reading()
+
+    @property
     def write_buffer_bytes(self) -> int:
         """Bytes queued that the kernel has not taken yet."""
         return 0 if self.closed.done() else self._transport.get_write_buffer_size()
 
     async def drained(self) -> None:
-        """Wait while more than 4 MiB are queued; return at once otherwise, and when closed."""
+        """Wait while much is queued, for a node's client more than 1 MiB; return at once otherwise, and when closed."""
         if self._writable is not None and not self.closed.done():
             await asyncio.shield(self._writable)
 
@@ -201,6 +237,9 @@ class Connection(asyncio.BufferedProtocol):
             if not self._preface_done and not self._take_preface():
                 return
             while not self._closing and (frame := decoder.next_frame()) is not None:
+                self.received_frames += 1
+                if self._charged:
+                    self._give_back()  # the handler takes them again
                 if self._handler is not None and self.version:
                     self._handler.on_frame(self, frame)
                 else:
@@ -227,6 +266,7 @@ class Connection(asyncio.BufferedProtocol):
         """Complete all waiting futures and call the handler, once."""
         self._closing = True
         self._cancel_timer()
+        self._give_back()
         self.resume_writing()
         error = self._error or exc
         if self.closed.done():
@@ -306,8 +346,34 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_hello = theirs
         self.version, self.features = theirs.versions[0], theirs.features
         self._cancel_timer()
-        self._decoder.raise_limit(FRAME_BYTES_MAX)
+        if self._server is not None and theirs.role == "client":
+            self._decoder.raise_limit(
+                CLIENT_FRAME_BYTES_MAX,
+                header_bytes=CLIENT_HEADER_BYTES_MAX,
+                large_types=LARGE_REQUESTS,
+                admit=self._admit,
+            )
+            self._transport.set_write_buffer_limits(high=CLIENT_WRITE_HIGH_BYTES, low=CLIENT_WRITE_LOW_BYTES)
+        else:
+            self._decoder.raise_limit(FRAME_BYTES_MAX)
         self.accepted.set_result(None)
+
+    def _admit(self, header: dict[str, Any], nbytes: int) -> bool:
+        """Charge a client's large payload when its frame begins; if it does not fit, refuse the request."""
+        if self._budget is None:
+            return True
+        try:
+            self._budget.take(nbytes)
+        except DLedgerError as error:
+            self.send({"t": Type.FAILURE, "r": int_field(header, "r", 1), "e": error.to_wire()})
+            return False
+        self._charged = nbytes
+        return True
+
+    def _give_back(self) -> None:
+        if self._charged and self._budget is not None:
+            charged, self._charged = self._charged, 0
+            self._budget.give(charged)
 
     def _hello_late(self) -> None:
         self._refuse(ProtocolError("no hello in time", self.peer_address, "", {"seconds": self._hello_timeout_s}))
@@ -386,9 +452,14 @@ class Server(ServerSide):
         accept: Callable[[Hello], Hello],
         handler_for: Callable[[Connection], Handler],
         foreign: Callable[[], asyncio.Protocol] | None = None,
+        budget: ByteBudget | None = None,
+        deadlines: Deadlines | None = None,
     ) -> None:
         self._accept = accept
         self._foreign = foreign
+        self._budget = budget
+        self._deadlines = deadlines
+        self._look: asyncio.TimerHandle | None = None
         self._handler_for = handler_for
         self._listener: asyncio.Server | None = None
         self.port = 0
@@ -399,7 +470,9 @@ class Server(ServerSide):
         """Start to listen; raise ConfigError if the port is not available."""
 
         def make() -> Connection:
-            connection = Connection(server=self, hello_timeout_s=hello_timeout_s, foreign=self._foreign)
+            connection = Connection(
+                server=self, hello_timeout_s=hello_timeout_s, foreign=self._foreign, budget=self._budget
+            )
             self._all.add(connection)
             connection.closed.add_done_callback(lambda _: self._forget(connection))
             return connection
@@ -411,6 +484,18 @@ class Server(ServerSide):
             remedy = "stop the process that uses the port, or choose another address"
             raise ConfigError(f"cannot listen: {error.strerror or error}", f"{host}:{port}", remedy) from None
         self.port = self._listener.sockets[0].getsockname()[1]
+        if self._deadlines is not None:
+            self._look_later(DeadlineWatch(self._deadlines), self._deadlines.interval_s)
+
+    def _look_later(self, watch: DeadlineWatch, interval_s: float) -> None:
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            clients = [connection for connection in self.connections if connection.peer_hello.role == "client"]
+            watch.look(clients, loop.time())
+            self._look = loop.call_later(interval_s, look)
+
+        self._look = loop.call_later(interval_s, look)
 
     def on_hello(self, connection: Connection, hello: Hello) -> tuple[Hello, Handler]:
         """Negotiate version and features, call ``accept``, and return the connection's handler."""
@@ -427,6 +512,8 @@ class Server(ServerSide):
 
     async def close(self) -> None:
         """Stop listening, close every connection and wait until all are closed."""
+        if self._look is not None:
+            self._look.cancel()
         if self._listener is not None:
             self._listener.close()
         open_ones = list(self._all)
@@ -446,6 +533,8 @@ async def serve(
     handler_for: Callable[[Connection], Handler],
     hello_timeout_s: float = HELLO_TIMEOUT_S,
     foreign: Callable[[], asyncio.Protocol] | None = None,
+    budget: ByteBudget | None = None,
+    deadlines: Deadlines | None = None,
 ) -> Server:
     """Listen on a port.
 
@@ -457,10 +546,12 @@ async def serve(
         handler_for: creates the handler of an accepted connection (``connection.peer_hello`` is set).
         hello_timeout_s: time for the other side's hello.
         foreign: creates the protocol of a connection that does not speak this one; None refuses such a connection.
+        budget: memory for the large payloads of clients; None = no limit.
+        deadlines: when to close clients' connections; None = never.
 
     Raises:
         ConfigError: the port is not available.
     """
-    server = Server(accept, handler_for, foreign)
+    server = Server(accept, handler_for, foreign, budget, deadlines)
     await server.start(host, port, hello_timeout_s)
     return server

@@ -8,6 +8,7 @@ decoder never overwrites it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -24,8 +25,12 @@ RECEIVE_BYTES: Final = 128 << 10
 ARRAY_LENGTH_MAX: Final = 16_384
 """Limit on an array or map in a header: msgpack allocates the claimed length before it reads an element."""
 
-LARGE_TYPES: Final = frozenset({Type.APPEND, Type.READ_OK, Type.AT_OK, Type.APPEND_ENTRIES, Type.INSTALL_SNAPSHOT})
+
+LARGE_REQUESTS: Final = frozenset({Type.APPEND, Type.TRANSACTION, Type.AWAIT})
+LARGE_TYPES: Final = LARGE_REQUESTS | {Type.READ_OK, Type.AT_OK, Type.APPEND_ENTRIES, Type.INSTALL_SNAPSHOT}
 """Messages whose payload may be large; for a large payload that any other one claims no memory is taken."""
+Admit = Callable[[dict[str, Any], int], bool]
+"""Called with the header and the size of a large payload before memory is taken for it; False = skip the frame."""
 
 _PREFIX = struct.Struct(">III")
 _PREFIX_BYTES = _PREFIX.size
@@ -103,16 +108,37 @@ class FrameDecoder:
         max_bytes: limit on a frame's length field.
     """
 
-    __slots__ = ("_begin", "_end", "_filled", "_header", "_large", "_view", "max_bytes")
+    __slots__ = (
+        "_admit",
+        "_begin",
+        "_end",
+        "_filled",
+        "_header",
+        "_header_bytes_max",
+        "_large",
+        "_large_types",
+        "_skipping",
+        "_view",
+        "max_bytes",
+    )
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self._header_bytes_max = HEADER_BYTES_MAX
+        self._large_types = LARGE_TYPES
+        self._admit: Admit | None = None
         self._view = memoryview(bytearray(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES)))
         self._begin = 0  # of the bytes not yet consumed
         self._end = 0
         self._large: memoryview | None = None
         self._filled = 0
         self._header: dict[str, Any] = {}
+        self._skipping = 0  # bytes of a refused payload that are still to come
+
+    @property
+    def is_inside_frame(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return self._large is not None or self._skipping > 0 or self._begin < self._end
 
     @property
     def buffered(self) -> memoryview:
@@ -127,6 +153,8 @@ class FrameDecoder:
         """Return memory, at least one byte, for the next bytes from the socket."""
         if self._large is not None:
             return self._large[self._filled :]
+        if self._skipping:
+            return self._view[: self._skipping]
         if self._begin == self._end:
             self._begin = self._end = 0
         if self._end == len(self._view):
@@ -137,12 +165,29 @@ class FrameDecoder:
         """Record ``count`` bytes written to the memory that ``get_buffer`` returned."""
         if self._large is not None:
             self._filled += count
+        elif self._skipping:
+            self._skipping -= count
         else:
             self._end += count
 
-    def raise_limit(self, max_bytes: int) -> None:
-        """Set a higher limit from the next frame on, and allocate memory to receive many frames at once."""
-        self.max_bytes = max_bytes
+    def raise_limit(
+        self,
+        max_bytes: int,
+        *,
+        header_bytes: int = HEADER_BYTES_MAX,
+        large_types: frozenset[Type] = LARGE_TYPES,
+        admit: Admit | None = None,
+    ) -> None:
+        """Set a higher limit from the next frame on, and allocate memory to receive many frames at once.
+
+        Args:
+            max_bytes: limit on a frame's length field.
+            header_bytes: limit on a header.
+            large_types: messages whose payload may be large.
+            admit: decides about each large payload; None = all are received.
+        """
+        self.max_bytes, self._header_bytes_max = max_bytes, header_bytes
+        self._large_types, self._admit = large_types, admit
         self._make_room(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES))
 
     def _make_room(self, needed: int) -> None:
@@ -165,13 +210,15 @@ class FrameDecoder:
         """
         if self._large is not None:
             return self._next_large(self._large)
+        if self._skipping:
+            return None
         begin, have = self._begin, self._end - self._begin
         if have < _PREFIX_BYTES:
             self._ensure(_PREFIX_BYTES)
             return None
         length, header_bytes, header_crc = _PREFIX.unpack_from(self._view, begin)
         payload_bytes = length - _AFTER_LENGTH_BYTES - header_bytes
-        if length > self.max_bytes or not 0 < header_bytes <= HEADER_BYTES_MAX or payload_bytes < 0:
+        if length > self.max_bytes or not 0 < header_bytes <= self._header_bytes_max or payload_bytes < 0:
             values = {"length": length, "header_bytes": header_bytes, "limit": self.max_bytes}
             raise ProtocolError("a frame's lengths exceed the limits", "frame", "", values)
         body = _PREFIX_BYTES + header_bytes
@@ -185,9 +232,13 @@ class FrameDecoder:
             raise ProtocolError("a header does not match its CRC", "frame")
         header = _unpack_header(packed)
         if large:
-            if header["t"] not in LARGE_TYPES:
+            if header["t"] not in self._large_types:
                 values = {"type": header["t"], "bytes": payload_bytes}
                 raise ProtocolError("a message of this type has no large payload", "frame", "", values)
+            if self._admit is not None and not self._admit(header, payload_bytes):
+                here = min(have - body, payload_bytes)
+                self._begin, self._skipping = begin + body + here, payload_bytes - here
+                return self.next_frame()
             return self._start_large(header, begin + body, payload_bytes)
         self._begin = begin + needed
         if not payload_bytes:

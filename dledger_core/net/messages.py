@@ -20,6 +20,8 @@ _ISOLATION: Final = "committed: as read_committed shows them; uncommitted: all d
 _MIN_COMMIT: Final = "wait until this entry is committed and durable on the node, else BEHIND"
 _PIN: Final = "[reader's name, ms]: retention on this node keeps entries from start on for this long; 0 ms ends it"
 _TRANSACTION: Final = "transaction: q query id, b batch id, r run id, a attempt (APPEND only)"
+_PARTS: Final = "first, last, rows and CRC of each committed attempt: i64 x 4 x n"
+_SEEN: Final = "end (exclusive) of the entries seen in each group i64 x n, lengths of the groups' names u32 x n, names"
 _RECORDS: Final = "sizes u32 x n, then the records as stored on disk"
 
 
@@ -166,10 +168,7 @@ class TransactionRequest:
 
     operation: str = wire("op", "str", "the operation", choices=("state", "commit", "abort"))
     transaction: dict[str, Any] = wire("x", "map", _TRANSACTION, low=3, high=4, accepts=_is_transaction)
-    parts: list[list[int]] | None = wire(
-        "parts", "list", "[first, last, rows, crc] of each committed attempt", low=0, accepts=_rows(int, int, int, int),
-        default=None, optional=True,
-    )  # fmt: skip
+    count: int | None = wire("n", "int", "number of committed attempts", low=0, default=None, optional=True)
     input_id: str | None = wire("i", "str", "id of the transaction's input", default=None, optional=True)
 
 
@@ -289,10 +288,7 @@ class DescribeResponse:
 class AwaitRequest:
     """Wait until any of several groups has new entries."""
 
-    seen: dict[str, int] = wire(
-        "seen", "map", "end (exclusive) of the entries that the client has seen, by group", low=1,
-        accepts=lambda seen: all(type(name) is str and type(end) is int for name, end in seen.items()),
-    )  # fmt: skip
+    count: int = wire("n", "int", "number of groups", low=1)
     isolation: Isolation = wire("iso", "str", _ISOLATION, choices=ISOLATIONS, default="committed")
     wait_ms: int = wire("wait", "int", "longest wait in ms", low=0)
 
@@ -353,7 +349,7 @@ TIME: Final = table_of(TimeRequest, Type.TIME, error=BadRequestError)
 TIME_OK: Final = table_of(TimeResponse, Type.TIME_OK)
 PRODUCER: Final = table_of(ProducerRequest, Type.PRODUCER, error=BadRequestError)
 PRODUCER_OK: Final = table_of(ProducerResponse, Type.PRODUCER_OK)
-TRANSACTION: Final = table_of(TransactionRequest, Type.TRANSACTION, error=BadRequestError)
+TRANSACTION: Final = table_of(TransactionRequest, Type.TRANSACTION, _PARTS, error=BadRequestError)
 TRANSACTION_OK: Final = table_of(TransactionResponse, Type.TRANSACTION_OK)
 DIGEST: Final = table_of(DigestRequest, Type.DIGEST, error=BadRequestError)
 DIGEST_OK: Final = table_of(DigestResponse, Type.DIGEST_OK)
@@ -365,7 +361,7 @@ GROUPS: Final = table_of(GroupsRequest, Type.GROUPS, error=BadRequestError)
 GROUPS_OK: Final = table_of(GroupsResponse, Type.GROUPS_OK)
 DESCRIBE: Final = table_of(DescribeRequest, Type.DESCRIBE, error=BadRequestError)
 DESCRIBE_OK: Final = table_of(DescribeResponse, Type.DESCRIBE_OK)
-AWAIT: Final = table_of(AwaitRequest, Type.AWAIT, error=BadRequestError)
+AWAIT: Final = table_of(AwaitRequest, Type.AWAIT, _SEEN, error=BadRequestError)
 AWAIT_OK: Final = table_of(AwaitResponse, Type.AWAIT_OK)
 AT: Final = table_of(AtRequest, Type.AT, error=BadRequestError)
 AT_OK: Final = table_of(AtResponse, Type.AT_OK, "of messages: sizes u32 x n, then the messages")

@@ -19,6 +19,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+from dledger_core.config import BATCH_BYTES_MAX
+
 PREFACE: Final = b"DLGR\x01"
 VERSION: Final = 1
 HELLO_BYTES_MAX: Final = 64 << 10
@@ -26,6 +28,9 @@ HELLO_BYTES_MAX: Final = 64 << 10
 HELLO_TIMEOUT_S: Final = 5.0
 HEADER_BYTES_MAX: Final = 1 << 20
 FRAME_BYTES_MAX: Final = 32 << 20
+CLIENT_HEADER_BYTES_MAX: Final = 4 << 10
+"""Limit on a client's header: anyone may be a client, and unpacking a header holds up the event loop."""
+CLIENT_FRAME_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
 
 
 class Type(IntEnum):

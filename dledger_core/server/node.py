@@ -17,6 +17,7 @@ from dledger_core.config import STOP_WITH_STDIN
 from dledger_core.errors import ConfigError, StoreMismatchError, UnreachableError, invariant
 from dledger_core.ids import NodeId
 from dledger_core.net.connection import Connection, Handler, Server, serve
+from dledger_core.net.deadlines import Deadlines
 from dledger_core.net.hello import Hello
 from dledger_core.raft import Message, even_group_warning
 from dledger_core.server.config import ServerConfig
@@ -140,6 +141,8 @@ class NodeServer:
                 accept=self._accept,
                 handler_for=self._handler_for,
                 foreign=None if self._foreign_port is None else self._foreign_port(port),
+                budget=self.budget,
+                deadlines=Deadlines(limits.client_frame_s, limits.client_unsent_s, limits.client_idle_s),
             )
             for group in self.groups.values():
                 group.open()

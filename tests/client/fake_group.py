@@ -251,7 +251,7 @@ class FakeNode:
 
     def on_transaction(self, header, payload):
         state = {"state": "open", "commit": "committed", "abort": "aborted"}[header["op"]]
-        parts = header["parts"] or []
+        parts = [list(part) for part in codec.parse_parts(payload, header["n"] or 0)]
         return {"t": Type.TRANSACTION_OK, "state": state, "parts": parts, "index": 7, "newest": -1, "i": ""}, []
 
     def on_digest(self, header, payload):
@@ -266,7 +266,8 @@ class FakeNode:
         return {"t": Type.DESCRIBE_OK, "rows": [[0, self.group.log.end, 1]], "more": False}, []
 
     def on_await(self, header, payload):
-        return {"t": Type.AWAIT_OK, "grown": [g for g, end in header["seen"].items() if self.group.log.end > end]}, []
+        seen = codec.parse_seen(payload, header["n"], 4096)
+        return {"t": Type.AWAIT_OK, "grown": [g for g, end in seen.items() if self.group.log.end > end]}, []
 
     def on_transfer(self, header, payload):
         self.group.leader = header["node"]

@@ -100,7 +100,7 @@ async def test_linearizable_read_asks_leader(group, client):
 async def test_wait_for_entries_sends_one_request_for_groups(group, client):
     assert await client.wait_for_entries({"a": 9, "b": 10, "c": 0}, wait_ms=50) == {"a", "c"}
     [asked] = group.asked(Type.AWAIT)
-    assert (asked["seen"], asked["iso"], asked["wait"]) == ({"a": 9, "b": 10, "c": 0}, "committed", 50)
+    assert (asked["n"], asked["iso"], asked["wait"]) == (3, "committed", 50)
     assert await client.wait_for_entries({"b": 10}, wait_ms=0, isolation="read_uncommitted") == frozenset()
     for node, error in zip(group, (NoLeaderError("none is known"), UnknownGroupError("no b")), strict=False):
         node.script[Type.AWAIT] = [error]

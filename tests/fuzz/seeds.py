@@ -11,7 +11,7 @@ from pathlib import Path
 import msgpack
 import pyarrow as pa
 
-from dledger_core.control import pack
+from dledger_core.control import Part, pack
 from dledger_core.errors import NotLeaderError
 from dledger_core.ids import NUMBER_MAX, Index, NodeId, Term
 from dledger_core.net import codec
@@ -126,8 +126,10 @@ def request() -> Seeds:
         header = header_of(table) | base
         is_append = table.number is Type.APPEND
         yield table.number.name.lower(), packed(header | ({"n": 3} if is_append else {}), columns if is_append else b"")
-    commit = {"op": "commit", "x": {"q": "query", "b": 7, "r": "run"}, "parts": [[1, 4, 4, 99]]}
-    yield "commit", packed(base | {"t": Type.TRANSACTION} | commit, b"")
+    commit = {"op": "commit", "x": {"q": "query", "b": 7, "r": "run"}, "n": 1}
+    yield "commit", packed(base | {"t": Type.TRANSACTION} | commit, _joined(codec.parts_payload([Part(1, 4, 4, 99)])))
+    seen = _joined(codec.seen_payload({"g": 3, "other": 1}))
+    yield "await-two", packed(base | {"t": Type.AWAIT, "n": 2, "wait": 0}, seen)
     error = NotLeaderError("no", "here", "retry", {"leader": "n0"}).to_wire()
     yield "failure", packed(base | {"t": Type.FAILURE, "e": error}, b"")
 

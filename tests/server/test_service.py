@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from contextlib import asynccontextmanager
 
@@ -23,11 +24,11 @@ from dledger_core.errors import (
     UnknownGroupError,
 )
 from dledger_core.net import codec
-from dledger_core.net.connection import connect
-from dledger_core.net.frame import Frame
+from dledger_core.net.connection import CLIENT_WRITE_HIGH_BYTES, connect
+from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.messages import TABLES
-from dledger_core.net.protocol import Type
+from dledger_core.net.protocol import CLIENT_HEADER_BYTES_MAX, Type
 from dledger_core.record import Columns
 from dledger_core.storage import open_store
 from tests.support.field_values import MISSING, wrong_values
@@ -75,6 +76,7 @@ def server_side(group, known=()):
 # --- wrong requests -------------------------------------------------------------------------------------------------
 
 BODIES = codec.columns_payload(Columns.from_bodies([b"one", b"two"]))
+PAYLOADS = {Type.APPEND: BODIES, Type.AWAIT: codec.seen_payload({"default": 0})}
 GOOD: dict[int, dict] = {
     Type.METADATA: {},
     Type.APPEND: {"n": 2},
@@ -87,7 +89,7 @@ GOOD: dict[int, dict] = {
     Type.WATCH: {"wait": 0},
     Type.GROUPS: {},
     Type.DESCRIBE: {"table": "terms"},
-    Type.AWAIT: {"seen": {"default": 0}, "wait": 0},
+    Type.AWAIT: {"n": 1, "wait": 0},
     Type.AT: {"position": 0, "max": 1},
 }
 BEYOND_THE_TABLE = [
@@ -100,14 +102,15 @@ BEYOND_THE_TABLE = [
     (Type.DIGEST, {"span": 3}),
     (Type.DIGEST, {"span": 2 * LIMITS.digest_entries}),
     (Type.TRANSACTION, {"op": "commit", "x": KEY | {"b": 7}}),
-    (Type.TRANSACTION, {"op": "commit", "x": KEY | {"b": 7}, "parts": [list(Part(-2, -1, 1, 1))]}),
+    (Type.TRANSACTION, {"op": "commit", "x": KEY | {"b": 7}, "n": 2}),
+    (Type.TRANSACTION, {"op": "commit", "x": KEY | {"b": 7}, "n": 1 << 40}),
     (Type.TRANSFER, {"node": "n7"}),
     (Type.DESCRIBE, {"table": "groups"}),
     (Type.DESCRIBE, {"table": "producers", "after": [1, 2]}),
     (Type.DESCRIBE, {"table": "terms", "after": {}}),
     (Type.METADATA, {"pin": ["reader"]}),
-    (Type.AWAIT, {"seen": dict.fromkeys(map(str, range(5000)), 0)}),
-    (Type.AWAIT, {"seen": {"other": 0}}),
+    (Type.AWAIT, {"n": 2}),
+    (Type.AWAIT, {"n": 1 << 40}),
 ]
 
 
@@ -128,7 +131,7 @@ async def result_of(channel, kind, fields):
     """Return "ok", the error's name, or "closed"."""
     fields = {key: value for key, value in ({"g": "default"} | GOOD[kind] | fields).items() if value is not MISSING}
     try:
-        await channel.request({"t": kind} | fields, *(BODIES if kind == Type.APPEND else ()), timeout_s=TIMEOUT_S)
+        await channel.request({"t": kind} | fields, *PAYLOADS.get(kind, ()), timeout_s=TIMEOUT_S)
     except ConnectionLostError:
         return "closed"
     except DLedgerError as error:
@@ -161,11 +164,111 @@ async def test_request_without_valid_number_closes_its_connection(tmp_path, numb
         await client.append([b"continues"])
 
 
-async def test_error_too_long_for_frame_is_shortened(tmp_path):
-    async with one_node(tmp_path) as (_, client):
-        with pytest.raises(UnknownGroupError):
-            await RawClient(client.channel, "g" * ((1 << 20) - 100)).ask(Type.METADATA)
+@pytest.mark.parametrize("header_bytes", [CLIENT_HEADER_BYTES_MAX + 1, 1_000_000])
+async def test_header_above_clients_limit_closes_its_connection(tmp_path, header_bytes):
+    async with one_node(tmp_path) as (cluster, client):
+        other = await Client.open(cluster)
+        other.connection.send({"t": Type.METADATA, "g": "default", "r": 1, "x": "x" * header_bytes})
+        async with asyncio.timeout(10):
+            await other.connection.closed
+        assert other.frames == []
         await client.append([b"continues"])
+
+
+async def test_commit_of_impossible_parts_is_refused(tmp_path):
+    async with one_node(tmp_path) as (_, client):
+        for part in (Part(-2, -1, 1, 1), Part(5, 4, 1, 1), Part(1, 1, 1, 1 << 40)):
+            with pytest.raises(DLedgerError):
+                await client.transact("commit", KEY | {"b": 7}, [part])
+        await client.append([b"continues"])
+
+
+async def test_await_of_malformed_groups_is_refused(tmp_path):
+    good = b"".join(codec.seen_payload({"default": 0}))
+    async with one_node(tmp_path) as (_, client):
+        for payload in (
+            b"",
+            good[:-1],
+            good + b"x",
+            good[:12] + b"\xff" * 7,
+            good[:8] + b"\xff\xff\xff\xff" + good[12:],
+        ):
+            with pytest.raises(BadRequestError):
+                await client.ask(Type.AWAIT, payload, n=1, wait=0)
+        with pytest.raises(UnknownGroupError):
+            await grown(client, {"other": 0})
+
+
+# --- memory of clients ----------------------------------------------------------------------------------------------
+
+
+async def unfinished(group, nbytes, number=1):
+    """Connect and begin an append of ``nbytes``, of which nothing more arrives."""
+    client = await Client.open(group)
+    (head, *_) = encode_frame({"t": Type.APPEND, "g": "default", "r": number, "n": 1}, bytes(nbytes))
+    client.connection.send_buffers([head, bytes(1 << 10)])
+    return client
+
+
+async def test_begun_frames_are_charged_and_others_get_busy(tmp_path):
+    async with one_node(tmp_path, inflight_bytes_max=5 << 20) as (group, client):
+        budget = group.nodes["n0"].budget
+        first = [await unfinished(group, 2 << 20) for _ in range(2)]
+        await eventually(lambda: budget.taken_bytes == 4 << 20, 10)
+        refused = await unfinished(group, 2 << 20, number=7)
+        await eventually(lambda: refused.frames)
+        assert (refused.frames[0].header["t"], refused.frames[0].header["r"]) == (Type.FAILURE, 7)
+        assert refused.frames[0].header["e"]["code"] == BusyError.code
+        assert budget.taken_bytes == 4 << 20
+        with pytest.raises(BusyError):
+            await client.append([bytes(2 << 20)])
+        assert (await client.append([b"small"]))[0] > 0, "the refused payload was skipped"
+        for other in first:
+            other.connection.abort()
+        await eventually(lambda: not budget.taken_bytes, 10)
+        assert (await client.append([bytes(2 << 20)]))[0] > 0
+
+
+@pytest.mark.parametrize("deadline", ["client_frame_s", "client_idle_s"])
+async def test_connection_without_progress_is_closed(tmp_path, deadline):
+    async with one_node(tmp_path, limits=Limits(**{deadline: 0.2})) as (group, _):
+        other = await unfinished(group, 1 << 20) if deadline == "client_frame_s" else await Client.open(group)
+        async with asyncio.timeout(10):
+            await other.connection.closed
+        await eventually(lambda: not group.nodes["n0"].budget.taken_bytes)
+
+
+async def test_responses_are_charged_until_the_client_receives_them(tmp_path):
+    limits = Limits(client_unsent_s=0.3)
+    async with one_node(tmp_path, limits=limits, inflight_bytes_max=16 << 20) as (group, client):
+        for _ in range(4):
+            await client.append([bytes(2 << 20)])
+        request = {"t": Type.READ, "g": "default", "start": 1, "end": 5, "max": 8 << 20}
+        stuck = []
+        for _ in range(10):
+            other = await Client.open(group)
+            other.connection.pause_reading()
+            sock = other.connection._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # so that the kernel takes little
+            other.connection.send(request | {"r": 1})
+            stuck.append(other)
+        server = group.nodes["n0"].service
+        await eventually(lambda: len(server.flows) == 11)
+        most = 0
+
+        def all_is_sent():
+            nonlocal most
+            unsent = [connection.write_buffer_bytes for connection in server.flows]
+            most = max(most, sum(nbytes > CLIENT_WRITE_HIGH_BYTES for nbytes in unsent))
+            return most and not any(unsent)
+
+        await eventually(all_is_sent, 10)
+        assert most <= 2, "no more responses than the budget admits"
+        assert len(server.flows) < 11, "those that received nothing were closed"
+        assert (await client.read(1, 2))[0]["n"] == 1
+        for other in stuck:
+            other.connection.abort()
+            await other.connection.closed
 
 
 # --- reads and digests ----------------------------------------------------------------------------------------------
@@ -231,7 +334,8 @@ def ends(cluster, node_id="n0"):
 
 
 async def grown(client, seen, wait=30_000, **fields):
-    return (await client.ask(Type.AWAIT, seen=seen, wait=wait, **fields)).header["grown"]
+    asked = await client.ask(Type.AWAIT, *codec.seen_payload(seen), n=len(seen), wait=wait, **fields)
+    return asked.header["grown"]
 
 
 async def test_await_returns_grown_groups_of_many(tmp_path):
@@ -421,8 +525,8 @@ async def test_client_that_reads_no_responses_occupies_little_memory(tmp_path, l
     limits = Limits(connection_unsent_bytes=1 << 20, large_responses_max=2)
     count, body = (40, bytes(1 << 20)) if large else (2000, b"")
     request = {"t": Type.READ, "g": "default", "start": 1, "end": 3, "max": 4 << 20}
-    if not large:  # the error repeats the name of the group twice: 80 MB in all
-        request = {"t": Type.METADATA, "g": "g" * 20_000}
+    if not large:  # the error repeats the name of the group twice: 12 MB in all
+        request = {"t": Type.METADATA, "g": "g" * 3000}
     async with one_node(tmp_path, limits=limits) as (group, client):
         await client.append([body])
         await client.append([body])

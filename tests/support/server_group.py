@@ -148,9 +148,9 @@ class RawClient:
         self, operation: str, key: dict[str, Any], parts: list[Part] | None = None, **fields: Any
     ) -> dict[str, Any]:
         """Ask for, commit or abort a transaction; return the response's header."""
-        if parts is not None:
-            fields["parts"] = [list(part) for part in parts]
-        return (await self.ask(Type.TRANSACTION, op=operation, x=key, **fields)).header
+        payload = () if parts is None else codec.parts_payload(parts)
+        count = {} if parts is None else {"n": len(parts)}
+        return (await self.ask(Type.TRANSACTION, *payload, op=operation, x=key, **count, **fields)).header
 
     async def read(self, start: int, end: int, timeout_s: float = TIMEOUT_S, **fields: Any) -> tuple[dict, list]:
         """Returns the answer's header and its (index, magic, body) rows."""

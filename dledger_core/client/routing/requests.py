@@ -82,15 +82,22 @@ class Requests:
             return await self.to_node(node_id, header, decode)
         return await self.to_any(header, decode)
 
-    async def _ask(self, node_id: str, header: dict[str, Any], decode: Callable[[Frame], _T], timeout_s: float) -> _T:
+    async def _ask(
+        self,
+        node_id: str,
+        header: dict[str, Any],
+        decode: Callable[[Frame], _T],
+        timeout_s: float,
+        payload: Sequence[Buffer] = (),
+    ) -> _T:
         channel = await self._view.pool.channel(node_id, timeout_s)
-        return decode(await channel.request(header, timeout_s=timeout_s))
+        return decode(await channel.request(header, *payload, timeout_s=timeout_s))
 
     async def to_any(
         self,
         header: dict[str, Any],
         decode: Callable[[Frame], _T],
-        *,
+        *payload: Buffer,
         choice: ReplicaChoice = ANY_REPLICA,
         wait_s: float = 0.0,
         timeouts: Timeouts | None = None,
@@ -100,6 +107,7 @@ class Requests:
         Args:
             header: a request without effects.
             decode: reads the response; its errors count as the replica's.
+            payload: the request's buffers.
             choice: which replicas to ask first.
             wait_s: how long the replica was asked to wait before it responds.
             timeouts: other limits than the client's.
@@ -114,7 +122,7 @@ class Requests:
         while True:
             for node_id in await self._view.read_order(choice):
                 try:
-                    response = await self._ask(node_id, header, decode, retry.attempt_s)
+                    response = await self._ask(node_id, header, decode, retry.attempt_s, payload)
                 except DLedgerError as error:
                     self._view.read_failed(node_id, error)
                     if not (is_temporary(error) or isinstance(error, _ANOTHER_MAY_SERVE)):

@@ -236,26 +236,28 @@ def _bytes_between(position_of: Callable[[int], int], ranges: Sequence[tuple[int
     return sum(position_of(high) - position_of(low) for low, high in ranges)
 
 
-async def grown_groups(replicas: Mapping[str, Replica], request: AwaitRequest, limits: Limits = LIMITS) -> list[str]:
+async def grown_groups(seen: Mapping[Replica, int], request: AwaitRequest, limits: Limits = LIMITS) -> list[str]:
     """Return the groups that have more entries than the client has seen; none if the wait times out.
 
+    Args:
+        seen: the end that the client has seen of each group.
+        request: which entries count, and how long to wait.
+        limits: the node's limits.
+
     Raises:
-        BadRequestError: too many groups.
         NoLeaderError: a replica here knows no leader, so it would not learn of new commits.
     """
-    if len(request.seen) > limits.await_groups:
-        raise BadRequestError(f"field 'seen' has more than {limits.await_groups} groups", "", "ask for fewer groups")
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(request.wait_ms, limits.read_wait_ms) / 1000
     while True:
-        grown = [group for group, end in request.seen.items() if _end(replicas[group], request.isolation) > end]
+        grown = [replica.group for replica, end in seen.items() if _end(replica, request.isolation) > end]
         left = deadline - loop.time()
         if grown or left <= 0:
             return grown
-        for group in request.seen:
-            if replicas[group].soft_state.leader_id is None:
-                raise NoLeaderError("this node knows no leader", f"group {group}", "ask another node")
-        await wait_any([replicas[group].changes for group in request.seen], left)
+        for replica in seen:
+            if replica.soft_state.leader_id is None:
+                raise NoLeaderError("this node knows no leader", f"group {replica.group}", "ask another node")
+        await wait_any([replica.changes for replica in seen], left)
 
 
 def _end(replica: Replica, isolation: Isolation) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from dledger_core.checksum import Buffer
 from dledger_core.config import format_peers
-from dledger_core.control import Part, TransactionId
+from dledger_core.control import TransactionId
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, UnknownGroupError, one_line
 from dledger_core.ids import NodeId
 from dledger_core.net import codec, messages
@@ -50,11 +50,7 @@ class Request:
 
     def refuse(self, error: DLedgerError) -> None:
         """Send an error."""
-        header = {"t": Type.FAILURE, "r": self.frame.header["r"]}
-        try:
-            self.connection.send(header | {"e": error.to_wire()})
-        except ProtocolError:  # the error repeats a large part of the request
-            self.connection.send(header | {"e": type(error)("the error is too long for a frame").to_wire()})
+        self.connection.send({"t": Type.FAILURE, "r": self.frame.header["r"], "e": error.to_wire()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +156,9 @@ class ClientService:
         request.flow.start(respond())
 
     async def _await(self, request: Request, message: messages.AwaitRequest) -> None:
-        replicas = {name: self._group(name).services().replica for name in message.seen}
-        grown = await grown_groups(replicas, message, self._limits)
+        seen = codec.parse_seen(request.frame.payload, message.count, self._limits.await_groups)
+        watched = {self._group(name).services().replica: end for name, end in seen.items()}
+        grown = await grown_groups(watched, message, self._limits)
         request.respond(messages.AWAIT_OK, messages.AwaitResponse(grown=grown))
 
     # --- appends ---------------------------------------------------------------------------------------------
@@ -217,9 +214,9 @@ class ClientService:
             request.respond(messages.TRANSACTION_OK, response)
 
         if message.operation == "commit":
-            if message.parts is None:
-                raise BadRequestError("a commit has no field 'parts'", "", "send the parts of the committed attempts")
-            parts = [Part(*row) for row in message.parts]
+            if message.count is None:
+                raise BadRequestError("a commit has no field 'n'", "", "send the parts of the committed attempts")
+            parts = codec.parse_parts(request.frame.payload, message.count)
             hosted.appends.commit(transaction, parts, reply, message.input_id or "")
         elif message.operation == "abort":
             hosted.appends.abort(transaction, reply)
@@ -304,6 +301,7 @@ class ClientService:
             with self._responses.lend(records.nbytes if records is not None else 0):
                 await request.connection.drained()
                 request.respond(messages.READ_OK, response, *payload)
+                await request.connection.drained()  # the bytes are charged until the socket took them
 
     async def _time(self, request: GroupRequest, message: messages.TimeRequest) -> None:
         index = await request.hosted.reads.index_at_time(message.time_ms, message.min_commit)
@@ -320,6 +318,7 @@ class ClientService:
             with self._responses.lend(len(found.data)):
                 await request.connection.drained()
                 request.respond(messages.AT_OK, response, found.sizes.astype("<u4").tobytes(), found.data)
+                await request.connection.drained()
 
     async def _describe(self, request: GroupRequest, message: messages.DescribeRequest) -> None:
         async with request.flow.large_response():

@@ -13,7 +13,7 @@ from dledger_core.config import StorageConfig
 from dledger_core.errors import DLedgerError, ProtocolError, error_from_wire
 from dledger_core.net import codec
 from dledger_core.net.frame import Frame, FrameDecoder
-from dledger_core.net.messages import TABLES, AppendRequest
+from dledger_core.net.messages import TABLES, AppendRequest, AwaitRequest, TransactionRequest
 from dledger_core.raft.messages import AppendEntries
 from dledger_core.record import Columns, encode, to_arrow
 from dledger_core.storage.write.staging import StagedEnd, Staging
@@ -126,6 +126,11 @@ def run_request(data: bytes) -> None:
                 expect(same == message, "a message changes when sent again", it=message)
                 if isinstance(message, AppendRequest):
                     _append(message.count, frame.payload)
+                elif isinstance(message, TransactionRequest) and message.count is not None:
+                    expect(len(codec.parse_parts(frame.payload, message.count)) == message.count, "parts were lost")
+                elif isinstance(message, AwaitRequest):
+                    seen = codec.parse_seen(frame.payload, message.count, 4096)
+                    expect(len(seen) <= message.count, "groups were invented")
             except DLedgerError as error:
                 expect(type(error_from_wire(error.to_wire())) is type(error), "an error changes on the wire", it=error)
         if isinstance(header.get("e"), dict):

@@ -1,0 +1,105 @@
+"""Deadlines of a port's connections: none holds memory, or a place, indefinitely without progress.
+
+A look, taken periodically, compares each connection with the look before. So nothing is paid per frame, and a deadline
+is late by one interval at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dledger_core.errors import DLedgerError, ProtocolError, UnreachableError
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds until a connection is closed.
+
+    Attributes:
+        frame_s: from the start of a frame to its end, while the other side may send.
+        unsent_s: while the other side receives nothing of its queued bytes.
+        idle_s: without a byte from the other side and with nothing to send.
+    """
+
+    frame_s: float
+    unsent_s: float
+    idle_s: float
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two looks."""
+        return min(self.frame_s, self.unsent_s, self.idle_s) / 6
+
+
+class Watched(Protocol):
+    """A connection as the deadlines see it."""
+
+    received_bytes: int
+    received_frames: int
+
+    @property
+    def is_inside_frame(self) -> bool:
+        """Whether a frame has begun and not ended."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether this side reads from the socket."""
+
+    @property
+    def write_buffer_bytes(self) -> int:
+        """Bytes queued that the kernel has not taken yet."""
+
+    def abort(self, error: Exception | None = None) -> None:
+        """Close at once."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A connection at the last look, and since when nothing has changed."""
+
+    frames: int
+    nbytes: int
+    unsent: int
+    frame_since: float
+    bytes_since: float
+    unsent_since: float
+
+
+class DeadlineWatch:
+    """Closes the connections of one port that are past a deadline."""
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._seen: dict[Watched, _Seen] = {}
+
+    def look(self, connections: Iterable[Watched], now: float) -> None:
+        """Compare the connections with the last look, and close those past a deadline."""
+        before, self._seen = self._seen, {}
+        for connection in list(connections):
+            seen = before.get(connection) or _Seen(-1, -1, 0, now, now, now)
+            self._seen[connection] = seen
+            self._update(seen, connection, now)
+            error = self._overdue(seen, now)
+            if error is not None:
+                connection.abort(error)
+
+    def _update(self, seen: _Seen, connection: Watched, now: float) -> None:
+        if seen.frames != connection.received_frames or not (connection.is_inside_frame and connection.is_reading):
+            seen.frames, seen.frame_since = connection.received_frames, now
+        unsent = connection.write_buffer_bytes
+        if seen.unsent != unsent or not unsent:
+            seen.unsent, seen.unsent_since = unsent, now
+        if seen.nbytes != connection.received_bytes or unsent:
+            seen.nbytes, seen.bytes_since = connection.received_bytes, now
+
+    def _overdue(self, seen: _Seen, now: float) -> DLedgerError | None:
+        deadlines = self._deadlines
+        if now - seen.frame_since >= deadlines.frame_s:
+            return ProtocolError("a frame was not completed in time", "", "", {"seconds": deadlines.frame_s})
+        if now - seen.unsent_since >= deadlines.unsent_s:
+            return UnreachableError("responses were not received in time", "", "", {"unsent_bytes": seen.unsent})
+        if now - seen.bytes_since >= deadlines.idle_s:
+            return UnreachableError("the connection was idle", "", "connect again", {"seconds": deadlines.idle_s})
+        return None
