@@ -16,7 +16,8 @@ import pytest
 
 from dledger_core.config import Peer
 from dledger_core.errors import BadRequestError, UnreachableError
-from dledger_core.raft import AppendEntries, Role
+from dledger_core.raft import AppendEntries, AppendEntriesResponse, Role
+from dledger_core.record import segment_name
 from dledger_core.server.maintenance.repair import RepairReport, repair_store
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.layout import Layout
@@ -57,6 +58,8 @@ class HandEnvironment:
 
     async def read(self, group: str, start: int, end: int) -> Any:
         stop = min(end, self.giver.replica.readable_end)
+        if start >= stop:
+            return self.giver.log.inspect(0, 1, 1).slice(0, 0), stop - 1
         return self.giver.log.inspect(start, stop, 1 << 20), stop - 1
 
     async def close(self) -> None:
@@ -158,3 +161,40 @@ def test_vote_is_given_back_only_with_the_reported_end_and_without_leader() -> N
     victim.replica.vote_again(last_term, last_index)
     assert elects(group, late, victim)
     assert victim.log.recovering_marker.above is None
+
+
+@pytest.mark.parametrize("byte", [20, 48], ids=["term", "body"])
+def test_log_ends_before_damage_to_uncommitted_entries_for_now(byte: int) -> None:
+    group = ReplicaGroup(storage=SMALL)
+    leader = group.leader()
+    victim, late = (node for node in group.members.values() if node is not leader)
+    for number in range(8):
+        group.append(leader, b"%d" % number * 50)
+    group.tick(10)
+    group.drop = lambda message: isinstance(message, AppendEntriesResponse) or message.target == late.node_id
+    for number in range(8):
+        group.append(leader, b"uncommitted %d" % number)
+    victim.replica.save_checkpoint()
+    group.deliver()
+    first = victim.replica.commit_index + 1
+    files, position = group.files[victim.node_id], int(victim.log.position_of(first + 2))
+    last = victim.log.last_index()
+    group.drop = lambda _: True
+    files.kill()
+    for inode in [inode for path, inode in files.names.items() if path == LAYOUT.data / segment_name(0)]:
+        inode.content[position + byte] ^= 1
+        inode.durable[:] = inode.content
+    before = {path: bytes(inode.content) for path, inode in files.names.items() if path.parent == LAYOUT.data}
+    report = repair(group, victim, late)
+    assert (len(report.found), report.remaining, [one.start for one in report.left_out]) == (1, (), [first + 2])
+    victim = group.start(victim.node_id)
+    assert first - 1 <= victim.log.last_index() <= first + 1 < last
+    after = {path: bytes(inode.content) for path, inode in files.names.items() if path.parent == LAYOUT.data}
+    assert after == before, "the damaged entries and those after them may be the only copies"
+    assert victim.replica.raft.status().is_recovering
+    group.drop = lambda _: False
+    group.tick(LEADER_TICKS_MAX)  # its term deposes the leader once
+    group.append(group.leader(), b"after", ticks=10)
+    assert [group.lost(node) for node in group.members.values()] == [[], [], []]
+    assert victim.log.recovering_marker.above is None
+    victim.log.check_recent()

@@ -144,7 +144,7 @@ class Damages:
             return
         self._sim.counters["ends lost"] += 1
         self._sim.checker.lost.append((member.node_id, member.disk.copy()))
-        member.lost_after = Index(low.durable_index)
+        member.lost_after = Index(low.commit_index)  # uncommitted entries come back from a later leader only
         patches = _blank(member, int(rows["position"][0]), high.position, source)
         self._victim, self._patches, self._first_index = member, patches, start
         if source.random() < 0.7:

@@ -337,7 +337,8 @@ class Simulator:
 
     def _demand_progress(self) -> None:
         start = self.time.now
-        last_index = max(member.core.last_index for member in self.members.values() if member.up)
+        ends = (member.core.last_index for member in self.members.values() if member.up)
+        last_index = max(ends, default=self.checker.commit_index)  # all may be repairing their stores
         # Writes on stalled disks and messages in flight when the faults stopped still need their time.
         slack = 400 + self.mix.network.spike_max
         self._demand("no new commit", slack, lambda: self.checker.commit_index > last_index)

@@ -142,6 +142,7 @@ class PeerRecords:
 
     Attributes:
         failures: each peer's reason for not helping, as of its last request, by node id.
+        not_committed: peers that answered that they have not committed the entries of a request.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class PeerRecords:
         self._group = group
         self._log_uuid = log_uuid
         self.failures: dict[str, str] = {}
+        self.not_committed: set[str] = set()
 
     async def repair(self, damage: Damage, write: Write) -> Damage | None:
         """Fetch a range and write it, chunk by chunk; return the damage for which no peer has records, or None.
@@ -209,6 +211,7 @@ class PeerRecords:
             if found[0].count:
                 return found
             reason = "the peer has not committed these entries"
+            self.not_committed.add(str(source.peer.node_id))
         except DLedgerError as error:
             reason = str(error)
         self.failures[str(source.peer.node_id)] = reason
@@ -308,12 +311,20 @@ class RepairReport:
     Attributes:
         found: the damage before the repair.
         remaining: the damage for which no peer has records.
+        left_out: the damage to uncommitted entries, before which the log ends now.
         failures: each peer's reason for not helping, by node id.
     """
 
     found: tuple[Damage, ...]
     remaining: tuple[Damage, ...]
     failures: Mapping[str, str]
+    left_out: tuple[Damage, ...] = ()
+
+    @property
+    def repaired(self) -> tuple[Damage, ...]:
+        """The damage of which all entries are intact now."""
+        left = [damage.start for damage in (*self.remaining, *self.left_out)]
+        return tuple(damage for damage in self.found if not any(damage.start <= at < damage.end for at in left))
 
 
 async def _give_up(_remaining: Sequence[Damage], _failures: Mapping[str, str]) -> bool:
@@ -350,16 +361,22 @@ async def repair_store(
     async def write(damage: Damage, fetched: Records | None, commit_index: int) -> Damage | None:
         return await environment.run_blocking(partial(store.write_back, damage, fetched, commit_index))
 
+    left_out: list[Damage] = []
     while left:
         rests = [await records.repair(damage, write) for damage in left]
         left = [rest for rest in rests if rest is not None]
+        if records.not_committed:
+            left_out += [damage for damage in left if damage.start > store.commit_index]
+            left = [damage for damage in left if damage.start <= store.commit_index]
         if left and not await retry(left, records.failures):
             break
+    if left_out and not left:
+        await environment.run_blocking(store.end_before_uncommitted)
     if found and not left:
         left = await environment.run_blocking(partial(store.find, rewrite_rows=True))
     if not left:
         await environment.run_blocking(store.settle)
-    return RepairReport(tuple(found), tuple(left), dict(records.failures))
+    return RepairReport(tuple(found), tuple(left), dict(records.failures), tuple(left_out))
 
 
 def open_checked(
@@ -457,8 +474,16 @@ class StoreRepairs:
             store.close()
         if report.remaining:
             raise error
-        for damage in report.found:
+        for damage in report.repaired:
             _LOG.warning("entries repaired: group=%s start=%d end=%d", group, damage.start, damage.end)
+        for damage in report.left_out:
+            _LOG.warning(
+                "uncommitted entries damaged, the log ends before them: group=%s start=%d path=%s position=%d",
+                group,
+                damage.start,
+                damage.path,
+                damage.position,
+            )
         log = await environment.run_blocking(partial(open_checked, config, group, files, self._log_type))
         _LOG.info("store verified: group=%s", group)
         return log

@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NUMBER_MAX
-from dledger_core.record import INDEX_RECORD_BYTES, Header, Records
+from dledger_core.record import INDEX_RECORD_BYTES, Header, Records, index_records
 from dledger_core.storage.check.damage import wrong_rows
 from dledger_core.storage.check.judge import Fault, ScanCursor, ScanStop, Verdict, complete_end, corrupt, verdict
 from dledger_core.storage.check.scan import RecordBlock, Scanner
-from dledger_core.storage.files.index_file import IndexFile
+from dledger_core.storage.files.index_file import IndexFile, contradiction
 from dledger_core.storage.files.layout import LogMeta
 from dledger_core.storage.files.meta_files import Checkpoint
 from dledger_core.storage.files.segments import Segments
@@ -288,13 +290,16 @@ class _Recovery:
         """Scan the records after the checkpoint; truncate a torn tail, raise on damage."""
         cursor = ScanCursor(end.position, end.last_index + 1, end.term)
         scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
-        for block in scanner.blocks():
+        for found in scanner.blocks():
+            block = self._uncontradicted(found) if self.keep_tail else found
             self._correct_index(block)
-            at = complete_end(block.records)
+            at = complete_end(block.records) if block.records.count else None
             if at is not None:
                 last = block.records.slice(0, at + 1).last
                 position = int(block.positions[at]) + last.size
                 end = RecoveredEnd(end.first_index, block.first_index + at, position, last.term, last.time_ms)
+            if block.records.count < found.records.count:
+                break
         written_end = self.data.written_end(end.position)
         if self.keep_tail and written_end > end.position:
             return replace(end, written_end=written_end)
@@ -305,6 +310,15 @@ class _Recovery:
         truncate_tail(self.data, end.position, written_end)
         truncate_rows(self.index, end.last_index)
         return end
+
+    def _uncontradicted(self, block: RecordBlock) -> RecordBlock:
+        """Return the records before the first one whose row has another term or magic: one of the two is damaged.
+
+        A recovering voter's checkpoint may have been lowered, so rows after it count as durable too.
+        """
+        rows = self.index.read(block.first_index, block.end_index)
+        wrong = np.flatnonzero(contradiction(rows, index_records(block.records)))
+        return block.slice(int(wrong[0])) if len(wrong) else block
 
     def _verdict(self, stop: ScanStop, covered_end: int, written_end: int) -> Verdict:
         return verdict(

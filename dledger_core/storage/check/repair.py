@@ -38,6 +38,7 @@ from dledger_core.storage.files.file_system import File, Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile, contradiction
 from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, lock_store, open_identity, refuse
 from dledger_core.storage.files.meta_files import (
+    Checkpoint,
     clear_needs_verification,
     hard_state_file,
     load_checkpoint,
@@ -45,6 +46,7 @@ from dledger_core.storage.files.meta_files import (
     mark_recovering,
     recovering_above,
     rewrite_unconfirmed,
+    save_checkpoint,
     save_hard_state,
     verification_reason,
 )
@@ -408,10 +410,40 @@ class StoreRepair:
         """
         end = self._durable_end()
         if end is not None and any(damage.end >= end[0] for damage in found):
-            known = hard_state_file(self._layout.hard_state).load(self._files).exists
-            term = load_hard_state(self._files, self._layout, last_term=0 if known else 1).term
-            with self._writing():
-                mark_recovering(self._files, self._layout, term)
+            self._mark_recovering()
+
+    def _mark_recovering(self) -> None:
+        known = hard_state_file(self._layout.hard_state).load(self._files).exists
+        term = load_hard_state(self._files, self._layout, last_term=0 if known else 1).term
+        with self._writing():
+            mark_recovering(self._files, self._layout, term)
+
+    @property
+    def commit_index(self) -> int:
+        """Last entry that is known to be committed."""
+        first = self.meta.first_index - 1
+        return first if self._checkpoint is None else max(first, self._checkpoint.commit_index)
+
+    def end_before_uncommitted(self) -> None:
+        """End the log before damage to uncommitted entries, for now: as a recovering voter, with all bytes kept.
+
+        No peer can be asked for such entries, and without them the node could not help to commit them. Entries that a
+        later leader sends replace the rest. The next start finds the end, from the last committed entry on.
+
+        Raises:
+            CorruptRecordError: the last committed entry is damaged too.
+            DiskFailedError: a write failed.
+        """
+        last = self.commit_index
+        position = self.meta.first_position
+        if last >= self.meta.first_index:
+            record = self._reader.read(last, last + 1, 1).first
+            position = record.position + record.size
+        checkpoint = Checkpoint(last, last, position)
+        self._mark_recovering()
+        with self._writing():
+            save_checkpoint(self._files, self._layout.checkpoint, checkpoint)
+        self._checkpoint = checkpoint
 
     def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
         """See ``write_back``.
