@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from itertools import islice
 
 import pytest
 
@@ -201,6 +202,15 @@ def test_close_ends_calls_of_all_threads(group):
         client.close()
         ended = [call.exception(30) for call in calls]
     assert {type(error) for error in ended} <= {ConfigError, CancelledError, asyncio.CancelledError}, ended
+
+
+def test_sync_tail_reads_each_entry_once_and_ends(group):
+    with Client(group.peers) as client:
+        appended = [client.append([bytes([number]) * 100] * 3) for number in range(4)]
+        start, end = appended[0].first_index + 1, appended[-1].last_index
+        batches = islice(client.tail(start, end, max_bytes=250), 20)
+        found = [index for batch in batches for index in batch.column("index").to_pylist()]
+    assert found == list(range(start, end))
 
 
 def test_errors_stay_in_their_thread(group):

@@ -8,6 +8,7 @@ import pytest
 
 from dledger_core.errors import (
     BadRequestError,
+    BehindError,
     CorruptRecordError,
     IndexOutOfRangeError,
     NoLeaderError,
@@ -124,6 +125,14 @@ async def test_digest_asks_named_node(group, client):
     (found,) = report.ranges
     assert (found.start, found.end, found.nbytes, found.content) == (0, 8, 100, b"c" * 32)
     assert (report.next_index, report.commit_index, report.damaged) == (8, 9, (3,))
+
+
+@on_group(timeout_ms=SHORT_MS)
+async def test_digest_may_be_empty_where_no_entry_is_known_to_be_readable(group, client):
+    group.always(Type.DIGEST, answering(ranges=[], next=4, commit=3, damaged=[], cut=False))
+    assert (await client.digest(4, 8, span=4, node="n0", min_end=4)).next_index == 4
+    with pytest.raises(BehindError):
+        await client.digest(4, 8, span=4, node="n0", min_end=5)
 
 
 @on_group()

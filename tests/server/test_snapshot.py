@@ -96,6 +96,12 @@ def test_snapshot_survives_encoding(leader):
     assert found.start.commitlog_prefix == "0-64-seal"
 
 
+def test_snapshot_has_the_identity_that_no_entry_of_a_converted_log_contains(leader):
+    first = delete(leader)
+    leader.replica.tables.log_uuid = None
+    assert installs(leader).install(first, Term(1), snapshot_of(leader)).start.log_uuid == leader.log.log_uuid
+
+
 @pytest.mark.parametrize(
     "changes",
     [
