@@ -115,9 +115,9 @@ async def test_append_finds_new_leader_after_crash(group, client):
     assert (await client.append([b"z"])).first_index == 2
 
 
-@pytest.mark.parametrize("first", ["n0", "n1", "n2"])
+@pytest.mark.parametrize(("first", "others_s"), [("n0", 0.01), ("n1", 0.01), ("n2", 0.01), ("n0", 0.4)])
 @on_group(leader="n2")
-async def test_client_follows_leader_of_newest_term(group, client, first):
+async def test_client_follows_leader_of_newest_term(group, client, first, others_s):
     """Whatever node responds first: the deposed leader and a node that did not hear of its successor do not count."""
     responded = asyncio.Event()
 
@@ -135,7 +135,7 @@ async def test_client_follows_leader_of_newest_term(group, client, first):
 
     async def send_after(connection, answer, payload):
         await responded.wait()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(others_s)  # the longest: later than an unresponsive node is waited for
         connection.send(answer, *payload)
 
     waiting = []
@@ -161,6 +161,14 @@ async def test_append_pauses_between_circular_hints(group, client):
     with pytest.raises(NotLeaderError):
         await client.append([b"x"])
     assert len(group.asked(Type.APPEND)) < SHORT_MS / 5
+
+
+@on_group(timeout_ms=SHORT_MS)
+async def test_append_pauses_if_no_node_names_another_leader(group, client):
+    group.always(Type.APPEND, NotLeaderError("x"))
+    with pytest.raises(NotLeaderError):
+        await client.append([b"x"])
+    assert 1 < len(group.asked(Type.APPEND)) < 12
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
