@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import NO_INDEX, Index, NodeId, Term
 from dledger_core.raft import Batch, Configuration, LogPointers, Message, RawNode, Ready, RequestVoteResponse, Role
+from tests.sim.lies import tell
 from tests.sim.safety import check
 from tests.support.group import Snapshots
 from tests.support.memory_store import MemoryStore, Proposal, writes_of
@@ -240,6 +241,10 @@ class CoreMember(Member):
         self._proposed[batch.first_index] = batch
 
     # Faults of the core alone.
+
+    def lie(self, random: Random) -> None:
+        """Receive a message that says what cannot be true."""
+        self.input(lambda: tell(self, random, self.core.step))
 
     def campaign(self, random: Random) -> None:
         del random

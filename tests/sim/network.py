@@ -1,7 +1,8 @@
 """A network in memory between simulated members.
 
 Faults injected: loss, duplication, delay, reordering (unless ``fifo``), one-way and two-way isolation of any set of
-links. Not injected: changed or invented messages; the wire's checksums turn those into closed connections.
+links. Not injected: changed messages; the wire's checksums turn those into closed connections. ``lies`` has the
+messages that a hostile peer invents.
 """
 
 from __future__ import annotations

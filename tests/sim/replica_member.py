@@ -53,6 +53,7 @@ from dledger_core.storage.write.appender import Preallocation
 from dledger_core.storage.write.trim import LogStart
 from tests.sim.clients import History, SimClient, all_clients, check_history
 from tests.sim.damage import Damages
+from tests.sim.lies import tell
 from tests.sim.member import TICK, Member
 from tests.sim.repairs import MemberRepairs, check_intact
 from tests.sim.safety import check
@@ -522,6 +523,10 @@ class ReplicaMember(Member):
             index = random.choice((starts[-1], random.choice(starts[1:])))
             self.input(lambda: replica.trim(index))
             self.crash_soon()
+
+    def lie(self, random: Random) -> None:
+        """Receive a message that says what cannot be true."""
+        self.input(lambda: tell(self, random, self.replica.step, contradict=False))
 
     def damage(self, random: Random) -> None:
         self.sim.shared.damages.strike(random)

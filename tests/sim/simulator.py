@@ -151,6 +151,18 @@ def draw_schedule(source: random.Random, mix: Mix, kinds: Sequence[str], until: 
     return faults
 
 
+def draw_lies(source: random.Random, until: int) -> list[Fault]:
+    """Draw the lies that members receive; none in half of the runs. They have a source of their own: a lie changes
+    nothing, so a seed has the same other faults with and without them."""
+    if source.random() < 0.5:
+        return []
+    return [
+        Fault(at + source.randrange(FAULT_INTERVAL), "lie", source.getrandbits(32))
+        for at in range(FAULT_INTERVAL, until, FAULT_INTERVAL)
+        if source.random() < 0.2
+    ]
+
+
 class LivenessError(AssertionError):
     """The group does not recover although all faults have stopped; ``what`` names the goal it missed."""
 
@@ -182,6 +194,7 @@ class Simulator:
         self.source = random.Random(seed)
         self.mix = mix = draw_mix(random.Random(f"{seed}/mix"), whole=member_type is not CoreMember)
         drawn = draw_schedule(random.Random(f"{seed}/faults"), mix, member_type.fault_kinds, FAULT_TIME)
+        drawn += draw_lies(random.Random(f"{seed}/lies"), FAULT_TIME)
         self.faults = drawn if faults is None else list(faults)
         self._continuous = {fault.kind for fault in self.faults if fault.kind in CONTINUOUS}
         self.trace = hashlib.blake2b(digest_size=16) if traced else None

@@ -24,13 +24,14 @@ HAPPENED: dict[type[Any], tuple[str, ...]] = {
     CoreMember: (
         *("elections", "crashes", "partitions", "lost", "duplicated", "truncations", "acknowledged", "reads"),
         *("trims", "stalls", "disk stalls", "snapshots installed", "writes lost"),
+        *("lies refused", "lies without effect", "lies quarantined"),
     ),
     ReplicaMember: (
         *("elections", "crashes", "power losses", "disk errors", "partitions", "lost", "truncations", "acknowledged"),
         *("appends repeated", "transactions committed", "runs replaced", "tables compared", "reads", "deletions"),
         *("quarantined starts", "damaged starts", "repaired starts", "live repairs", "crashes in a repair"),
         *("repaired: bits flipped", "repaired: rows flipped", "fetches failed", "ends lost"),
-        *("copies lost", "checkpoints lost", "preallocations"),
+        *("copies lost", "checkpoints lost", "preallocations", "lies refused", "lies without effect"),
     ),
 }
 """In enough seeds each of these happens; a simulation in which nothing happens proves nothing."""
