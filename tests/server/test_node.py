@@ -315,6 +315,18 @@ async def test_failed_disk_ends_one_replica_and_its_leadership(tmp_path, monkeyp
         assert "b" in cluster.nodes[leader].hosted
 
 
+async def test_failed_disk_of_one_group_does_not_end_the_node(tmp_path):
+    async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
+        node = cluster.nodes["n0"]
+        await cluster.leader("b")
+        ended = asyncio.create_task(node.wait())
+        cluster.hosted("n0", "a").replica.run_on_disk(fails(DiskFailedError("no disk")))
+        await eventually(lambda: ended.done() or node.groups["a"].state is GroupState.QUARANTINED)
+        assert not ended.done()
+        ended.cancel()
+        await RawClient(await cluster.channel("n0"), "b").append([b"x"])
+
+
 async def test_node_ends_when_disk_of_its_last_group_fails(tmp_path):
     async with ServerGroup(tmp_path, 1) as cluster:
         await cluster.leader()

@@ -227,11 +227,6 @@ class MemberRepairs:
         self.busy = False
         assert isinstance(log, CommitLog)
         self._sim.counters["repaired starts"] += 1
-        if log.recovered.written_end and self._member.lost_after is None:
-            # It may have acknowledged the entries from the damage on, and does not vote.
-            self._sim.counters["logs ended before damage"] += 1
-            self._sim.checker.lost.append((self._member.node_id, self._member.disk.copy()))
-            self._member.lost_after = log.last_index()
         host(log)
 
 

@@ -344,6 +344,12 @@ class ReplicaMember(Member):
         assert isinstance(log, WatchedLog)
         self.log = log
         log.member = self
+        ended = log.recovered.written_end and log.recovering_marker.above is not None
+        if ended and self.is_damaged and self.lost_after is None:
+            # A repair, perhaps of an earlier life, ended the log before damage to entries that no peer had committed.
+            self.sim.counters["logs ended before damage"] += 1
+            self.sim.checker.lost.append((self.node_id, self.disk.copy()))
+            self.lost_after = log.last_index()
         self._compare_recovered()
         self.staged = self.disk.copy()
         self.up = True

@@ -81,6 +81,15 @@ def test_writer_that_fails_is_final_on_a_full_disk(files: FaultyFiles, number: i
         files.before_sync = None
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_failed_sync_of_zeros_alone_is_final_on_a_full_disk(files: FaultyFiles, number: int) -> None:
+    log = open_log(files, config=PREALLOCATING)
+    files.fail_errno, files.fail_at = number, files.operations + 2  # the write of zeros, their sync
+    assert not log.preallocate()
+    with pytest.raises(DiskFailedError):
+        log.save_checkpoint(0)
+
+
 def test_no_file_is_closed_with_unsynced_writes(files: FaultyFiles) -> None:
     log = open_log(files, config=PREALLOCATING)
     for number in range(12):

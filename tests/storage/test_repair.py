@@ -647,6 +647,21 @@ def test_repair_marks_recovering_voter_before_repairing_damaged_end(
     assert recovering_above(store.files, LAYOUT, Term(99)) == (term if lost else None)
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_damage_before_complete_records_up_to_clean_end_is_no_lost_end(store: Sample, clean: bool) -> None:
+    log = store.open()
+    for number in range(3):
+        append(log, [b"after the checkpoint %d" % number] * 4, term=3)
+    end, last = int(log.staged_end), log.last_index()
+    store.files.kill()
+    store.record(LAST)[0] ^= 0xFF
+    if not clean:
+        store.at(end - 1)[0] ^= 1
+    repair(store, 1)
+    assert recovering_above(store.files, LAYOUT, Term(99)) == (None if clean else 3)
+    assert store.open().last_index() == (last if clean else last - 4)
+
+
 def test_recovering_marker_needs_the_nodes_term(store: Sample) -> None:
     store.record(LAST)[0] ^= 0xFF
     remove(store, *copies(META / "hard-state"))

@@ -10,9 +10,11 @@ import pytest
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.ready import HardState
+from dledger_core.storage.files.file_system import write_checked
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import (
     Checkpoint,
+    hard_state_file,
     load_checkpoint,
     load_hard_state,
     save_checkpoint,
@@ -221,3 +223,12 @@ def test_truncation_and_restart_remove_a_kept_tail(store: Sample) -> None:
     assert not any(store.at(int(log.staged_end)))
     log.close()
     assert read_all(open_log(store.files)) == store.entries[:2]
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+def test_later_of_two_copies_counts(copy: int) -> None:
+    twin, files = hard_state_file(LAYOUT.hard_state), INTACT.clone().files
+    twin.save(files, STATE)
+    later = {"term": 8, "voted_for": None, "write": twin.load(files).number + 1}
+    write_checked(files, copies(LAYOUT.hard_state)[copy], later)
+    assert twin.load(files).value == HardState(Term(8), None)

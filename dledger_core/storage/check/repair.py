@@ -32,8 +32,8 @@ from dledger_core.record import (
     place,
 )
 from dledger_core.storage.check.damage import Damage, find_damage, write_wrong_rows
-from dledger_core.storage.check.judge import ScanCursor, Verdict, first_fault, native_rules, verdict
-from dledger_core.storage.check.scan import RecordBlock
+from dledger_core.storage.check.judge import ScanCursor, Verdict, complete_end, first_fault, native_rules, verdict
+from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.file_system import File, Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile, contradiction
 from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, lock_store, open_identity, refuse
@@ -409,8 +409,19 @@ class StoreRepair:
             DiskFailedError: writing the marker failed.
         """
         end = self._durable_end()
-        if end is not None and any(damage.end >= end[0] for damage in found):
+        if end is not None and any(damage.end >= end[0] for damage in found) and not self._end_is_known(*end):
             self._mark_recovering()
+
+    def _end_is_known(self, end: int, end_position: int) -> bool:
+        """Whether complete batches follow the durable entries, up to a clean end: then no later entry is lost."""
+        position = end_position
+        scanner = Scanner(self._data, self._index, self._reader.rules, ScanCursor(end_position, end))
+        with contextlib.suppress(CorruptRecordError):  # the disk cannot read it
+            for block in scanner.blocks() if self._checkpoint is not None and self._data.covers(end_position) else ():
+                at = complete_end(block.records)
+                if at is not None:
+                    position = int(block.positions[at]) + int(block.records.sizes[at])
+        return position > end_position and position == self._data.written_end(end_position)
 
     def _mark_recovering(self) -> None:
         known = hard_state_file(self._layout.hard_state).load(self._files).exists
