@@ -228,3 +228,15 @@ def test_entry_without_or_with_earlier_log_time_is_as_old_as_the_one_before() ->
         tables.apply(Index(index), 1000, control.pack(fields))
         assert tables.log_time_ms == 500
     assert LogTables.restore(tables.snapshot()).log_time_ms == 500
+
+
+def test_highest_log_time_of_a_heartbeat_stops_no_later_leader(tmp_path) -> None:
+    with HandDriven(tmp_path, voters=THREE) as n0:
+        n0.step(Heartbeat, "n1", 5, log_time_ms=NUMBER_MAX, commit_index=Index(-1), round=1)
+        n0.run()
+        n0.lead(commit=False)
+        n0.running_ms += MINUTE
+        n0.replica.propose(ProposedBatch(control=n0.replica.pack_control({})))
+        n0.run()
+        assert recorded(n0) == [NUMBER_MAX, NUMBER_MAX]
+        assert n0.replica.log_time.now_ms == NUMBER_MAX

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dledger_core.ids import NUMBER_MAX
+
 
 class RunningTime:
     """The time that this process has run, in ms: monotonic time without the stalls. One per node.
@@ -51,10 +53,9 @@ class LogTime:
 
     @property
     def now_ms(self) -> int:
-        """The newest log time that is known here; in office it advances."""
-        if self._since_ms is None:
-            return self._known_ms
-        return self._known_ms + self._running_ms() - self._since_ms
+        """The newest log time that is known here; in office it advances, up to the highest that an entry may hold."""
+        counted_ms = 0 if self._since_ms is None else self._running_ms() - self._since_ms
+        return min(self._known_ms + counted_ms, NUMBER_MAX)
 
     def observe(self, log_time_ms: int) -> None:
         """Continue from a log time that an entry or a heartbeat carries, if it is higher."""
