@@ -232,3 +232,17 @@ def test_later_of_two_copies_counts(copy: int) -> None:
     later = {"term": 8, "voted_for": None, "write": twin.load(files).number + 1}
     write_checked(files, copies(LAYOUT.hard_state)[copy], later)
     assert twin.load(files).value == HardState(Term(8), None)
+
+
+def test_end_of_recovery_removes_a_kept_tail(store: Sample) -> None:
+    """Without its marker the store would be damaged at the next start, beyond what a peer can repair."""
+    store.config = replace(CONFIG, unsynced_bytes_max=200)
+    remove(*copies(LAYOUT.checkpoint))(store.files)
+    one_entry(store)
+    log = store.open()
+    known = read_all(log)
+    log.end_recovery(log.last_index())
+    log.close()
+    log = store.open()
+    assert (read_all(log), log.recovering_marker.above) == (known, None)
+    assert not any(store.at(int(log.staged_end)))

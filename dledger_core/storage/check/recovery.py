@@ -3,9 +3,9 @@
 Records that the checkpoint covers are only sampled (the first one of each segment, the last durable one), so that a
 start does not read the whole log; every record after them is judged. Damage is reported and nothing is changed. A torn
 tail is truncated after the last complete batch. A recovering voter keeps it, because it may be damaged and not torn:
-the log ends before it, and the first append removes it. Index rows that lack their record's place are rewritten from
-the data, once the records are known to reach the end that the checkpoint covers; a row that contradicts its record is
-damage.
+the log ends before it, and the first append, or the end of the recovery, removes it. Index rows that lack their
+record's place are rewritten from the data, once the records are known to reach the end that the checkpoint covers; a
+row that contradicts its record is damage.
 """
 
 from __future__ import annotations

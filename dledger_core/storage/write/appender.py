@@ -65,8 +65,7 @@ class Appender:
 
     def append(self, batches: Sequence[Batch]) -> bool:
         """Write batches at the end of the log, and their index rows; return whether a data segment was created."""
-        if self._kept_end:  # its records could otherwise look like the next ones of a shorter log
-            self.truncate(self.position, batches[0].first_index)
+        self.remove_kept_tail(batches[0].first_index)  # its records could look like the next ones of a shorter log
         writes: list[tuple[int, list[Buffer]]] = []
         for batch in batches:
             self._plan(records_of(batch), writes)
@@ -137,6 +136,11 @@ class Appender:
         """Make all index rows written so far durable."""
         self.index.segments.sync(sorted(self._unsynced_index.intersection(self.index.segments.bases)))
         self._unsynced_index.clear()
+
+    def remove_kept_tail(self, first_index: int) -> None:
+        """Remove a tail that recovery kept after the last entry, durably, and the rows from ``first_index`` on."""
+        if self._kept_end:
+            self.truncate(self.position, first_index)
 
     def truncate(self, position: int, first_index: int) -> None:
         """Remove everything from ``position`` on, durably, a kept tail too, and the rows from ``first_index`` on."""

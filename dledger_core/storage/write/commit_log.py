@@ -326,6 +326,8 @@ class CommitLog(DurableLog):
 
     def end_recovery(self, commit_index: int) -> None:
         """Remove the marker of a recovering voter (``Ready.votes_again``). Raises like ``persist``."""
+        with self._writing():
+            self._appender.remove_kept_tail(self._last_index + 1)  # without the marker it is damage
         self.save_checkpoint(commit_index)
         with self._writing():
             self.recovering_marker.end()
