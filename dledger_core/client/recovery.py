@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from dledger_core.client.routing.channel import Channel
 from dledger_core.config import Peer
-from dledger_core.errors import DLedgerError, UnreachableError
+from dledger_core.errors import ConfigError, DLedgerError, UnreachableError
 from dledger_core.net import messages
 
 
@@ -76,6 +76,7 @@ async def recover(peers: Sequence[Peer], group: str, timeout_s: float, *, dry_ru
 
     Raises:
         UnreachableError: a voter does not answer.
+        ConfigError: ``peers`` are not the voters that the nodes know.
         BadRequestError: a voter has changed since it was asked.
     """
     channels = [Channel(peer) for peer in peers]
@@ -92,6 +93,7 @@ async def recover(peers: Sequence[Peer], group: str, timeout_s: float, *, dry_ru
         found = await asyncio.gather(*map(report, channels), return_exceptions=True)
         reports = [each for each in found if isinstance(each, messages.RecoverResponse)]
         _require_all(peers, found)
+        _require_same(peers, reports)
         leader_id = next((each.leader for each in reports if each.leader is not None), None)
         ends = tuple(
             VoterEnd(str(peer.node_id), each.last_term, each.last_index, each.is_recovering)
@@ -121,3 +123,17 @@ def _require_all(peers: Sequence[Peer], found: Sequence[messages.RecoverResponse
             "; ".join(silent),
             "start all nodes of the group, then run the command again",
         )
+
+
+def _require_same(peers: Sequence[Peer], reports: Sequence[messages.RecoverResponse]) -> None:
+    """Raise unless each node names the same voters: one that was left out was not asked."""
+    asked = sorted(str(peer.node_id) for peer in peers)
+    for peer, each in zip(peers, reports, strict=True):
+        if sorted(each.voters) != asked:
+            raise ConfigError(
+                "the peers string does not name all voters and only them, and one that is not asked may have "
+                "acknowledged entries that the others lack",
+                str(peer.node_id),
+                "name all nodes of the group in --peers",
+                {"peers": asked, "voters": sorted(each.voters)},
+            )

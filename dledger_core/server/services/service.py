@@ -350,6 +350,7 @@ class ClientService:
             last_term=last_term,
             last_index=last_index,
             leader=status.leader_id if status.has_active_leader else None,
+            voters=[str(peer.node_id) for peer in self._members.peers],
         )
         request.respond(messages.RECOVER_OK, response)
 
