@@ -337,7 +337,7 @@ class RecoverResponse:
     leader: str | None = wire(
         "leader", "str", "node id of a leader that is active, nil if there is none", optional=True
     )
-    voters: list[str] = wire("voters", "list", "node ids of all voters", low=1, accepts=all_of(str))
+    voters: list[str] = wire("voters", "list", "node ids of all voters", low=0, accepts=all_of(str))
 
 
 METADATA: Final = table_of(MetadataRequest, Type.METADATA, error=BadRequestError)
