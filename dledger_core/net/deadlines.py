@@ -68,14 +68,24 @@ class _Seen:
 
 
 class DeadlineWatch:
-    """Closes the connections of one port that are past a deadline."""
+    """Closes the connections of one port that are past a deadline.
+
+    A look that comes late counts as two intervals: this node was stopped, and has not read what came meanwhile.
+    """
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self._seen: dict[Watched, _Seen] = {}
+        self._last: float | None = None
+        self._watched_s = 0.0
 
     def look(self, connections: Iterable[Watched], now: float) -> None:
         """Compare the connections with the last look, and close those past a deadline."""
+        since = 0.0 if self._last is None else now - self._last
+        self._last, self._watched_s = now, self._watched_s + min(since, 2 * self._deadlines.interval_s)
+        self._compare(connections, self._watched_s)
+
+    def _compare(self, connections: Iterable[Watched], now: float) -> None:
         before, self._seen = self._seen, {}
         for connection in list(connections):
             seen = before.get(connection) or _Seen(-1, -1, 0, now, now, now)
