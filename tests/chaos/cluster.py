@@ -119,8 +119,8 @@ class ChaosCluster(LocalCluster):
         return "\n".join(self.log_path(node_id).read_text(errors="replace").strip().splitlines()[-lines:])
 
     def started_since(self, node_id: str, offset: int) -> bool:
-        """Whether the node has logged after this offset that it serves."""
-        return b" serves " in self.log_path(node_id).read_bytes()[offset:]
+        """Whether the node has logged after this offset that it started."""
+        return b" node started: " in self.log_path(node_id).read_bytes()[offset:]
 
     def leader_now(self) -> str | None:
         """Return the leader of the newest known term, or None."""

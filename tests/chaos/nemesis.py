@@ -330,14 +330,15 @@ class Nemesis:
         self._may_exit.add(node)
         self.cluster.restart(node)
         code: int | None = None
-        deadline = time.monotonic() + START_S
-        while code is None and time.monotonic() < deadline and not self.cluster.started_since(node, offset):
+        started, deadline = False, time.monotonic() + START_S
+        while code is None and not started and time.monotonic() < deadline:
             code = self.cluster.wait_exit(node, 0.05)
+            started = self.cluster.started_since(node, offset)
         self._may_exit.discard(node)
         words = self.cluster.last_words(node)
         self.recorder.note("damage", time.monotonic(), node=node, about=about, code=code, words=words)
-        if code is not None:
-            raise NodeDownError(f"{node} should start; exit code {code}: {words}; {about}")
+        if not started:
+            raise NodeDownError(f"{node} should start within {START_S:g} s; exit code {code}: {words}; {about}")
 
 
 def _last_index(old: Path, store: Path) -> int:
