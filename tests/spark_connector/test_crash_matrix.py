@@ -187,13 +187,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
         yield History(cluster, tmp_path_factory.mktemp("matrix"))
 
 
-SOAK = ("first micro-batch", "tasks running")
-"""Steps that each differ little from another one; only in make soak."""
-
-
-@pytest.mark.parametrize(
-    "step", [pytest.param(step, marks=[pytest.mark.soak] if step in SOAK else []) for step in MATRIX]
-)
+@pytest.mark.parametrize("step", MATRIX)
 def test_driver_that_dies(history: History, step: str) -> None:
     steps = MATRIX[step]
     history.write()
@@ -202,7 +196,7 @@ def test_driver_that_dies(history: History, step: str) -> None:
     code, output = history.start(steps, batch=0 if first else None).wait()
     assert code == -signal.SIGKILL, output
     _check_logs(history, steps, first)
-    if step in ("tasks running", "tasks done", "sink committed"):
+    if step in ("tasks running", "sink committed"):
         history.kill_leader("t1")
     _check_table(history, steps)
     _check_targets(history, steps, before)
@@ -258,9 +252,7 @@ def test_older_of_two_drivers_is_fenced_and_each_row_arrives_once(history: Histo
     assert history.table() == everything
     assert {source: history.show(target) for source, target in SOURCES.items()} == everything
     assert history.show("d") == [str(number).encode() for number in range(history.numbers)]
-    if (
-        history.runs == len(MATRIX) - len(SOAK) + 2
-    ):  # the whole history, in which retention deleted entries that were read
+    if history.runs == len(MATRIX) + 2:  # the whole history, in which retention deleted entries that were read
         for group in SOURCES:
             with Client(history.cluster.peers, group) as client:
                 assert max(node.first_index for node in client.metadata().nodes) > 0, group
