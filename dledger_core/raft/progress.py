@@ -119,8 +119,12 @@ class Progress:
         self._clear_inflight()
 
     def become_needs_snapshot(self) -> None:
-        """Stop replicating: the leader has deleted entries that this follower needs."""
+        """Stop replicating: the leader has deleted entries that this follower needs.
+
+        A batch is sent as a whole, so ``next_index`` may stand at the start of one that the follower has a part of.
+        """
         self.state = ProgressState.NEEDS_SNAPSHOT
+        self.next_index = max(self.next_index, Index(self.match_index + 1))
         self._clear_inflight()
 
     def accepted(self, match_index: Index) -> bool:

@@ -110,3 +110,11 @@ def test_member_with_a_snapshot_is_probed_once_its_log_reaches_the_leaders() -> 
     assert not progress.heartbeat_acked(1, Index(8), Index(10))
     assert progress.heartbeat_acked(2, Index(9), Index(10))
     assert (progress.state, progress.next_index) == (ProgressState.PROBE, 10)
+
+
+def test_snapshot_is_needed_though_part_of_first_batch_matches() -> None:
+    progress = Progress(Index(27))
+    progress.accepted(Index(26))
+    progress.next_index = Index(25)  # the batch with entry 27 begins there, and entry 24 is deleted
+    progress.become_needs_snapshot()
+    assert (progress.match_index, progress.next_index) == (26, 27)
