@@ -23,7 +23,7 @@
     |  |- StoreBusyError              another process holds the store; exit code 3
     |  |- StoreIncompleteError        a conversion into the store is not finished; exit code 3
     |  |- QuarantinedError            a broken invariant; until dledger repair
-    |  |- DiskFailedError             the first write or sync error stops the node
+    |  |- DiskFailedError             the first write or sync error stops the replica
     |  '- DiskFullError               retriable
     |- ProtocolError                  the other side sent invalid data; the connection is closed
     '- ClientError
@@ -86,6 +86,8 @@ __all__ = [
 
 
 _LINE_CHARACTERS: Final = 2000
+_WHAT_CHARACTERS: Final = 1000
+"""So that a long value in *what* does not push the place and the remedy out of the line."""
 _VALUE_CHARACTERS: Final = 300
 
 
@@ -140,7 +142,7 @@ class DLedgerError(Exception):
 
     def __str__(self) -> str:
         shown = " ".join(f"{key}={one_line(str(value), _VALUE_CHARACTERS)}" for key, value in self.values.items())
-        text = f"[{self.name}] {self.what}"
+        text = f"[{self.name}] {one_line(self.what, _WHAT_CHARACTERS)}"
         if self.where:
             text += f" at {self.where}"
         if shown:
@@ -313,7 +315,7 @@ class QuarantinedError(StorageError):
 
 
 class DiskFailedError(StorageError):
-    """A write or sync failed; the node stops and the store needs verification."""
+    """A write or sync failed, or a read without a repair; the replica stops and the store needs verification."""
 
     code = 623
     name = "DISK_FAILED"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from dledger_core.config import check_group_name, parse_peers
-from dledger_core.errors import ConfigError, one_line
+from dledger_core.errors import ConfigError
 from dledger_core.java_properties import MalformedError, Property, read_java_properties
 
 _T = TypeVar("_T")
@@ -24,8 +24,6 @@ _ENABLED: Final = "enableDLegerCommitLog"
 _SIZE_MIN: Final = 1024
 _SIZE_MAX: Final = (1 << 31) - 1
 _SIZE_DEFAULT: Final = 1 << 30
-_SHOWN: Final = 200
-"""Characters of a value that an error shows: a longer one would push the file and the line out of the text."""
 
 _OWN_FLAGS: Final = {
     "fileReservedTime": "--file-reserved-hours",
@@ -152,9 +150,7 @@ class _Reading:
 
     def _wrong(self, key: str, what: str, remedy: str) -> ConfigError:
         found = self._last[key]
-        return ConfigError(
-            f"{key} = {one_line(found.value, _SHOWN)!r} {what}", f"{self._path} line {found.line}", remedy
-        )
+        return ConfigError(f"{key} = {found.value!r} {what}", f"{self._path} line {found.line}", remedy)
 
     def _ignored(self) -> tuple[str, ...]:
         return tuple(sorted(set(self._last) - {*_KEYS, _ENABLED}))
