@@ -207,6 +207,16 @@ def test_append_out_of_sequence_is_rejected(n0, ask, committed, producer, epoch,
     assert bodies(n0) == [b"old epoch", b"zero", b"one", b"two"]
 
 
+def settle_leadership(n0, ask, deposed):
+    """Nothing is answered before the other nodes have confirmed the leader, or deposed it."""
+    n0.run()
+    assert ask.answers == []
+    if deposed:
+        n0.depose()
+    else:
+        n0.confirm()
+
+
 @pytest.mark.parametrize("deposed", [False, True], ids=["still-leads", "deposed"])
 @pytest.mark.parametrize("error", [SequenceGapError, ProducerUnknownError, TransactionError])
 def test_missing_entry_is_error_only_after_leadership_is_confirmed(n0, error, deposed):
@@ -218,12 +228,7 @@ def test_missing_entry_is_error_only_after_leadership_is_confirmed(n0, error, de
         ask.appends.commit(KEY, [Part(5, 5, 1, 1)], ask.answers.append)
     else:
         ask.produced("known" if error is SequenceGapError else "stranger", 0, 7, b"x")
-    n0.run()
-    assert ask.answers == []
-    if deposed:
-        n0.depose()
-    else:
-        n0.confirm()
+    settle_leadership(n0, ask, deposed)
     assert ask.ranges == [NotLeaderError if deposed else error]
 
 
@@ -231,12 +236,7 @@ def test_missing_entry_is_error_only_after_leadership_is_confirmed(n0, error, de
 def test_state_is_returned_only_after_leadership_is_confirmed(n0, ask, deposed):
     """A frozen leader that thaws does not know that its successor has committed more appends of the producer."""
     ask.appends.when_ready(ask.answers.append)
-    n0.run()
-    assert ask.answers == []
-    if deposed:
-        n0.depose()
-    else:
-        n0.confirm()
+    settle_leadership(n0, ask, deposed)
     assert ask.ranges == [NotLeaderError if deposed else (0, 0)]
 
 

@@ -87,14 +87,20 @@ def lose_from(group: ReplicaGroup, victim: HandDriven, keep: float) -> None:
             names[path].durable[:] = content
 
 
-def with_unrecorded_entries() -> tuple[ReplicaGroup, HandDriven, HandDriven, HandDriven]:
-    """Return a group whose leader and a follower acknowledged entries that no checkpoint and no third node has."""
+def filled(count: int, repeat: int) -> tuple[ReplicaGroup, HandDriven, HandDriven, HandDriven]:
+    """Return a group in which all nodes hold ``count`` entries, its leader, and the other two nodes."""
     group = ReplicaGroup(storage=SMALL)
     leader = group.leader()
     victim, late = (node for node in group.members.values() if node is not leader)
-    for number in range(40):
-        group.append(leader, b"%d" % number * 100)
+    for number in range(count):
+        group.append(leader, b"%d" % number * repeat)
     group.tick(10)
+    return group, leader, victim, late
+
+
+def with_unrecorded_entries() -> tuple[ReplicaGroup, HandDriven, HandDriven, HandDriven]:
+    """Return a group whose leader and a follower acknowledged entries that no checkpoint and no third node has."""
+    group, leader, victim, late = filled(40, repeat=100)
     victim.replica.save_checkpoint()
     group.deliver()
     isolate(group, late)
@@ -165,12 +171,7 @@ def test_vote_is_given_back_only_with_the_reported_end_and_without_leader() -> N
 
 @pytest.mark.parametrize("byte", [20, 48], ids=["term", "body"])
 def test_log_ends_before_damage_to_uncommitted_entries_for_now(byte: int) -> None:
-    group = ReplicaGroup(storage=SMALL)
-    leader = group.leader()
-    victim, late = (node for node in group.members.values() if node is not leader)
-    for number in range(8):
-        group.append(leader, b"%d" % number * 50)
-    group.tick(10)
+    group, leader, victim, late = filled(8, repeat=50)
     group.drop = lambda message: isinstance(message, AppendEntriesResponse) or message.target == late.node_id
     for number in range(8):
         group.append(leader, b"uncommitted %d" % number)

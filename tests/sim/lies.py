@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.errors import InvariantViolationError, ProtocolError
 from dledger_core.ids import NO_TERM, TERM_JUMP_MAX, Index, NodeId, Term
@@ -121,13 +121,14 @@ class Liar:
         term = self._core.term_at(index) if index >= self._status.first_index else None
         return index if term is not None and term >= 1 else None
 
-    def _append(self, prev_index: Index, prev_term: Term, *, commit_index: Index, last_index: Index) -> Message:
+    def _from_leader(self) -> dict[str, Any]:
         status = self._status
         assert status.leader_id is not None
+        return {"sender": status.leader_id, "target": status.node_id, "term": status.term}
+
+    def _append(self, prev_index: Index, prev_term: Term, *, commit_index: Index, last_index: Index) -> Message:
         return AppendEntries(
-            sender=status.leader_id,
-            target=status.node_id,
-            term=status.term,
+            **self._from_leader(),
             prev_index=prev_index,
             prev_term=prev_term,
             commit_index=commit_index,
@@ -136,15 +137,11 @@ class Liar:
         )
 
     def unsolicited_snapshot(self) -> Message:
-        status = self._status
-        assert status.leader_id is not None
         return InstallSnapshot(
-            sender=status.leader_id,
-            target=status.node_id,
-            term=status.term,
+            **self._from_leader(),
             number=_FAR,
             first_index=Index(_FAR),
-            previous_term=status.term,
+            previous_term=self._status.term,
             offset=0,
             total=3,
             data=b"lie",

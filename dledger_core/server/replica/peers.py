@@ -337,15 +337,14 @@ class PeerLinks:
                 raise ProtocolError("a message from or to another node", connection.peer_address)
             self._deliver(group, message)
         if (peer_ms := codec.wall_clock(frame)) != 0:
-            self._compare_clocks(cast("NodeId", connection.peer_hello.node_id), peer_ms)
+            self._compare_clocks(link, peer_ms)
 
-    def _compare_clocks(self, node_id: NodeId, peer_ms: int) -> None:
-        link = self._links.get(node_id)
-        ahead_ms = link.clocks.observe(peer_ms, self._wall_ms(), monotonic_ms()) if link is not None else None
+    def _compare_clocks(self, link: _Link, peer_ms: int) -> None:
+        ahead_ms = link.clocks.observe(peer_ms, self._wall_ms(), monotonic_ms())
         if ahead_ms is not None:
             _LOG.warning(
                 "clock of a peer differs, append times are its leader's: peer=%s ahead_ms=%d remedy=synchronize clocks",
-                node_id,
+                link.peer.node_id,
                 ahead_ms,
             )
 

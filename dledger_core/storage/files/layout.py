@@ -17,6 +17,7 @@ from dledger_core.errors import ConfigError, StoreBusyError, StoreIncompleteErro
 from dledger_core.ids import NO_TERM, NUMBER_MAX
 from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, Header, is_segment_name
 from dledger_core.storage.files.file_system import File, Files, OsFiles, fields_crc, write_checked
+from dledger_core.storage.files.twin_file import copies
 
 FORMAT_VERSION: Final = 1
 
@@ -40,7 +41,6 @@ _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "commitlog_prefix": (str, NoneType),
 }
 _META_LEFTOVERS = frozenset({"lock", "log.json.tmp"})
-_NATIVE_NAMES = frozenset({"checkpoint", "checkpoint.2", "hard-state", "hard-state.2", "tables"})
 _JAVA_NAMES = frozenset({"data", "index", "currterm", "checkpoint"})
 
 
@@ -308,7 +308,8 @@ def lacks_identity(files: Files, layout: Layout) -> bool:
     """Whether a store is native by its other files and its records, but has lost ``meta/log.json``."""
     if files.read(layout.log_meta) is not None:
         return False
-    if set(files.listdir(layout.meta) or ()) & _NATIVE_NAMES:
+    native = (*copies(layout.checkpoint), *copies(layout.hard_state), layout.tables)
+    if set(files.listdir(layout.meta) or ()) & {path.name for path in native}:
         return True
     header = _first_header(files, layout.data)
     # Java writes zeros where native records have flags, append time and CRC.
