@@ -143,10 +143,14 @@ def test_vote_without_entries_is_not_forgotten() -> None:
         open_log(files)
 
 
-def one_entry(store: Sample) -> None:
-    store.record(5)[48] ^= 1
+def flip_byte(store: Sample, entry: int, offset: int) -> None:
+    store.record(entry)[offset] ^= 1
     for inode in store.files.names.values():
         inode.durable[:] = inode.content
+
+
+def one_entry(store: Sample) -> None:
+    flip_byte(store, 5, 48)
 
 
 def last_file(store: Sample) -> None:
@@ -157,7 +161,12 @@ def all_files(store: Sample) -> None:
     remove(*[path for path in store.files.names if path.parent in (DATA, INDEX)])(store.files)
 
 
-@pytest.mark.parametrize("damage", [one_entry, last_file, all_files, lambda _: None])
+def index_of_first_entry(store: Sample) -> None:
+    """In the header, which has no CRC; ``meta/log.json`` and the index have the right one."""
+    flip_byte(store, 0, 13)
+
+
+@pytest.mark.parametrize("damage", [one_entry, index_of_first_entry, last_file, all_files, lambda _: None])
 @pytest.mark.parametrize("lose", [remove, flip])
 def test_lost_checkpoint_makes_recovering_voter_that_cuts_nothing(
     store: Sample, damage: Callable[[Sample], None], lose: Callable[..., Loss]

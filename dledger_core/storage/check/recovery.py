@@ -174,9 +174,12 @@ class _Recovery:
         return ScanCursor(found[1], found[0])
 
     def _is_confirmed(self, position: int, header: Header, checkpoint: Checkpoint | None) -> bool:
-        """Whether a first record that contradicts ``meta/log.json`` may be right; if not, it is damaged."""
+        """Whether a first record that contradicts ``meta/log.json`` may be right; if not, it is damaged.
+
+        A recovering voter's log then ends before it: no repair would find damage to entries that nothing covers.
+        """
         covered = checkpoint is not None and checkpoint.durable_index >= self.meta.first_index
-        return not covered or self._row_agrees(position, header)
+        return not (covered or self.keep_tail) or self._row_agrees(position, header)
 
     def _sample(self, checkpoint: Checkpoint, position: int, first: int) -> RecoveredEnd:
         """Sample the records that the checkpoint covers and return their end."""
