@@ -305,6 +305,11 @@ def _data_patch(member: ReplicaMember, rows: np.ndarray, source: random.Random) 
         other = source.choice([one for name, one in member.files.names.items() if name.parent == path.parent])
         sector = source.randrange(0, max(len(other.content), 1), SECTOR)
         kind, content = "sectors misdirected", bytes(other.content[sector : sector + stop - start])
+    # Nothing reads the bytes after a BLANK's head, and an interrupted repair does not write them again.
+    starts = rows["position"].astype(np.int64)
+    last = int(np.searchsorted(starts, base + len(inode.content))) - 1
+    stop = min(stop, int(starts[last]) + int(rows["size"][last]) + BLANK_BYTES - base)
+    content = content[: stop - start]
     if len(content) != stop - start or not _detectable(rows, inode, base, start, content):
         return None
     return _patch(kind, inode, path, start, content)
