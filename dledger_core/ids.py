@@ -3,7 +3,7 @@
 Each is a ``NewType``: mypy rejects a swap and nothing is paid at run time.
 """
 
-from typing import Final, NewType, TypeAlias
+from typing import Final, NewType
 
 __all__ = [
     "NO_INDEX",
@@ -17,6 +17,9 @@ __all__ = [
     "Position",
     "QueueOffset",
     "Term",
+    "member_id",
+    "node_of",
+    "store_of",
 ]
 
 Index = NewType("Index", int)
@@ -34,8 +37,12 @@ QueueOffset = NewType("QueueOffset", int)
 NodeId = NewType("NodeId", str)
 """Name of a server process, unique in its peers string; contains no ``-``."""
 
-MemberId: TypeAlias = NodeId
-"""A member of a group: whose votes and acknowledgements count. Equal to the node id while members are static."""
+MemberId = NewType("MemberId", str)
+"""A member of a group, whose votes and acknowledgements count: ``<node id>/<store uuid>``.
+
+A node whose disk was emptied has another store uuid, so it is another member. Where no store is known, the node id
+alone stands for the member.
+"""
 
 GroupName = NewType("GroupName", str)
 """Name of one Raft group, which is one replicated log."""
@@ -54,3 +61,18 @@ TERM_JUMP_MAX: Final = 1 << 32
 """Most terms that a peer may be ahead. Each election raises the term by one: at a hundred elections per second a node
 would have been away for more than a year. A term cannot be lowered again, so a wrong one would cost the group its
 future."""
+
+
+def member_id(node_id: str, store_uuid: str = "") -> MemberId:
+    """Return the member that a node's store is."""
+    return MemberId(f"{node_id}/{store_uuid}" if store_uuid else node_id)
+
+
+def node_of(member: MemberId) -> NodeId:
+    """Return the id of the node that has a member's store."""
+    return NodeId(member.partition("/")[0])
+
+
+def store_of(member: MemberId) -> str:
+    """Return the uuid of a member's store; empty if it is not known."""
+    return member.partition("/")[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dledger_core.errors import BadRequestError, NotLeaderError, ProtocolError, TransferringError, invariant
-from dledger_core.ids import Index, MemberId
+from dledger_core.ids import Index, MemberId, node_of
 from dledger_core.raft import replication
 from dledger_core.raft.batch import Batch, Proposal
 from dledger_core.raft.messages import AppendEntriesResponse, Heartbeat, HeartbeatResponse, TimeoutNow
@@ -36,7 +36,7 @@ def become_leader(state: RaftState) -> None:
     state.election_elapsed = state.heartbeat_elapsed = 0
     state.heartbeat_round = 0
     state.transferee = None
-    by_hand = state.transfer_campaign and state.member not in state.config.preferred_leaders
+    by_hand = state.transfer_campaign and node_of(state.member) not in state.config.preferred_leaders
     state.preferred_pause = _BY_HAND_PAUSE if by_hand else 0
     next_index = Index(state.log.last_index + 1)
     state.progress = {member: Progress(next_index) for member in state.configuration.members if member != state.member}
@@ -243,20 +243,20 @@ def _maybe_transfer_to_preferred(state: RaftState, active: set[MemberId]) -> Non
         return
     if state.transferee is not None or not _has_committed_in_term(state):
         return
-    for member in state.config.preferred_leaders:
-        if member == state.member:
+    for preferred in state.config.preferred_leaders:
+        if preferred == node_of(state.member):
             return
-        progress = state.progress.get(member)
-        if (
-            progress is not None
-            and state.configuration.is_voter(member)
-            and member in active
-            and progress.state is ProgressState.REPLICATE
-            and progress.match_index >= state.log.commit_index
-        ):
-            state.preferred_pause = _PREFERRED_PAUSE
-            transfer_leadership(state, member)
-            return
+        for member, progress in state.progress.items():
+            if (
+                node_of(member) == preferred
+                and state.configuration.is_voter(member)
+                and member in active
+                and progress.state is ProgressState.REPLICATE
+                and progress.match_index >= state.log.commit_index
+            ):
+                state.preferred_pause = _PREFERRED_PAUSE
+                transfer_leadership(state, member)
+                return
 
 
 def _maybe_send_timeout_now(state: RaftState, target: MemberId, progress: Progress) -> None:

@@ -184,6 +184,11 @@ class RawNode:
         """The last entry that is durable here and not about to be truncated."""
         return self._log.durable_index
 
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration in force."""
+        return self._state.configuration
+
     def pointers(self) -> LogPointers:
         """Return the log pointers that the core owns; ``CommitLog.pointers`` adds those of the files."""
         return self._log.pointers()

@@ -33,7 +33,7 @@ from dledger_core.errors import (
     UnreachableError,
     invariant,
 )
-from dledger_core.ids import NodeId
+from dledger_core.ids import NodeId, member_id
 from dledger_core.raft import Configuration, Message
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
@@ -200,8 +200,8 @@ class Group:
             )
         replica = Replica(
             group=self.name,
-            node_id=config.self_id,
-            configuration=Configuration(frozenset(peer.node_id for peer in host.members.peers)),
+            member=member_id(config.self_id),
+            configuration=Configuration(frozenset(member_id(peer.node_id) for peer in host.members.peers)),
             config=replace(
                 config.raft,
                 noop_on_election=config.raft.noop_on_election and profile == "B",
@@ -305,7 +305,7 @@ class Group:
         if target != self._host.config.self_id:
             replica.transfer_leadership(target)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while replica.soft_state.leader_id != target:
+        while replica.leader_node != target:
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 raise TransferringError(f"{target} did not become leader in time", "", "retry when it has caught up")

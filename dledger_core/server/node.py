@@ -15,7 +15,7 @@ import uvloop
 
 from dledger_core.config import STOP_WITH_STDIN
 from dledger_core.errors import ConfigError, StoreMismatchError, UnreachableError, invariant
-from dledger_core.ids import NodeId
+from dledger_core.ids import NodeId, node_of
 from dledger_core.net.connection import Connection, Handler, Server, serve
 from dledger_core.net.deadlines import Deadlines
 from dledger_core.net.hello import Hello
@@ -283,7 +283,7 @@ class NodeServer:
     def _deliver(self, name: str, message: Message) -> None:
         group = self.groups.get(name)
         if group is None:
-            self._drop(name, message.sender)
+            self._drop(name, node_of(message.sender))
             return
         group.step(message)
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dledger_core.checksum import crc32
 from dledger_core.config import Limits
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, DLedgerError, NotLeaderError
-from dledger_core.ids import Index, NodeId, Term
+from dledger_core.ids import Index, NodeId, Term, member_id
 from dledger_core.net import codec
 from dledger_core.net.frame import FrameDecoder
 from dledger_core.net.protocol import FRAME_BYTES_MAX
@@ -356,7 +356,7 @@ class ReplicaMember(Member):
         iteration_delay = self.sim.shared.iteration_delay
         self.replica = SimReplica(
             group=GROUP,
-            node_id=self.node_id,
+            member=member_id(self.node_id),
             configuration=Configuration(frozenset(self.sim.members)),
             config=self.sim.mix.raft,
             log=log,

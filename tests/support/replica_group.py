@@ -14,7 +14,7 @@ from typing import Any
 from dledger_core.config import LIMITS, Limits, RaftConfig, StorageConfig
 from dledger_core.control import TransactionId
 from dledger_core.errors import DLedgerError, invariant
-from dledger_core.ids import Index, NodeId, Term
+from dledger_core.ids import Index, NodeId, Term, member_id
 from dledger_core.raft import (
     AppendEntries,
     AppendEntriesResponse,
@@ -165,7 +165,7 @@ class HandDriven:
         self.log = CommitLog.open(directory, group="g", node_id=node_id, config=storage, files=files)
         self.replica = Replica(
             group="g",
-            node_id=self.node_id,
+            member=member_id(self.node_id),
             configuration=Configuration(frozenset(map(NodeId, voters))),
             config=raft,
             log=self.log,

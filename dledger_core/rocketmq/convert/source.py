@@ -15,7 +15,7 @@ from typing import Final, Literal
 import numpy as np
 
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreBusyError, StoreMismatchError
-from dledger_core.ids import NO_INDEX, NodeId, Term
+from dledger_core.ids import NO_INDEX, MemberId, Term
 from dledger_core.raft.ready import HardState
 from dledger_core.rocketmq import broker_end_of, check_continues, end_of, locate
 from dledger_core.rocketmq.convert.parts import ClassicPart, LogPart, SourcePart
@@ -376,7 +376,7 @@ def _hard_state(files: Files, layout: Layout, reader: StoreReader) -> HardState:
     highest = max(last, term, _number(spare.get("currTerm")), 0 if native is None else native.term)
     if native is not None and native.term == highest:
         return native
-    return HardState(Term(highest), NodeId(vote) if vote and term == highest else None)
+    return HardState(Term(highest), MemberId(vote) if vote and term == highest else None)
 
 
 def _number(text: str | None) -> int:

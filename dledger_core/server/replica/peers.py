@@ -19,7 +19,7 @@ from typing import Final, cast
 
 from dledger_core.config import LIMITS, Limits, Peer
 from dledger_core.errors import DLedgerError, ProtocolError, UnreachableError, invariant
-from dledger_core.ids import NodeId
+from dledger_core.ids import NodeId, node_of
 from dledger_core.net import codec
 from dledger_core.net.connection import Connection, connect
 from dledger_core.net.frame import Frame
@@ -186,7 +186,7 @@ class PeerLinks:
 
     def send(self, group: str, message: Message) -> None:
         """Send a message; drop it if the peer is not connected or far too slow, because Raft sends it again."""
-        link = self._links.get(message.target)
+        link = self._links.get(node_of(message.target))
         if link is None or link.connection is None:
             return
         link.unsent_ticks = 0
@@ -333,7 +333,7 @@ class PeerLinks:
         if link is None or link.connection is not connection:
             return
         for group, message in codec.frame_to_messages(frame):
-            if message.sender != connection.peer_hello.node_id or message.target != self._self_id:
+            if node_of(message.sender) != connection.peer_hello.node_id or node_of(message.target) != self._self_id:
                 raise ProtocolError("a message from or to another node", connection.peer_address)
             self._deliver(group, message)
         if (peer_ms := codec.wall_clock(frame)) != 0:

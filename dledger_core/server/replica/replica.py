@@ -26,7 +26,7 @@ from dledger_core.errors import (
     ProtocolError,
     invariant,
 )
-from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId, Term
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId, NodeId, Term, node_of
 from dledger_core.raft import (
     Batch,
     Configuration,
@@ -130,7 +130,7 @@ class Replica:
 
     Args:
         group: the group's name.
-        node_id: this node.
+        member: this member.
         configuration: the voters.
         config: Raft's settings.
         log: the opened store; closed by ``close``.
@@ -145,7 +145,7 @@ class Replica:
         self,
         *,
         group: str,
-        node_id: NodeId,
+        member: MemberId,
         configuration: Configuration,
         config: RaftConfig,
         log: CommitLog,
@@ -156,7 +156,8 @@ class Replica:
         limits: Limits = LIMITS,
     ) -> None:
         self.group = group
-        self.node_id = node_id
+        self.member = member
+        self.node_id = node_of(member)
         self.log = log
         self.space = SpaceGuard(group, log, reserve_bytes, limits)
         self.pins = Pins(limits)
@@ -181,7 +182,7 @@ class Replica:
         self.soft_state = SoftState(Role.FOLLOWER, None, log.hard_state.term)
         self._leading_from: Index | None = None
         self.raft = RawNode(
-            member=node_id,
+            member=member,
             configuration=configuration,
             config=config,
             store=log,
@@ -274,12 +275,16 @@ class Replica:
         return self._ask(propose)
 
     def transfer_leadership(self, target: NodeId) -> None:
-        """Start a transfer of leadership to another voter; raise as the core does."""
-        self._ask(lambda: self.raft.transfer_leadership(target))
+        """Start a transfer of leadership to another node's voter; raise as the core does."""
+        voters = self.raft.configuration.voters
+        member = next((voter for voter in voters if node_of(voter) == target), MemberId(target))
+        self._ask(lambda: self.raft.transfer_leadership(member))
 
     def report_unreachable(self, peer: NodeId) -> None:
         """Record that the connection to a peer was lost."""
-        self._guard(lambda: self.raft.report_unreachable(peer))
+        for member in self.raft.configuration.members:
+            if node_of(member) == peer:
+                self._guard(partial(self.raft.report_unreachable, member))
 
     def schedule(self) -> None:
         """Run the Ready loop at the end of this iteration, so that all input of the iteration is written together."""
@@ -433,7 +438,7 @@ class Replica:
             self.node_id,
             soft_state.role.value,
             soft_state.term,
-            soft_state.leader_id,
+            self.leader_node,
         )
         for observer in self._observers:
             observer.role_changed(soft_state)
@@ -458,9 +463,15 @@ class Replica:
         """The time by which pins expire: the log time; in profile A, which has none, this node's running time."""
         return self.log_time.now_ms if self.profile_b else self._environment.running_ms()
 
+    @property
+    def leader_node(self) -> NodeId | None:
+        """The node of the group's leader, None if this node knows none."""
+        leader = self.soft_state.leader_id
+        return None if leader is None else node_of(leader)
+
     def not_leader(self) -> NotLeaderError:
         """Return the error that names the leader."""
-        leader = self.soft_state.leader_id
+        leader = self.leader_node
         hint = f"ask {leader}" if leader and leader != self.node_id else "retry"
         return NotLeaderError(
             f"{self.node_id} is not the leader of group {self.group}",
@@ -488,7 +499,7 @@ class Replica:
                 f"{self.node_id} is not a recovering voter without a leader whose log ends at index {last_index}",
                 f"group {self.group}",
                 "run dledger recover again",
-                {"last_term": self.end[0], "last_index": self.end[1], "leader_id": status.leader_id},
+                {"last_term": self.end[0], "last_index": self.end[1], "leader_id": self.leader_node},
             )
         _LOG.warning("voting resumed by request: group=%s node=%s end=%d", self.group, self.node_id, last_index)
         self._ask(self.raft.vote_again)

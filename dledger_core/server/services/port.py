@@ -40,7 +40,7 @@ class PortGroup:
     @property
     def leader_id(self) -> NodeId | None:
         """The group's leader, None if this node knows none."""
-        return None if self._hosted is None else self._hosted.replica.raft.status().leader_id
+        return None if self._hosted is None else self._hosted.replica.leader_node
 
     @property
     def term(self) -> int:

@@ -72,7 +72,7 @@ class RoleFeed:
 
     def _event(self) -> RoleEvent:
         found = self._replica.soft_state
-        return RoleEvent(self._replica.group, self._replica.node_id, found.role, found.term, found.leader_id)
+        return RoleEvent(self._replica.group, self._replica.node_id, found.role, found.term, self._replica.leader_node)
 
     def before_ready(self) -> None:
         """Do nothing."""

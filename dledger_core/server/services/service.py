@@ -270,7 +270,7 @@ class ClientService:
             replica.log.data_bytes,
         ]
         return messages.MetadataResponse(
-            leader=status.leader_id,
+            leader=replica.leader_node,
             term=status.term,
             log=replica.log_uuid,
             node=me,
@@ -349,7 +349,7 @@ class ClientService:
             is_recovering=status.is_recovering,
             last_term=last_term,
             last_index=last_index,
-            leader=status.leader_id if status.has_active_leader else None,
+            leader=replica.leader_node if status.has_active_leader else None,
             voters=[str(peer.node_id) for peer in self._members.peers],
         )
         request.respond(messages.RECOVER_OK, response)

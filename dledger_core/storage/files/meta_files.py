@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.ids import NO_INDEX, NUMBER_MAX, NodeId, Term
+from dledger_core.ids import NO_INDEX, NUMBER_MAX, MemberId, Term, node_of
 from dledger_core.java_properties import MalformedError, read_java_properties
 from dledger_core.raft.ready import HardState
 from dledger_core.record import INDEX_RECORD_BYTES
@@ -98,7 +98,7 @@ def _parse_hard_state(fields: dict[str, Any]) -> HardState | None:
         return None
     if not isinstance(vote, str | None) or vote == "":
         return None
-    return HardState(Term(term), None if vote is None else NodeId(vote))
+    return HardState(Term(term), None if vote is None else MemberId(vote))
 
 
 def hard_state_file(path: Path) -> TwinFile[HardState]:
@@ -134,7 +134,8 @@ def load_hard_state(files: Files, layout: Layout, last_term: int) -> HardState:
 def save_hard_state(files: Files, layout: Layout, state: HardState) -> None:
     """Replace term and vote, then ``currterm``."""
     hard_state_file(layout.hard_state).save(files, state)
-    text = f"voteLeader={state.voted_for or ''}\ncurrTerm={state.term}\n"
+    voted_for = "" if state.voted_for is None else node_of(state.voted_for)
+    text = f"voteLeader={voted_for}\ncurrTerm={state.term}\n"
     files.replace(layout.currterm, text.encode())
 
 
