@@ -10,7 +10,9 @@ which it is a no-op::
                   i a digest of the micro-batch's input, if its writer knows it
     abort         q, b
 
-Later versions add kinds and keys; readers ignore unknown ones.
+Later versions add kinds and keys; readers ignore unknown ones. An entry whose flag ``MUST_UNDERSTAND`` is set is
+acknowledged only by a node that knows its kind (``is_known``). The body of a configuration entry (magic 3) is such a
+map too, with the keys of ``raft.Configuration`` and ``t``.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from dledger_core.checksum import Buffer
 from dledger_core.errors import BadRequestError, CorruptRecordError
 from dledger_core.ids import NUMBER_MAX
 
+_KINDS: Final = frozenset({None, "log", "producer", "attempt", "commit", "abort"})
 PARTS_MAX: Final = 16_000
 """Parts of one transaction: request, control entry and response fit their limits (1 MiB, 16,384 elements)."""
 
@@ -82,6 +85,12 @@ def unpack(body: Buffer) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise CorruptRecordError("a control entry is not a map")
     return fields
+
+
+def is_known(body: Buffer) -> bool:
+    """Whether this version knows the kind of a control entry; raise CorruptRecordError as ``unpack``."""
+    kind = unpack(body).get("k")
+    return isinstance(kind, str | None) and kind in _KINDS
 
 
 def log_time(fields: dict[str, Any]) -> int | None:

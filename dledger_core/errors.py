@@ -61,6 +61,7 @@ __all__ = [
     "LeadershipLostError",
     "NoLeaderError",
     "NotLeaderError",
+    "NotUnderstoodError",
     "ProducerError",
     "ProducerUnknownError",
     "ProposalDroppedError",
@@ -312,6 +313,13 @@ class QuarantinedError(StorageError):
 
     code = 625
     name = "QUARANTINED"
+
+
+class NotUnderstoodError(StorageError):
+    """An entry that every node must understand is of a later version; this node does not acknowledge it."""
+
+    code = 626
+    name = "NOT_UNDERSTOOD"
 
 
 class DiskFailedError(StorageError):

@@ -2,12 +2,13 @@
 
 A record is DLedger's (generation B), all integers big-endian, with the fields Java leaves 0 put to use::
 
-    offset  0   4   magic      1 data, 2 control, 3 membership, -1 BLANK (rest of a segment)
+    offset  0   4   magic      1 data, 2 control, 3 configuration, -1 BLANK (rest of a segment)
             4   4   size       48 + body length
             8   8   index
            16   8   term
            24   8   position   byte offset of this record in the group's data files
-           32   8   flags      bit 48 = last entry of its batch, bits 47-0 = append time in ms
+           32   8   flags      bit 48 = last entry of its batch, bit 49 = must be understood,
+                               bits 47-0 = append time in ms
            40   4   crc        CRC-32 of the body
            44   4   length     body length
            48   n   body
@@ -41,6 +42,7 @@ from dledger_core.record.layout import (
     MAGIC_CONTROL,
     MAGIC_DATA,
     MAGIC_MEMBERSHIP,
+    MUST_UNDERSTAND,
     PREFIX,
     READ_SCHEMA,
     RECORD_SCHEMA,
@@ -67,6 +69,7 @@ __all__ = [
     "MAGIC_CONTROL",
     "MAGIC_DATA",
     "MAGIC_MEMBERSHIP",
+    "MUST_UNDERSTAND",
     "PREFIX",
     "READ_SCHEMA",
     "RECORD_SCHEMA",

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dledger_core import checksum
 from dledger_core.checksum import Buffer
-from dledger_core.errors import BadRequestError, CorruptRecordError
+from dledger_core.errors import BadRequestError, CorruptRecordError, invariant
 from dledger_core.record.layout import HEADER_BYTES, MAGIC_CONTROL, MAGIC_MEMBERSHIP
 
 _U32 = npt.NDArray[np.uint32]
@@ -111,36 +111,45 @@ class ProposedBatch:
     Attributes:
         columns: the data entries; empty if there is only a control entry.
         control: body of the leading control entry, or None.
-        magic: its magic: MAGIC_CONTROL or MAGIC_MEMBERSHIP.
+        configuration: body of a configuration entry, which is alone in its batch, or None.
     """
 
     columns: Columns = field(default_factory=Columns.empty)
     control: bytes | None = None
-    magic: int = MAGIC_CONTROL
+    configuration: bytes | None = None
+
+    def __post_init__(self) -> None:
+        alone = self.control is None and not self.columns.count
+        invariant(self.configuration is None or alone, "a configuration entry is not alone in its batch")
+
+    @property
+    def leading(self) -> bytes | None:
+        """Body of the entry before the data entries, or None."""
+        return self.control if self.configuration is None else self.configuration
+
+    @property
+    def magic(self) -> int:
+        """Magic of ``leading``."""
+        return MAGIC_CONTROL if self.configuration is None else MAGIC_MEMBERSHIP
 
     @property
     def count(self) -> int:
-        """Number of entries, the control entry included."""
-        return self.columns.count + (self.control is not None)
+        """Number of entries, the leading one included."""
+        return self.columns.count + (self.leading is not None)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the records."""
-        control = HEADER_BYTES + len(self.control) if self.control is not None else 0
-        return self.columns.record_bytes + control
+        leading = HEADER_BYTES + len(self.leading) if self.leading is not None else 0
+        return self.columns.record_bytes + leading
 
     @property
     def largest_body(self) -> int:
         """Bytes of the largest body."""
         largest = int(self.columns.lengths.max()) if self.columns.count else 0
-        return max(largest, len(self.control or b""))
+        return max(largest, len(self.leading or b""))
 
     @property
     def last_body(self) -> int:
         """Bytes of the last body."""
-        return int(self.columns.lengths[-1]) if self.columns.count else len(self.control or b"")
-
-    @property
-    def configuration(self) -> bytes | None:
-        """Body of the configuration entry that starts the batch, or None."""
-        return self.control if self.magic == MAGIC_MEMBERSHIP else None
+        return int(self.columns.lengths[-1]) if self.columns.count else len(self.leading or b"")

@@ -17,6 +17,8 @@ from dledger_core.record.layout import (
     HEADER_BYTES,
     MAGIC_CONTROL,
     MAGIC_DATA,
+    MAGIC_MEMBERSHIP,
+    MUST_UNDERSTAND,
     append_time,
     pack_header,
     place,
@@ -49,8 +51,8 @@ def encode(
         position: end of the log; the first record may start the next segment.
         timestamp_ms: append time, ms since the epoch.
         segment_bytes: size of a data file.
-        control: body of the control entry that starts the batch, or None.
-        magic: MAGIC_CONTROL or MAGIC_MEMBERSHIP, for ``control``.
+        control: body of the control or configuration entry that starts the batch, or None.
+        magic: MAGIC_CONTROL or MAGIC_MEMBERSHIP, for ``control``; a batch with the latter must be understood.
 
     Returns:
         The records; the last one has the flag BATCH_END.
@@ -62,7 +64,8 @@ def encode(
         crcs = np.concatenate([np.array([checksum.crc32(control)], np.uint32), columns.crcs])
     sizes = lengths + np.uint32(HEADER_BYTES)
     positions = place(sizes, position, segment_bytes)
-    fields = (first_index, term, append_time(timestamp_ms))
+    flags = append_time(timestamp_ms) | (MUST_UNDERSTAND if control is not None and magic == MAGIC_MEMBERSHIP else 0)
+    fields = (first_index, term, flags)
     magics = (MAGIC_DATA if control is None else magic), MAGIC_DATA
     if len(lengths) <= _SCALAR_COUNT_MAX:
         return Records(sizes, _encode_few(fields, magics, positions, lengths, crcs, control, columns.bodies))

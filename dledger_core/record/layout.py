@@ -24,6 +24,8 @@ HEADER_BYTES: Final = 48
 INDEX_RECORD_BYTES: Final = 32
 BATCH_END: Final = 1 << 48
 """Bit of the field ``flags``: the last entry of its batch."""
+MUST_UNDERSTAND: Final = 1 << 49
+"""Bit of the field ``flags``: a node that does not know this kind of entry must not acknowledge it."""
 _TIME_MASK: Final = BATCH_END - 1
 _NAME_DIGITS: Final = 20
 

@@ -19,8 +19,8 @@ from dledger_core.raft import Batch
 from dledger_core.record import (
     BATCH_END,
     HEADER,
-    MAGIC_CONTROL,
     MAGIC_MEMBERSHIP,
+    MUST_UNDERSTAND,
     READ_SCHEMA,
     RECORD_SCHEMA,
     Columns,
@@ -59,6 +59,7 @@ def oracle(
         if size + 8 > segment - at % segment:
             at += segment - at % segment
         mark = time | (BATCH_END if i == len(entries) - 1 else 0)
+        mark |= MUST_UNDERSTAND if control is not None and magic == 3 else 0
         out += struct.pack(">iiqqqQIi", kind, size, first + i, term, at, mark, zlib.crc32(body), len(body)) + body
         at += size
     return out
@@ -340,9 +341,18 @@ def test_columns_and_proposal_have_sizes() -> None:
     assert (ProposedBatch(columns).count, ProposedBatch(control=b"").nbytes) == (2, 48)
 
 
-@pytest.mark.parametrize(("magic", "configuration"), [(MAGIC_CONTROL, None), (MAGIC_MEMBERSHIP, b"xyz")])
-def test_batch_shows_its_configuration_before_and_after_placement(magic: int, configuration: bytes | None) -> None:
-    proposal = ProposedBatch(Columns.from_bodies([b"a"]), b"xyz", magic)
-    records = encoded([b"a"], control=b"xyz", magic=magic)
-    assert proposal.configuration == configuration
-    assert Batch(Index(0), 2, Term(1), records.nbytes, records).configuration == configuration
+def test_batch_shows_its_configuration_before_and_after_placement() -> None:
+    proposal = ProposedBatch(configuration=b"xyz")
+    records = encoded([], control=proposal.leading, magic=proposal.magic)
+    assert (proposal.count, proposal.nbytes, proposal.largest_body, proposal.last_body) == (1, 51, 3, 3)
+    assert Batch(Index(0), 1, Term(1), records.nbytes, records).configuration == proposal.configuration == b"xyz"
+    assert records.first.magic == MAGIC_MEMBERSHIP
+    assert records.first.flags == BATCH_END | MUST_UNDERSTAND | 5
+    other = encoded([b"a"], control=b"xyz")
+    assert Batch(Index(0), 2, Term(1), other.nbytes, other).configuration is None
+
+
+@pytest.mark.parametrize("others", [{"control": b""}, {"columns": Columns.from_bodies([b"a"])}])
+def test_configuration_entry_is_alone_in_its_batch(others: dict[str, Any]) -> None:
+    with pytest.raises(InvariantViolationError):
+        ProposedBatch(configuration=b"xyz", **others)

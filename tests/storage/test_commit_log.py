@@ -8,12 +8,15 @@ import itertools
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dledger_core.config import StorageConfig
+from dledger_core.control import pack
 from dledger_core.errors import (
     BadRequestError,
     ConfigError,
@@ -21,13 +24,23 @@ from dledger_core.errors import (
     DiskFailedError,
     IndexOutOfRangeError,
     InvariantViolationError,
+    NotUnderstoodError,
     StoreBusyError,
     StoreMismatchError,
 )
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRange
 from dledger_core.raft.ready import HardState
-from dledger_core.record import BATCH_END, Columns, ProposedBatch, Records, append_times, encode, segment_name
+from dledger_core.record import (
+    BATCH_END,
+    Columns,
+    ProposedBatch,
+    Records,
+    append_times,
+    encode,
+    records_of,
+    segment_name,
+)
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import save_hard_state
@@ -144,6 +157,39 @@ def test_place_rejects_batches_that_exceed_a_limit(files: FaultyFiles, proposal:
     with pytest.raises(BadRequestError):
         log.place(proposal, Index(0), Term(1))
     assert log.staged_end == 0
+
+
+def must_be_understood(batch: Batch) -> Batch:
+    """Return the batch as a later version would send it."""
+    records = records_of(batch)
+    data = bytearray(records.data)
+    for start in records.starts.tolist():
+        data[start + 33] |= 2
+    return replace(batch, payload=Records(records.sizes.copy(), bytes(data)))
+
+
+@pytest.mark.parametrize(
+    ("entry", "known"),
+    [
+        ({"control": pack({"k": "split"})}, False),
+        ({"control": pack({"k": 7})}, False),
+        ({"bodies": [b"data"]}, False),
+        ({"control": pack({"k": "log", "u": "x"})}, True),
+        ({"control": b""}, True),
+        ({"configuration": pack({"voters": []})}, True),
+    ],
+)
+def test_received_entry_that_must_be_understood_is_refused_if_unknown(entry: dict[str, Any], known: bool) -> None:
+    source, log = open_log(FaultyFiles()), open_log(FaultyFiles())
+    batch = must_be_understood(place(source, 0, **({"bodies": []} | entry)))
+    if known:
+        log.stage(batch)
+        log.persist(None, None, [batch])
+        return
+    with pytest.raises(NotUnderstoodError) as caught:
+        log.stage(batch)
+    assert caught.value.values["index"] == 0
+    assert (log.staged_end, log.last_index()) == (0, -1)
 
 
 def test_staged_end_moves_ahead_of_the_disk_and_back(files: FaultyFiles) -> None:

@@ -31,11 +31,11 @@ def place(
     term: int = 1,
     *,
     control: bytes | None = None,
-    magic: int = 2,
+    configuration: bytes | None = None,
     now_ms: int = 1000,
 ) -> Batch:
     """Give a leader's batch its place at the staged end."""
-    proposal = ProposedBatch(Columns.from_bodies(bodies), control, magic)
+    proposal = ProposedBatch(Columns.from_bodies(bodies), control, configuration)
     return log.place(proposal, Index(first_index), Term(term), now_ms)
 
 
@@ -46,10 +46,16 @@ def received(batch: Batch) -> Batch:
 
 
 def append(
-    log: CommitLog, bodies: Sequence[bytes], term: int = 1, *, control: bytes | None = None, now_ms: int = 1000
+    log: CommitLog,
+    bodies: Sequence[bytes],
+    term: int = 1,
+    *,
+    control: bytes | None = None,
+    configuration: bytes | None = None,
+    now_ms: int = 1000,
 ) -> Batch:
     """Place and persist one batch at the durable end."""
-    batch = place(log, log.last_index() + 1, bodies, term, control=control, now_ms=now_ms)
+    batch = place(log, log.last_index() + 1, bodies, term, control=control, configuration=configuration, now_ms=now_ms)
     state = log.hard_state
     log.persist(HardState(Term(term), NodeId("n0")) if state.term < term else None, None, [batch])
     return batch

@@ -38,7 +38,7 @@ from dledger_core.raft import (
     Role,
     SoftState,
 )
-from dledger_core.record import HEADER_BYTES, MAGIC_CONTROL, ProposedBatch, records_of
+from dledger_core.record import HEADER_BYTES, MAGIC_DATA, ProposedBatch, records_of
 from dledger_core.server.maintenance.disk_space import SpaceGuard
 from dledger_core.server.maintenance.retention import Pins
 from dledger_core.server.replica.append_clock import AppendClock
@@ -75,10 +75,10 @@ class Controls:
             self._waiting.append(_Control(index, time_ms, body))
 
     def stage(self, batch: Batch) -> None:
-        """Record the control entry at the start of a staged batch, if there is one."""
+        """Record the control or configuration entry at the start of a staged batch, if there is one."""
         records = records_of(batch)
         header = records.first
-        if header.magic == MAGIC_CONTROL:
+        if header.magic != MAGIC_DATA:
             body = bytes(memoryview(records.data)[HEADER_BYTES : header.size])
             # Not the tables' applied index: those of a snapshot may already include entries that follow it.
             last = self._waiting[-1].index if self._waiting else NO_INDEX

@@ -17,7 +17,7 @@ from dledger_core.config import BATCH_BYTES_MAX
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRange
-from dledger_core.record import HEADER_BYTES, MAGIC_CONTROL, MAGIC_DATA, Header, Records, append_time
+from dledger_core.record import HEADER_BYTES, MAGIC_DATA, Header, Records, append_time
 from dledger_core.storage.check.judge import batch_ends
 from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.tables.tables import LogTables
@@ -147,7 +147,7 @@ def segment_summaries(reader: RecordReader, end: int) -> list[SegmentSummary]:
 
 
 def control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
-    """Yield (index, append time in ms, body) of the control entries in [start, end).
+    """Yield (index, append time in ms, body) of the control and configuration entries in [start, end).
 
     The index's column ``magic`` finds them. Where it is wrong about an entry, the records themselves are scanned.
     """
@@ -159,14 +159,13 @@ def control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tupl
             if magic == MAGIC_DATA:  # its row is missing: scan, instead of a search for each such entry
                 yield from _scanned_control_entries(reader, low + at, high)
                 break
-            if magic == MAGIC_CONTROL:
-                yield index, time_ms, body
+            yield index, time_ms, body
 
 
 def _scanned_control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
     while start < end:
         records = reader.read(start, end, BATCH_BYTES_MAX, body_crc=False)
-        for at in np.flatnonzero(records.headers["magic"] == MAGIC_CONTROL).tolist():
+        for at in np.flatnonzero(records.headers["magic"] != MAGIC_DATA).tolist():
             one = records.slice(at, at + 1)
             one.check(start + at)
             yield Index(start + at), append_time(one.headers["flags"][0]), bytes(one.bodies)

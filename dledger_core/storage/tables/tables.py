@@ -30,7 +30,7 @@ class LogTables:
         self.log_time_ms = 0
 
     def apply(self, index: Index, time_ms: int, body: Buffer) -> None:
-        """Apply one committed control entry (magic 2); entries at or below ``applied_index`` are ignored.
+        """Apply one committed control or configuration entry; entries at or below ``applied_index`` are ignored.
 
         Args:
             index: its index.

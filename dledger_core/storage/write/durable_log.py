@@ -194,7 +194,7 @@ class DurableLog:
         return self._undisturbed(lambda: log_queries.segment_summaries(self._reader, self._last_index + 1))
 
     def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
-        """Yield (index, append time in ms, body) of the control entries in [start, end)."""
+        """Yield (index, append time in ms, body) of the control and configuration entries in [start, end)."""
         return log_queries.control_entries(self._reader, max(start, self._first_index), min(end, self._last_index + 1))
 
     def first_log_time(self, start: int, end: int) -> int | None:

@@ -15,11 +15,23 @@ from typing import Final
 
 import numpy as np
 
+from dledger_core import control
 from dledger_core.config import BATCH_BYTES_MAX, StorageConfig
-from dledger_core.errors import BadRequestError, CorruptRecordError, invariant
+from dledger_core.errors import BadRequestError, CorruptRecordError, NotUnderstoodError, invariant
 from dledger_core.ids import Index, Position, Term
 from dledger_core.raft.batch import Batch
-from dledger_core.record import HEADER_BYTES, ProposedBatch, Records, encode, ends_batch, place, records_of
+from dledger_core.record import (
+    HEADER_BYTES,
+    MAGIC_CONTROL,
+    MAGIC_MEMBERSHIP,
+    MUST_UNDERSTAND,
+    ProposedBatch,
+    Records,
+    encode,
+    ends_batch,
+    place,
+    records_of,
+)
 from dledger_core.storage.files.layout import LogMeta
 
 _TIME_MS_MIN: Final = 1  # flags of 0 would mean "written by Java"
@@ -45,12 +57,27 @@ def check_proposal(proposal: ProposedBatch, config: StorageConfig) -> None:
         raise BadRequestError(
             f"a batch of {proposal.nbytes} bytes exceeds the limit", "append", f"send at most {BATCH_BYTES_MAX} bytes"
         )
-    if config.profile == "A" and proposal.control is not None:
+    if config.profile == "A" and proposal.leading is not None:
         raise BadRequestError(
             "control entries do not exist in profile A",
             "append",
-            "use a log of profile B for producers and transactions",
+            "use a log of profile B for producers, transactions and changes of members",
         )
+
+
+def check_understood(records: Records) -> None:
+    """Raise NotUnderstoodError if one of the records must be understood, and its kind is of a later version."""
+    for row in np.flatnonzero((records.headers["flags"] & np.uint64(MUST_UNDERSTAND)) != 0).tolist():
+        record = records.slice(row, row + 1)
+        header = record.first
+        is_control = header.magic == MAGIC_CONTROL and control.is_known(bytes(record.bodies))
+        if header.magic != MAGIC_MEMBERSHIP and not is_control:
+            raise NotUnderstoodError(
+                "an entry needs a later version of the program",
+                f"index {header.index}",
+                "upgrade this node",
+                {"index": header.index, "magic": header.magic},
+            )
 
 
 def with_java_entries(meta: LogMeta, batches: Sequence[Batch]) -> LogMeta:
@@ -106,7 +133,7 @@ class Staging:
             position=self._end.position,
             timestamp_ms=time_ms,
             segment_bytes=self._config.data_segment_bytes,
-            control=proposal.control,
+            control=proposal.leading,
             magic=proposal.magic,
         )
         if self._config.profile == "A":
@@ -169,6 +196,7 @@ class Staging:
                     "expected": int(positions[0]),
                 },
             )
+        check_understood(records)
 
     def truncate(self, index: int) -> None:
         """Move the staged end back to before entry ``index``; see ``CommitLog.stage_truncate``."""
