@@ -10,6 +10,7 @@
     |  |- ProposalDroppedError        retriable; nothing was appended
     |  |- LeadershipLostError         outcome_unknown
     |  |- TransferringError           retriable; leadership is being transferred
+    |  |- MemberChangeRefusedError    reason; the group's members are unchanged
     |  '- UnknownGroupError
     |- ProducerError
     |  |- FencedError                 a newer epoch or run exists
@@ -59,6 +60,7 @@ __all__ = [
     "IndexOutOfRangeError",
     "InvariantViolationError",
     "LeadershipLostError",
+    "MemberChangeRefusedError",
     "NoLeaderError",
     "NotLeaderError",
     "NotUnderstoodError",
@@ -221,6 +223,18 @@ class TransferringError(RaftError):
     code = 506
     name = "LEADER_TRANSFERRING"
     retriable = True
+
+
+class MemberChangeRefusedError(RaftError):
+    """The leader refuses a change of members; nothing was appended. ``reason`` in values says why, for programs."""
+
+    code = 507
+    name = "MEMBER_CHANGE_REFUSED"
+
+    @property
+    def reason(self) -> str:
+        """Constant name of the rule that refused it, such as ``change-pending``."""
+        return str(self.values.get("reason", ""))
 
 
 class UnknownGroupError(RaftError):

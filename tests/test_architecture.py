@@ -23,7 +23,7 @@ LIBRARY = [path for path in MODULES if ROOT / "jobs" not in path.parents]
 BANNED_WORDS = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 RAFT_MAY_IMPORT = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math", "operator",
-    "typing", "dledger_core.config", "dledger_core.errors", "dledger_core.ids", "dledger_core.raft",
+    "typing", "msgpack", "dledger_core.config", "dledger_core.errors", "dledger_core.ids", "dledger_core.raft",
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from dledger_core.ids import Index, Term
+from dledger_core.raft.configurations import ConfigurationInForce
 
 BATCHES_MAX: Final = 4096
 """Batches in one AppendEntries, so that its header stays small however small the batches are."""
@@ -125,14 +126,30 @@ class LogStore(Protocol):
         """Remove the entries from ``index`` on."""
 
 
+@dataclass(frozen=True, slots=True)
+class InstalledSnapshot:
+    """Result of an install.
+
+    Attributes:
+        payload: the replica's own object for ``Ready.restart``.
+        configuration: the one in force before the new first entry; the log that starts there lacks its entry.
+    """
+
+    payload: object
+    configuration: ConfigurationInForce
+
+
 class SnapshotPayloads(Protocol):
     """The state of trimmed entries that a log which starts later still needs. Called within the core."""
 
     def pack(self, first_index: Index) -> bytes:
-        """Return the state of all committed entries before ``first_index``, perhaps of later ones too."""
+        """Return the state of all committed entries before ``first_index``, perhaps of later ones too.
 
-    def install(self, first_index: Index, previous_term: Term, data: bytes) -> object:
-        """Restart the staged log at ``first_index``; return the replica's own object for ``Ready.restart``.
+        ``RawNode.configuration_before(first_index)`` is a part of it.
+        """
+
+    def install(self, first_index: Index, previous_term: Term, data: bytes) -> InstalledSnapshot:
+        """Restart the staged log at ``first_index``.
 
         Raises:
             ProtocolError: ``data`` is not usable; nothing changed.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dledger_core.ids import NO_TERM, MemberId, Term
 from dledger_core.raft import leadership
+from dledger_core.raft.configuration import VoteResult
 from dledger_core.raft.messages import RequestVote, RequestVoteResponse, TimeoutNow
-from dledger_core.raft.quorum import VoteResult
 from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
@@ -75,11 +75,15 @@ def _may_elect(state: RaftState, message: RequestVote) -> bool:
     """Whether the candidate has every entry that this member knows to be committed, or may have known."""
     if not state.is_recovering:
         return state.log.is_up_to_date(message.last_index, message.last_term)
-    # In a group of two an entry is committed only if both have it. So the other member has every entry that this one
-    # may have forgotten, unless it lacks even an entry known to be committed.
-    log = state.log
-    known = (log.term_at(log.commit_index) or NO_TERM, log.commit_index)
-    return len(state.configuration.voters) == 2 and (message.last_term, message.last_index) >= known
+    # In a group of two an entry is committed only if both have it. So the other voter has every entry that this one
+    # may have forgotten, unless it lacks even an entry known to be committed. This holds for entries after that of the
+    # configuration of two. Entries before it may have been committed by this member and a third voter; of those the
+    # candidate must have all that are here, as any candidate must, and they are here: the log reaches that entry.
+    log, in_force = state.log, state.log.configurations.in_force
+    if state.ends_below_members or in_force.configuration.voters != {state.member, message.sender}:
+        return False
+    known = max(in_force.index, log.commit_index)
+    return (message.last_term, message.last_index) >= (log.term_at(known) or NO_TERM, known)
 
 
 def reject_request_vote(state: RaftState, message: RequestVote) -> None:

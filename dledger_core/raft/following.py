@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dledger_core.errors import ProtocolError
+from dledger_core.errors import CorruptRecordError, ProtocolError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId
+from dledger_core.raft.batch import Batch
+from dledger_core.raft.configuration import Configuration
 from dledger_core.raft.messages import AppendEntries, AppendEntriesResponse, Heartbeat, HeartbeatResponse
 from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
@@ -35,7 +37,19 @@ def check_batches(message: AppendEntries) -> None:
                 str(message.sender),
                 values={"first_index": batch.first_index, "after_index": last_index, "batch_term": batch.term},
             )
+        if batch.configuration is not None:
+            _check_configuration(batch, message.sender)
         last_index, last_term = batch.last_index, batch.term
+
+
+def _check_configuration(batch: Batch, sender: MemberId) -> None:
+    try:
+        Configuration.from_bytes(batch.configuration or b"")
+    except CorruptRecordError as error:
+        raise ProtocolError(error.what, str(sender), "", {"index": batch.first_index} | error.values) from error
+    if batch.count != 1:
+        # It takes effect and is undone alone: other entries of its batch would count by two configurations.
+        raise ProtocolError("a configuration entry is not alone in its batch", str(sender), "", {"count": batch.count})
 
 
 def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
@@ -57,7 +71,10 @@ def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
             )
         )
         return
+    in_force = log.configurations.in_force
     log.merge(message.batches)
+    if log.configurations.in_force is not in_force:
+        state.become_follower(state.term, state.leader_id)  # perhaps a learner from now on, or a voter
     matched = message.batches[-1].last_index if message.batches else message.prev_index
     # Not min(commit_index, last_index): this message has compared nothing after ``matched``, and entries there may be
     # another leader's (Raft figure 2, receiver rule 5: "index of last new entry").

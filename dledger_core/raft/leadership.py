@@ -33,7 +33,7 @@ def become_leader(state: RaftState) -> None:
     )
     state.role = Role.LEADER
     state.leader_id = state.member
-    state.election_elapsed = state.heartbeat_elapsed = 0
+    state.election_elapsed = state.heartbeat_elapsed = state.ticks_in_office = 0
     state.heartbeat_round = 0
     state.transferee = None
     by_hand = state.transfer_campaign and node_of(state.member) not in state.config.preferred_leaders
@@ -56,14 +56,20 @@ def require_leader(state: RaftState) -> None:
         )
 
 
-def propose(state: RaftState, proposal: Proposal) -> Batch:
-    """Append a batch; raise NotLeaderError or TransferringError and then change nothing."""
+def require_no_transfer(state: RaftState) -> None:
+    """Raise NotLeaderError unless this node leads, TransferringError while it transfers leadership."""
     require_leader(state)
     if state.transferee is not None:
         # An entry appended now would keep the new leader's log from being complete (thesis section 3.10).
         raise TransferringError(
             "leadership is being transferred", str(state.member), "retry", {"leader_id": state.transferee}
         )
+
+
+def propose(state: RaftState, proposal: Proposal) -> Batch:
+    """Append a batch; raise NotLeaderError or TransferringError and then change nothing."""
+    require_no_transfer(state)
+    invariant(proposal.configuration is None, "a configuration entry is appended by propose_change only")
     if proposal.count < 1 or proposal.nbytes < 0:
         raise BadRequestError(
             "a batch has at least one entry", values={"count": proposal.count, "nbytes": proposal.nbytes}
@@ -88,7 +94,7 @@ def flush(state: RaftState) -> None:
 
 def is_read_round_due(state: RaftState) -> bool:
     """Whether a heartbeat round for waiting reads can start."""
-    return bool(state.reads.waiting) and not state.reads.in_round and _has_committed_in_term(state)
+    return bool(state.reads.waiting) and not state.reads.in_round and has_committed_in_term(state)
 
 
 def transfer_leadership(state: RaftState, target: MemberId) -> None:
@@ -113,13 +119,14 @@ def successor(state: RaftState) -> TimeoutNow | None:
     if state.role is not Role.LEADER:
         return None
     voters = {member: progress for member, progress in state.progress.items() if state.configuration.is_voter(member)}
-    target = max(voters, key=lambda member: (voters[member].active, voters[member].match_index), default=None)
+    target = max(voters, key=lambda member: (is_active(state, member), voters[member].match_index), default=None)
     return None if target is None else TimeoutNow(sender=state.member, target=target, term=state.term)
 
 
 def tick_leader(state: RaftState) -> None:
     """Count one tick on a leader."""
     config = state.config
+    state.ticks_in_office += 1
     state.heartbeat_elapsed += 1
     state.election_elapsed += 1
     if state.transferee is not None:
@@ -129,10 +136,11 @@ def tick_leader(state: RaftState) -> None:
             state.transferee = None
     if state.election_elapsed >= config.election_ticks_min:
         state.election_elapsed = 0
-        active = _take_active(state)
+        active = _active_members(state)
         if not _has_quorum(state, active):
             state.become_follower(state.term, None)
             return
+        _forget_removed(state, active)
         _maybe_transfer_to_preferred(state, active)
     if state.heartbeat_elapsed >= config.heartbeat_ticks:
         _broadcast_heartbeat(state)
@@ -150,13 +158,13 @@ def handle_append_entries_response(state: RaftState, message: AppendEntriesRespo
             "restart the member; if it repeats, compare the stores of the two nodes",
             {"match_index": message.match_index, "last_index": state.log.last_index, "accepted": message.accepted},
         )
-    progress.active = True
     if message.accepted:
         replication.handle_accepted(state, progress, message)
         if message.sender == state.transferee:
             _maybe_send_timeout_now(state, message.sender, progress)
     else:
         replication.handle_rejected(state, progress, message)
+    progress.heard(state.ticks_in_office, state.log.last_index)
 
 
 def handle_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> None:
@@ -171,12 +179,24 @@ def handle_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> N
             "",
             {"round": message.round, "last_round": state.heartbeat_round},
         )
-    progress.active = True
     due = progress.heartbeat_acked(message.round, message.last_index, state.log.first_index)
+    progress.heard(state.ticks_in_office, state.log.last_index)
     if due or progress.next_index <= state.log.last_index:
         state.send_due = True
-    if state.reads.in_round:
-        _confirm_reads(state)
+    confirm_reads(state)
+    _maybe_end_farewell(state, message.sender, progress)
+
+
+def is_active(state: RaftState, member: MemberId) -> bool:
+    """Whether a member responded within the minimum election timeout."""
+    progress = state.progress.get(member)
+    return progress is not None and progress.is_active(state.ticks_in_office, state.config.election_ticks_min)
+
+
+def is_caught_up(state: RaftState, member: MemberId) -> bool:
+    """Whether a member has caught up with this leader's log, to within the minimum election timeout."""
+    progress = state.progress.get(member)
+    return progress is not None and progress.is_caught_up(state.ticks_in_office, state.config.election_ticks_min)
 
 
 def _broadcast_heartbeat(state: RaftState) -> None:
@@ -187,29 +207,36 @@ def _broadcast_heartbeat(state: RaftState) -> None:
         progress.watch(state.heartbeat_round)
         # Not the plain commit index: a heartbeat compares no entry, and a follower's entries after its match_index may
         # be another leader's.
+        told = min(progress.match_index, commit_index)
+        if progress.removed_at is not None and told >= progress.removed_at and not progress.farewell_round:
+            progress.farewell_round = state.heartbeat_round
         state.send(
             Heartbeat(
                 sender=state.member,
                 target=member,
                 term=state.term,
-                commit_index=min(progress.match_index, commit_index),
+                commit_index=told,
                 round=state.heartbeat_round,
                 log_time_ms=log_time_ms,
             )
         )
-    if state.reads.waiting and _has_committed_in_term(state):
+    if state.reads.waiting and has_committed_in_term(state):
         state.reads.start_round(state.heartbeat_round, commit_index)
-        _confirm_reads(state)
+        confirm_reads(state)
 
 
-def _confirm_reads(state: RaftState) -> None:
+def confirm_reads(state: RaftState) -> None:
+    """Complete the reads whose round a majority of the configuration in force has echoed."""
+    if not state.reads.in_round:
+        return
+
     def echoed(member: MemberId) -> int:
         return state.heartbeat_round if member == state.member else state.progress[member].acked_round
 
     state.reads.confirm(state.configuration.majority_value(echoed))
 
 
-def _has_committed_in_term(state: RaftState) -> bool:
+def has_committed_in_term(state: RaftState) -> bool:
     """Whether this leader's commit index is known to be the group's (thesis, section 6.4, step 1).
 
     A new leader's log contains every committed entry, but it does not know which of them are committed.
@@ -217,12 +244,30 @@ def _has_committed_in_term(state: RaftState) -> bool:
     return state.log.term_at(state.log.commit_index) == state.term
 
 
-def _take_active(state: RaftState) -> set[MemberId]:
-    """Return the members that responded since the last call, this one included."""
-    active = {member for member, progress in state.progress.items() if progress.active}
-    for progress in state.progress.values():
-        progress.active = False
-    return active | {state.member}
+def _active_members(state: RaftState) -> set[MemberId]:
+    """Return the members that responded since the last quorum check, this one included.
+
+    At the first check of a leader all count, because its first messages may still be under way.
+    """
+    if state.ticks_in_office <= state.config.election_ticks_min:
+        return {state.member, *state.progress}
+    return {state.member} | {member for member in state.progress if is_active(state, member)}
+
+
+def _maybe_end_farewell(state: RaftState, member: MemberId, progress: Progress) -> None:
+    """Stop sending to a removed member that has heard that its removal is committed."""
+    if 0 < progress.farewell_round <= progress.acked_round:
+        del state.progress[member]
+
+
+def _forget_removed(state: RaftState, active: set[MemberId]) -> None:
+    """Stop sending to removed members that do not respond, once their removal is committed."""
+    commit_index = state.log.commit_index
+    state.progress = {
+        member: progress
+        for member, progress in state.progress.items()
+        if progress.removed_at is None or progress.removed_at > commit_index or member in active
+    }
 
 
 def _has_quorum(state: RaftState, active: set[MemberId]) -> bool:
@@ -241,7 +286,7 @@ def _maybe_transfer_to_preferred(state: RaftState, active: set[MemberId]) -> Non
     if state.preferred_pause > 0:
         state.preferred_pause -= 1
         return
-    if state.transferee is not None or not _has_committed_in_term(state):
+    if state.transferee is not None or not has_committed_in_term(state):
         return
     for preferred in state.config.preferred_leaders:
         if preferred == node_of(state.member):

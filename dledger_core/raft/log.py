@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, Proposal, TermRange
+from dledger_core.raft.configuration import Configuration
+from dledger_core.raft.configurations import ConfigurationInForce, Configurations
 from dledger_core.raft.pointers import LogPointers
 
 BATCH_OVERHEAD_BYTES: Final = 512
@@ -193,6 +195,7 @@ class RaftLog:
         durable_index: entries up to here are on this node's disk, as ``persisted`` confirmed.
         emitted_index: entries up to here were in a Ready.
         commit_index: entries up to here are never truncated.
+        configurations: the configurations of its entries; they change with the log.
     """
 
     __slots__ = (
@@ -203,6 +206,7 @@ class RaftLog:
         "_store",
         "_truncate_from",
         "commit_index",
+        "configurations",
         "durable_index",
         "emitted_index",
         "first_index",
@@ -210,7 +214,14 @@ class RaftLog:
         "last_term",
     )
 
-    def __init__(self, store: LogStore, *, commit_index: Index, recent_bytes_max: int) -> None:
+    def __init__(
+        self,
+        store: LogStore,
+        *,
+        commit_index: Index,
+        recent_bytes_max: int,
+        configurations: Sequence[ConfigurationInForce],
+    ) -> None:
         self._store = store
         self._ranges = TermRanges(store.term_ranges())
         self._recent = RecentBatches(recent_bytes_max)
@@ -220,6 +231,7 @@ class RaftLog:
         self.first_index = store.first_index()
         self.last_index = store.last_index()
         self.last_term: Term = self._ranges.last_term
+        self.configurations = Configurations(configurations, self.first_index, self.last_index)
         self.durable_index = self.last_index
         self.emitted_index = self.last_index
         self.commit_index = max(commit_index, Index(self.first_index - 1))
@@ -327,6 +339,9 @@ class RaftLog:
         self._add(batch)
 
     def _add(self, batch: Batch) -> None:
+        configuration = batch.configuration
+        if configuration is not None:
+            self.configurations.append(batch.first_index, Configuration.from_bytes(configuration))
         self._ranges.append(batch.first_index, batch.term)
         self._recent.append(batch)
         self._new.append(batch)
@@ -373,6 +388,7 @@ class RaftLog:
         self._store.stage_truncate(index)
         self._ranges.truncate(index)
         self._recent.truncate(index)
+        self.configurations.truncate(index)
         while self._new and self._new[-1].first_index >= index:
             self._new.pop()
         if index <= self.emitted_index:
@@ -439,8 +455,10 @@ class RaftLog:
         self._recent.evict(durable)
         return rose
 
-    def restart(self, first_index: Index, previous_term: Term) -> None:
+    def restart(self, first_index: Index, previous_term: Term, in_force: ConfigurationInForce) -> None:
         """Remove all entries and restart at ``first_index``; entries before it are committed and trimmed.
+
+        ``in_force`` is the configuration that was in force before that index.
 
         Until the disk has restarted too, it contains the old log, of which only the committed part counts.
         """
@@ -453,6 +471,7 @@ class RaftLog:
         previous = Index(first_index - 1)
         self._ranges = TermRanges([TermRange(previous, previous_term)] if previous_term != NO_TERM else [])
         self._recent.truncate(Index(0))
+        self.configurations.install(in_force, first_index)
         self._new.clear()
         self._truncate_from = None
         self.durable_index = min(self.durable_index, self.commit_index)
@@ -476,3 +495,4 @@ class RaftLog:
         self.first_index = first_index
         self._ranges.trim(first_index)
         self._recent.trim(first_index)
+        self.configurations.trim(first_index)

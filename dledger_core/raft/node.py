@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, Index, MemberId, Term
-from dledger_core.raft import election, leadership, raft, replication
+from dledger_core.raft import election, leadership, membership, raft, replication
 from dledger_core.raft.batch import Batch, LogStore, Proposal, SnapshotPayloads
+from dledger_core.raft.configuration import Configuration, MemberChange
+from dledger_core.raft.configurations import ConfigurationInForce
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message, TimeoutNow
 from dledger_core.raft.pointers import LogPointers
 from dledger_core.raft.progress import ProgressState
-from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.ready import HardState, Ready, Role, SoftState
-from dledger_core.raft.state import NewestLogTime, Noop, RaftState
+from dledger_core.raft.state import ConfigurationEntry, NewestLogTime, Noop, RaftState
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressStatus:
-    """A leader's view of one member."""
+    """A leader's view of one member, also of a removed one that may not have heard so.
+
+    Attributes:
+        match_index: last index known durable there and equal to the leader's.
+        next_index: first index of the next AppendEntries.
+        state: how the leader sends to it.
+        is_active: it responded within the minimum election timeout.
+        is_caught_up: a learner may be promoted.
+        inflight_messages, inflight_bytes: AppendEntries that are not acknowledged.
+    """
 
     match_index: Index
     next_index: Index
     state: ProgressState
-    active: bool
+    is_active: bool
+    is_caught_up: bool
     inflight_messages: int
     inflight_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A replica at one moment; ``progress`` is empty unless it leads."""
+    """A replica at one moment; ``progress`` is empty unless it leads.
+
+    ``configuration`` is the one in force, of the entry at ``configuration_index``; until that is committed, a change of
+    members is pending.
+    """
 
     node_id: MemberId
     role: Role
@@ -46,47 +62,61 @@ class Status:
     transferee: MemberId | None
     is_recovering: bool
     has_active_leader: bool
+    configuration: Configuration
+    configuration_index: Index
+    is_change_pending: bool
     progress: dict[MemberId, ProgressStatus]
 
 
 class RawNode:
     """One replica of one group, without I/O, clock or threads; one event loop owns it.
 
-    A call that raises a ProtocolError, BadRequestError, NotLeaderError or TransferringError leaves the state unchanged.
+    A call that raises a DLedgerError leaves the state unchanged.
     InvariantViolationError means that a safety property is broken: the replica must stop and must not be used again.
 
     Args:
         member: this member.
-        configuration: members of the group.
+        configurations: that of every configuration entry of the log, in order, after the one that was in force before
+            its first index. Those above ``commit_index`` are not committed.
         config: settings, times in ticks.
         store: the log's store; see ``LogStore``.
         hard_state: term and vote as recovered from disk.
         commit_index: recovered lower bound.
         random: the only source of randomness.
         noop: makes the no-op at an index.
+        configuration_entry: makes the batch of a configuration entry of its body.
         log_time: returns the log time that heartbeats carry.
         snapshot_payloads: packs and installs snapshots; without it followers that need one wait.
         recovering_above: this member lost the end of its log in that term or before, and may have forgotten entries
             that it acknowledged: it is a recovering voter until it has a committed entry of a higher term.
             None = it kept all.
+        ends_below_members: the log ends below the newest configuration entry ever appended here: this member does not
+            know its group, so it recovers even as the sole voter. Needs ``recovering_above``.
     """
 
     def __init__(
         self,
         *,
         member: MemberId,
-        configuration: Configuration,
+        configurations: Sequence[ConfigurationInForce],
         config: RaftConfig,
         store: LogStore,
         hard_state: HardState,
         commit_index: Index,
         random: RandomSource,
         noop: Noop,
+        configuration_entry: ConfigurationEntry,
         log_time: NewestLogTime = lambda: 0,
         snapshot_payloads: SnapshotPayloads | None = None,
         recovering_above: Term | None = None,
+        ends_below_members: bool = False,
     ) -> None:
-        log = RaftLog(store, commit_index=commit_index, recent_bytes_max=config.recent_bytes_max)
+        log = RaftLog(
+            store,
+            commit_index=commit_index,
+            recent_bytes_max=config.recent_bytes_max,
+            configurations=configurations,
+        )
         invariant(
             log.last_term <= hard_state.term,
             "the log has a higher term than the hard state",
@@ -96,15 +126,16 @@ class RawNode:
         self._log = log
         self._state = RaftState(
             member=member,
-            configuration=configuration,
             config=config,
             log=log,
             hard_state=hard_state,
             random=random,
             noop=noop,
+            configuration_entry=configuration_entry,
             log_time=log_time,
             snapshot_payloads=snapshot_payloads,
             recovering_above=recovering_above,
+            ends_below_members=ends_below_members,
         )
         self._number = 0
         self._in_flight: deque[tuple[int, bool, HardState | None]] = deque()
@@ -112,6 +143,8 @@ class RawNode:
         self._emitted_hard_state = hard_state
         self._emitted_soft_state = self._soft_state()
         self._emitted_commit_index = log.commit_index
+        self._emitted_configuration = log.configurations.in_force
+        self._emitted_committed_configuration = self._committed_configuration()
 
     def tick(self) -> None:
         """Count one tick."""
@@ -130,6 +163,16 @@ class RawNode:
             BadRequestError: it exceeds a limit of the log.
         """
         return leadership.propose(self._state, proposal)
+
+    def propose_change(self, change: MemberChange) -> Batch:
+        """Append the configuration that one change of members makes; return its batch. It is in force at once.
+
+        Raises:
+            NotLeaderError: another node leads, or none.
+            TransferringError: leadership is being transferred.
+            MemberChangeRefusedError: a rule of ``membership`` or of ``Configuration.after`` refuses it.
+        """
+        return membership.propose_change(self._state, change)
 
     def read_index(self, request_id: int) -> None:
         """Request a linearizable read index, to be returned in ``Ready.reads``; raise NotLeaderError."""
@@ -168,6 +211,10 @@ class RawNode:
     def term_at(self, index: Index) -> Term | None:
         """Return the term of an entry, or None if the log does not contain it."""
         return self._log.term_at(index) if index != NO_INDEX else None
+
+    def configuration_before(self, first_index: Index) -> ConfigurationInForce:
+        """Return the configuration in force before ``first_index``, which is not below the log's own."""
+        return self._log.configurations.before(first_index)
 
     @property
     def first_index(self) -> Index:
@@ -208,12 +255,16 @@ class RawNode:
             transferee=state.transferee,
             is_recovering=state.is_recovering,
             has_active_leader=state.has_active_leader,
+            configuration=state.configuration,
+            configuration_index=log.configurations.in_force.index,
+            is_change_pending=membership.is_change_pending(state),
             progress={
                 member: ProgressStatus(
                     progress.match_index,
                     progress.next_index,
                     progress.state,
-                    progress.active,
+                    leadership.is_active(state, member),
+                    leadership.is_caught_up(state, member),
                     progress.inflight_messages,
                     progress.inflight_bytes,
                 )
@@ -230,6 +281,7 @@ class RawNode:
             or state.send_due
             or state.restart is not None
             or state.votes_again
+            or log.configurations.in_force is not self._emitted_configuration
             or log.commit_index > self._emitted_commit_index
             or log.has_output
             or state.term != hard.term
@@ -264,6 +316,8 @@ class RawNode:
             reads=tuple(state.reads.results),
             soft_state=self._take_soft_state(),
             votes_again=state.votes_again,
+            configuration=self._take_configuration(),
+            committed_configuration=self._take_committed_configuration(),
         )
         state.votes_again = False
         state.messages.clear()
@@ -310,6 +364,23 @@ class RawNode:
             return None
         self._emitted_commit_index = self._log.commit_index
         return start, end
+
+    def _committed_configuration(self) -> ConfigurationInForce:
+        return self._log.configurations.before(Index(self._log.commit_index + 1))
+
+    def _take_configuration(self) -> ConfigurationInForce | None:
+        found = self._log.configurations.in_force
+        if found is self._emitted_configuration:
+            return None
+        self._emitted_configuration = found
+        return found
+
+    def _take_committed_configuration(self) -> ConfigurationInForce | None:
+        found = self._committed_configuration()
+        if found is self._emitted_committed_configuration:
+            return None
+        self._emitted_committed_configuration = found
+        return found
 
     def _soft_state(self) -> SoftState:
         return SoftState(self._state.role, self._state.leader_id, self._state.term)

@@ -58,34 +58,40 @@ class Progress:
         match_index: last index known durable there and equal to the leader's.
         next_index: first index of the next AppendEntries.
         state: PROBE, REPLICATE or NEEDS_SNAPSHOT.
-        active: sent a response since the last quorum check.
         probe_sent: in PROBE, a message is in flight.
         check_due: send an empty AppendEntries at ``next_index`` that only asks whether the logs match there: in
             REPLICATE to find a loss at the end of the sent entries, in PROBE to ask again without the payload.
         outgoing: the snapshot transfer in progress.
         acked_round: highest heartbeat round echoed.
+        heard_at: the leader's tick of the last response; None = none yet.
+        removed_at: index of the entry that removed this member, which still has to hear that it is committed.
+        farewell_round: the first heartbeat round that said so; 0 = none yet.
     """
 
     __slots__ = (
         "_inflight",
+        "_round_start",
+        "_round_target",
+        "_round_ticks",
         "_watch_match",
         "_watch_round",
         "acked_round",
-        "active",
         "check_due",
+        "farewell_round",
+        "heard_at",
         "inflight_bytes",
         "match_index",
         "next_index",
         "outgoing",
         "probe_sent",
+        "removed_at",
         "state",
     )
 
-    def __init__(self, next_index: Index) -> None:
+    def __init__(self, next_index: Index, now: int = 0) -> None:
         self.match_index = NO_INDEX
         self.next_index = next_index
         self.state = ProgressState.PROBE
-        self.active = True
         self.probe_sent = False
         self.check_due = False
         self.outgoing: OutgoingSnapshot | None = None
@@ -94,11 +100,39 @@ class Progress:
         self._inflight: deque[tuple[Index, int]] = deque()
         self._watch_round = 0
         self._watch_match = NO_INDEX
+        self.heard_at: int | None = None
+        self.removed_at: Index | None = None
+        self.farewell_round = 0
+        self._round_target = Index(next_index - 1)
+        self._round_start = now
+        self._round_ticks: int | None = None
 
     @property
     def inflight_messages(self) -> int:
         """AppendEntries with batches that are not acknowledged."""
         return len(self._inflight)
+
+    def heard(self, now: int, last_index: Index) -> None:
+        """Record a response at the leader's tick ``now``, when its log ended at ``last_index``.
+
+        A round ends when the member has all entries that the log had when the round started (thesis section 4.2.1).
+        """
+        self.heard_at = now
+        if self.match_index >= self._round_target:
+            self._round_ticks = now - self._round_start
+            self._round_target, self._round_start = last_index, now
+
+    def is_active(self, now: int, ticks: int) -> bool:
+        """Whether it responded within ``ticks``."""
+        return self.heard_at is not None and now - self.heard_at <= ticks
+
+    def is_caught_up(self, now: int, ticks: int) -> bool:
+        """Whether the last round took at most ``ticks`` and the present one has not taken longer (thesis 4.2.1).
+
+        As a voter it would then delay a commit by about that time at most, however many entries are appended meanwhile;
+        a limit on the number of entries would mean another time for each rate of appends.
+        """
+        return self._round_ticks is not None and max(self._round_ticks, now - self._round_start) <= ticks
 
     def is_full(self, config: RaftConfig) -> bool:
         """Whether the window is used up; the last message may exceed the bytes by its own size."""

@@ -7,6 +7,7 @@ from enum import Enum
 
 from dledger_core.ids import Index, MemberId, Term
 from dledger_core.raft.batch import Batch
+from dledger_core.raft.configurations import ConfigurationInForce
 from dledger_core.raft.messages import Message
 
 
@@ -56,11 +57,13 @@ class LogRestart:
         first_index: the new first index; every entry before it is committed.
         previous_term: term of the entry before, or NO_TERM if unknown.
         payload: the object that ``SnapshotPayloads.install`` returned.
+        configuration: the one in force before ``first_index``.
     """
 
     first_index: Index
     previous_term: Term
     payload: object
+    configuration: ConfigurationInForce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,10 @@ class Ready:
         reads: results of ReadIndex requests.
         soft_state: new role, leader or term, or None if unchanged.
         votes_again: the member is no longer a recovering voter; its marker may be removed.
+        configuration: the configuration in force, if it changed: by an append, a truncation or a snapshot install. It
+            may not be committed, nor durable before this Ready is.
+        committed_configuration: the newest committed configuration, if it changed. Only by this one does a member
+            learn that it is removed: an uncommitted one may be undone.
     """
 
     number: int
@@ -109,6 +116,8 @@ class Ready:
     reads: tuple[ReadReady, ...] = ()
     soft_state: SoftState | None = None
     votes_again: bool = False
+    configuration: ConfigurationInForce | None = None
+    committed_configuration: ConfigurationInForce | None = None
 
     @property
     def must_persist(self) -> bool:

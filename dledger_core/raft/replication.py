@@ -6,6 +6,7 @@ from dledger_core.errors import CorruptRecordError, invariant
 from dledger_core.ids import NO_TERM, Index, MemberId
 from dledger_core.raft import snapshot_install
 from dledger_core.raft.batch import Batch, Proposal
+from dledger_core.raft.configuration import Configuration
 from dledger_core.raft.messages import AppendEntries, AppendEntriesResponse
 from dledger_core.raft.progress import Progress, ProgressState
 from dledger_core.raft.ready import Role
@@ -17,6 +18,24 @@ def append(state: RaftState, proposal: Proposal) -> Batch:
     invariant(state.role is Role.LEADER, "only a leader appends entries of its own", role=state.role)
     batch = state.log.propose(proposal, state.term)
     state.send_due = True
+    return batch
+
+
+def append_configuration(state: RaftState, configuration: Configuration) -> Batch:
+    """Append a configuration entry; it is in force at once (thesis section 4.1).
+
+    Messages to an added member start with it. A removed one still receives the entry and hears that it is committed,
+    so that it stops; it counts no longer.
+    """
+    batch = append(state, state.configuration_entry(configuration.to_bytes()))
+    for member in configuration.members:
+        if member != state.member and member not in state.progress:
+            state.progress[member] = Progress(Index(batch.last_index + 1), state.ticks_in_office)
+    for member, progress in state.progress.items():
+        if member in configuration.members:
+            progress.removed_at, progress.farewell_round = None, 0
+        elif progress.removed_at is None:
+            progress.removed_at = batch.first_index
     return batch
 
 

@@ -72,7 +72,7 @@ def handle_install_snapshot_response(state: RaftState, message: InstallSnapshotR
     progress = state.progress.get(message.sender)
     if progress is None:
         return
-    progress.active = True
+    progress.heard(state.ticks_in_office, state.log.last_index)
     outgoing = progress.outgoing
     if outgoing is None or outgoing.number != message.number or not 0 <= message.offset <= len(outgoing.data):
         return
@@ -111,7 +111,9 @@ def handle_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
     state.incoming_snapshot = None
     if state.snapshot_payloads is None:
         raise ProtocolError("this node cannot install snapshots", str(message.sender))
-    payload = state.snapshot_payloads.install(message.first_index, message.previous_term, b"".join(incoming.chunks))
-    state.log.restart(message.first_index, message.previous_term)
-    state.restart = LogRestart(message.first_index, message.previous_term, payload)
+    data = b"".join(incoming.chunks)
+    installed = state.snapshot_payloads.install(message.first_index, message.previous_term, data)
+    state.log.restart(message.first_index, message.previous_term, installed.configuration)
+    state.restart = LogRestart(message.first_index, message.previous_term, installed.payload, installed.configuration)
+    state.become_follower(state.term, state.leader_id)  # perhaps a learner from now on, or a voter
     following.accept(state, message.sender, previous_index)

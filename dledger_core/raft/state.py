@@ -14,15 +14,18 @@ from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
 from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
 from dledger_core.raft.batch import Proposal, SnapshotPayloads
+from dledger_core.raft.configuration import Configuration
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import InstallSnapshot, Message
 from dledger_core.raft.progress import Progress
-from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.reads import ReadQueue
 from dledger_core.raft.ready import HardState, LogRestart, Role
 
 Noop: TypeAlias = Callable[[Index], Proposal]
 """Makes the no-op of a new leader at an index."""
+
+ConfigurationEntry: TypeAlias = Callable[[bytes], Proposal]
+"""Makes the batch of a configuration entry of its body."""
 
 NewestLogTime: TypeAlias = Callable[[], int]
 """Returns the log time that a leader's heartbeats carry; the core does not look at it."""
@@ -60,14 +63,14 @@ class RaftState:
 
     Attributes:
         member: this member.
-        configuration: the configuration in force.
         term, voted_for: the hard state as of now; it may not be durable yet.
         durable_hard_state: the hard state that a confirmed Ready has persisted.
         election_elapsed: ticks since the last leader message, vote or campaign; on a leader since its last quorum
             check.
         persist_elapsed: ticks since the disk last completed a Ready, while one is in flight.
         votes: responses in this campaign, by member: a repeated response is not a second vote.
-        progress: the other members, on a leader only.
+        progress: the other members, on a leader only; also those that were removed and may not have heard so.
+        ticks_in_office: ticks since this member became leader.
         heartbeat_round: number of the last heartbeat broadcast in this term.
         send_due: there may be something to send to some member at the next Ready.
         transfer_campaign: the last campaign was requested by the leader.
@@ -80,30 +83,33 @@ class RaftState:
             higher term, or every entry of a leader of a higher term; None = it votes.
         complete_to: in such a term the log was equal to the leader's, which ended here.
         votes_again: ``recovering_above`` was cleared since the last Ready.
+        ends_below_members: the log ended below the newest configuration entry ever appended here when it was opened,
+            so that this member does not know its group: it is a recovering voter without exception.
     """
 
     def __init__(
         self,
         *,
         member: MemberId,
-        configuration: Configuration,
         config: RaftConfig,
         log: RaftLog,
         hard_state: HardState,
         random: RandomSource,
         noop: Noop,
+        configuration_entry: ConfigurationEntry,
         log_time: NewestLogTime,
         snapshot_payloads: SnapshotPayloads | None = None,
         recovering_above: Term | None = None,
+        ends_below_members: bool = False,
     ) -> None:
         self.member = member
-        self.configuration = configuration
         self.config = config
         self.log = log
         self.term: Term = hard_state.term
         self.voted_for: MemberId | None = hard_state.voted_for
         self.durable_hard_state = hard_state
         self.noop = noop
+        self.configuration_entry = configuration_entry
         self.log_time = log_time
         self.snapshot_payloads = snapshot_payloads
         self.snapshot_number = 0
@@ -116,6 +122,7 @@ class RaftState:
         self.persist_elapsed = 0
         self.votes: dict[MemberId, bool] = {}
         self.progress: dict[MemberId, Progress] = {}
+        self.ticks_in_office = 0
         self.reads = ReadQueue()
         self.heartbeat_round = 0
         self.send_due = False
@@ -123,8 +130,15 @@ class RaftState:
         self.transfer_elapsed = 0
         self.transfer_campaign = False
         self.preferred_pause = 0
-        # A sole voter has no peer that could know more of its log than it does.
-        alone = configuration.is_sole_voter(member)
+        invariant(
+            recovering_above is not None or not ends_below_members,
+            "a log that ends below its configuration is that of a recovering voter",
+            member=member,
+        )
+        self.ends_below_members = ends_below_members
+        # A sole voter has no peer that could know more of its log than it does. But a log that lost its newest
+        # configuration entry may show a sole voter that has been one of several since.
+        alone = self.configuration.is_sole_voter(member) and not ends_below_members
         self.recovering_above = None if alone else recovering_above
         self.votes_again = alone and recovering_above is not None
         self.complete_to: Index | None = None
@@ -138,6 +152,11 @@ class RaftState:
             # ``recovering_above``. In a higher term neither its vote nor its acknowledgements are forgotten.
             self.enter_term(Term(self.recovering_above + 1), None)
         self.update_recovery()
+
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration in force, committed or not."""
+        return self.log.configurations.in_force.configuration
 
     @property
     def is_voter(self) -> bool:

@@ -18,6 +18,7 @@ from dledger_core.raft import (
     Role,
 )
 from tests.support.group import N0, N1, N2, Member, only
+from tests.support.memory_store import Content
 
 M = TypeVar("M")
 
@@ -27,7 +28,7 @@ def config(**values: Any) -> RaftConfig:
 
 
 def batch(first_index: int, term: int, count: int = 1, nbytes: int = 10) -> Batch:
-    return Batch(Index(first_index), count, Term(term), nbytes, f"{term}.{first_index}")  # type: ignore[arg-type]
+    return Batch(Index(first_index), count, Term(term), nbytes, Content(f"{term}.{first_index}"))
 
 
 def append(

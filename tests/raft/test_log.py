@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,17 +13,21 @@ from dledger_core.errors import InvariantViolationError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
 from dledger_core.raft import BATCHES_MAX, Batch, Ready, TermRange, check_pointers
 from dledger_core.raft.log import BATCH_OVERHEAD_BYTES, BATCHES_KEPT_MAX, RaftLog, RecentBatches, TermRanges
-from tests.support.memory_store import MemoryStore, log_of
+from tests.support.memory_store import Content, MemoryStore, log_of
 
 BIG = 1 << 20
 
 
+def log_on(store: MemoryStore, **options: Any) -> RaftLog:
+    return RaftLog(store, configurations=store.configurations(), **options)
+
+
 def log_with(*terms: int, commit_index: int = NO_INDEX, recent_bytes_max: int = BIG) -> RaftLog:
-    return RaftLog(MemoryStore(log_of(*terms)), commit_index=Index(commit_index), recent_bytes_max=recent_bytes_max)
+    return log_on(MemoryStore(log_of(*terms)), commit_index=Index(commit_index), recent_bytes_max=recent_bytes_max)
 
 
 def batch(first_index: int, count: int, term: int, nbytes: int = 10) -> Batch:
-    return Batch(Index(first_index), count, Term(term), nbytes, f"{term}.{first_index}")
+    return Batch(Index(first_index), count, Term(term), nbytes, Content(f"{term}.{first_index}"))
 
 
 def terms_of(log: RaftLog) -> list[int | None]:
@@ -121,14 +127,14 @@ def test_two_truncations_give_the_lower_one() -> None:
 @pytest.mark.parametrize("recent_bytes_max", [0, BIG])
 def test_batches_from_starts_with_the_batch_that_contains_the_index(recent_bytes_max: int) -> None:
     store = MemoryStore([batch(0, 3, 1), batch(3, 2, 1), batch(5, 4, 1)])
-    log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=recent_bytes_max)
+    log = log_on(store, commit_index=NO_INDEX, recent_bytes_max=recent_bytes_max)
     assert [b.first_index for b in log.batches_from(Index(4), 20)] == [3, 5]
     assert [b.first_index for b in log.batches_from(Index(4), 1)] == [3]
 
 
 def test_batches_from_skips_a_tail_that_is_being_truncated() -> None:
     store = MemoryStore(log_of(1, 1, 1, 1))
-    log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=0)
+    log = log_on(store, commit_index=NO_INDEX, recent_bytes_max=0)
     log.merge((batch(2, 1, 2),))
     assert [(b.first_index, b.term) for b in log.batches_from(Index(1), BIG)] == [(1, 1)]
     assert [(b.first_index, b.term) for b in log.batches_from(Index(2), BIG)] == [(2, 2)]
@@ -148,7 +154,7 @@ def test_trim_rejects_uncommitted_entries() -> None:
 def test_trimmed_log_has_its_first_index_and_previous_term() -> None:
     store = MemoryStore(log_of(1, 2, 2, 3))
     store.trim(Index(2))
-    log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=BIG)
+    log = log_on(store, commit_index=NO_INDEX, recent_bytes_max=BIG)
     assert (log.first_index, log.commit_index, log.term_at(Index(1)), log.last_term) == (2, 1, 2, 3)
 
 
@@ -162,7 +168,7 @@ def test_term_ranges_reject_a_falling_term() -> None:
 def test_batches_from_limits_the_number_of_batches(recent_bytes_max: int) -> None:
     total = 2 * BATCHES_MAX + 10
     store = MemoryStore()
-    log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=recent_bytes_max)
+    log = log_on(store, commit_index=NO_INDEX, recent_bytes_max=recent_bytes_max)
     for index in range(total):
         log.append(batch(index, 1, 1, nbytes=1))
     _, batches = log.take_output(1)
@@ -205,7 +211,7 @@ class LogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.store = MemoryStore()
-        self.log = RaftLog(self.store, commit_index=NO_INDEX, recent_bytes_max=1500)
+        self.log = log_on(self.store, commit_index=NO_INDEX, recent_bytes_max=1500)
         self.model: list[tuple[int, str]] = []
         self.starts: list[int] = []
         self.term = 1
@@ -220,7 +226,7 @@ class LogMachine(RuleBasedStateMachine):
         first = len(self.model)
         self.starts.append(first)
         self.model += [(self.term, f"p{self.payload}")] * count
-        self.log.append(Batch(Index(first), count, Term(self.term), nbytes, f"p{self.payload}"))
+        self.log.append(Batch(Index(first), count, Term(self.term), nbytes, Content(f"p{self.payload}")))
 
     @precondition(lambda self: self.starts)
     @rule(data=st.data())

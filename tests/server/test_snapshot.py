@@ -15,7 +15,7 @@ from dledger_core.errors import BehindError, ProtocolError
 from dledger_core.ids import NUMBER_MAX, Index, NodeId, Term
 from dledger_core.raft import AppendEntriesResponse, InstallSnapshot
 from dledger_core.record import Columns, ProposedBatch, Records
-from dledger_core.server.replica.snapshot import SnapshotInstalls
+from dledger_core.server.replica.snapshot import NewLog, SnapshotInstalls
 from dledger_core.server.services.reads import Positions
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import Asker, HandDriven, entries
@@ -53,11 +53,18 @@ def delete(n0: HandDriven, segments: int = 2) -> Index:
 
 
 def installs(n0: HandDriven) -> SnapshotInstalls:
-    return SnapshotInstalls(n0.log, lambda: n0.replica.tables)
+    return SnapshotInstalls(n0.log, lambda: n0.replica.tables, n0.replica.raft.configuration_before)
 
 
 def snapshot_of(n0: HandDriven, **changes: object) -> bytes:
     return msgpack.packb(msgpack.unpackb(installs(n0).pack(n0.log.first_index())) | changes)
+
+
+def installed(n0: HandDriven, first_index: Index, **changes: object) -> NewLog:
+    found = installs(n0).install(first_index, Term(1), snapshot_of(n0, **changes))
+    assert found.configuration == n0.replica.raft.configuration_before(first_index)
+    assert isinstance(found.payload, NewLog)
+    return found.payload
 
 
 def message(leader: HandDriven, n0: HandDriven) -> InstallSnapshot:
@@ -84,7 +91,7 @@ def give(leader: HandDriven, n0: HandDriven, **changes: object) -> None:
 
 def test_snapshot_survives_encoding(leader):
     first = delete(leader)
-    found = installs(leader).install(first, Term(1), snapshot_of(leader))
+    found = installed(leader, first)
     assert (found.start.first_index, found.start.position) == (first, 2 * SEGMENT)
     assert found.start.log_uuid == leader.replica.log_uuid
     assert found.start.tables.data == leader.replica.tables.snapshot()
@@ -92,14 +99,14 @@ def test_snapshot_survives_encoding(leader):
     state, parts = found.tables.transactions.state(OPEN)
     assert (state, [part.rows for part in parts]) == ("open", [2])
     assert found.start.commitlog_prefix is None
-    found = installs(leader).install(first, Term(1), snapshot_of(leader, prefix="0-64-seal"))
+    found = installed(leader, first, prefix="0-64-seal")
     assert found.start.commitlog_prefix == "0-64-seal"
 
 
 def test_snapshot_has_the_identity_that_no_entry_of_a_converted_log_contains(leader):
     first = delete(leader)
     leader.replica.tables.log_uuid = None
-    assert installs(leader).install(first, Term(1), snapshot_of(leader)).start.log_uuid == leader.log.log_uuid
+    assert installed(leader, first).start.log_uuid == leader.log.log_uuid
 
 
 @pytest.mark.parametrize(

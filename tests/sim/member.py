@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import NO_INDEX, Index, NodeId, Term
-from dledger_core.raft import Batch, Configuration, LogPointers, Message, RawNode, Ready, RequestVoteResponse, Role
+from dledger_core.raft import (
+    Batch,
+    Configuration,
+    ConfigurationInForce,
+    LogPointers,
+    Message,
+    RawNode,
+    Ready,
+    RequestVoteResponse,
+    Role,
+)
 from tests.sim.lies import tell
 from tests.sim.safety import check
-from tests.support.group import Snapshots
+from tests.support.group import Snapshots, configuration_entry
 from tests.support.memory_store import MemoryStore, Proposal, writes_of
 
 if TYPE_CHECKING:
@@ -131,6 +141,7 @@ class CoreMember(Member):
         del seed
         super().__init__(sim, node_id)
         self._snapshots = Snapshots(Random(sim.seed).choice((0, 500, 5000)))
+        self.disk.in_force_before = ConfigurationInForce(NO_INDEX, Configuration(frozenset(sim.names)))
         self._checkpoint = NO_INDEX
         self._unpersisted: deque[Ready] = deque()
         self._proposed: dict[Index, Batch] = {}
@@ -149,15 +160,17 @@ class CoreMember(Member):
         self._disk_free_at = self.stalled_until = self.sim.time.now
         self.core = RawNode(
             member=self.node_id,
-            configuration=Configuration(frozenset(self.sim.members)),
+            configurations=self.disk.configurations(),
             config=self.sim.mix.raft,
             store=self.disk,
             hard_state=self.disk.hard_state,
             commit_index=self._checkpoint,
             random=self.sim.source,
             noop=lambda _: Proposal(f"noop{self.sim.number()}", 1, 0),
+            configuration_entry=configuration_entry,
             snapshot_payloads=self._snapshots,
         )
+        self._snapshots.core = self.core
         self.joined()
 
     def die(self, how: str) -> None:

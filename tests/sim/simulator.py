@@ -202,7 +202,7 @@ class Simulator:
         self.time = VirtualTime()
         self.faults_on = True
         self.client_pause = mix.client_pause
-        names = [NodeId(f"n{at}") for at in range(mix.nodes)]
+        self.names = names = [NodeId(f"n{at}") for at in range(mix.nodes)]
         off = {kind: 0.0 for kind in NETWORK_FAULTS if kind not in self._continuous}
         self.network = Network(names, replace(mix.network, **off), self.source, self.counters)
         self.members: dict[NodeId, Any] = {name: member_type(self, name, self.source.getrandbits(32)) for name in names}

@@ -8,13 +8,24 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Any, TypeVar
 
 from dledger_core.config import RaftConfig
 from dledger_core.errors import ProtocolError
 from dledger_core.ids import NO_INDEX, Index, NodeId, Term
-from dledger_core.raft import Batch, Configuration, HardState, Message, RawNode, Ready, Role
-from tests.support.memory_store import MemoryStore, Proposal
+from dledger_core.raft import (
+    Batch,
+    Configuration,
+    ConfigurationInForce,
+    HardState,
+    InstalledSnapshot,
+    Message,
+    RawNode,
+    Ready,
+    Role,
+)
+from tests.support.memory_store import FOUNDED_BY_NOBODY, MemoryStore, Proposal
 
 M = TypeVar("M")
 
@@ -28,19 +39,39 @@ def noop(index: Index) -> Proposal:
     return Proposal(f"noop@{index}", 1, 0)
 
 
-class Snapshots:
-    """Snapshots of ``nbytes`` bytes that contain their first index."""
+def configuration_entry(body: bytes) -> Proposal:
+    return Proposal("members", 1, len(body), body)
 
-    def __init__(self, nbytes: int = 5) -> None:
+
+class Snapshots:
+    """Snapshots of ``nbytes`` bytes that contain their first index, and the configuration unless it is ``founded``.
+
+    Attributes:
+        core: the core that packs them.
+    """
+
+    core: RawNode | None = None
+
+    def __init__(self, nbytes: int = 5, founded: Iterable[NodeId] = NODES[:3]) -> None:
         self.nbytes = nbytes
+        self._founded = ConfigurationInForce(NO_INDEX, Configuration(frozenset(founded)))
 
     def pack(self, first_index: Index) -> bytes:
-        return b"%d" % first_index + b"." * self.nbytes
+        in_force = self._founded if self.core is None else self.core.configuration_before(first_index)
+        return self._head(first_index) + (
+            b"" if in_force.index == NO_INDEX else b"|%d|" % in_force.index + in_force.configuration.to_bytes()
+        )
 
-    def install(self, first_index: Index, previous_term: Term, data: bytes) -> object:
-        if data != self.pack(first_index):
+    def install(self, first_index: Index, previous_term: Term, data: bytes) -> InstalledSnapshot:
+        head, _, rest = data.partition(b"|")
+        if head != self._head(first_index):
             raise ProtocolError("the chunks of a snapshot do not fit", values={"data": data})
-        return data
+        index, _, body = rest.partition(b"|")
+        packed = ConfigurationInForce(Index(int(index)), Configuration.from_bytes(body)) if body else self._founded
+        return InstalledSnapshot(data, packed)
+
+    def _head(self, first_index: Index) -> bytes:
+        return b"%d" % first_index + b"." * self.nbytes
 
 
 class Member:
@@ -60,6 +91,7 @@ class Member:
         seed: int = 0,
         snapshots: Snapshots | None = None,
         recovering_above: int | None = None,
+        ends_below_members: bool = False,
     ) -> None:
         self.node_id = node_id
         self.store = store or MemoryStore()
@@ -68,12 +100,15 @@ class Member:
         elif self.store.batches:
             self.store.hard_state = HardState(self.store.batches[-1].term, None)
         self._options: dict[str, Any] = {
-            "configuration": Configuration(frozenset(voters), frozenset(learners)),
             "config": config,
             "random": random.Random(seed),
-            "snapshot_payloads": snapshots,
             "recovering_above": None if recovering_above is None else Term(recovering_above),
+            "ends_below_members": ends_below_members,
         }
+        self._snapshots = snapshots and copy(snapshots)
+        if self.store.in_force_before is FOUNDED_BY_NOBODY:
+            configuration = Configuration(frozenset(voters), frozenset(learners))
+            self.store.in_force_before = ConfigurationInForce(NO_INDEX, configuration)
         self.readys: list[Ready] = []
         self.start(commit_index)
 
@@ -86,8 +121,13 @@ class Member:
             hard_state=self.store.hard_state,
             commit_index=Index(commit_index),
             noop=noop,
+            configuration_entry=configuration_entry,
+            configurations=self.store.configurations(),
+            snapshot_payloads=self._snapshots,
             **self._options,
         )
+        if self._snapshots is not None:
+            self._snapshots.core = self.raw
 
     crash = start
 

@@ -5,13 +5,25 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from dledger_core.ids import NO_TERM, Index, Term
-from dledger_core.raft import Batch, HardState, LogRestart, Ready, TermRange
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
+from dledger_core.raft import (
+    UNKNOWN,
+    Batch,
+    Configuration,
+    ConfigurationInForce,
+    HardState,
+    LogRestart,
+    Ready,
+    TermRange,
+)
 
 WriteOp: TypeAlias = HardState | LogRestart | Index | Batch
 """One write in the order it reaches the disk: the hard state, a new start, a cut, a batch."""
+
+
+FOUNDED_BY_NOBODY: Final = ConfigurationInForce(NO_INDEX, UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +36,23 @@ class Proposal:
     configuration: bytes | None = None
 
 
+class Content(str):
+    """Payload of a batch of a core alone: a text that identifies it, perhaps with a configuration."""
+
+    __slots__ = ("configuration",)
+    configuration: bytes | None
+
+    def __new__(cls, text: object, configuration: bytes | None = None) -> Content:
+        content = super().__new__(cls, text)
+        content.configuration = configuration
+        return content
+
+
 class MemoryStore:
-    """Implements ``LogStore``; ``apply`` is the disk's write, whole Readys or a part of one in order."""
+    """Implements ``LogStore``; ``apply`` is the disk's write, whole Readys or a part of one in order.
+
+    ``in_force_before`` is the configuration in force before its first entry.
+    """
 
     def __init__(
         self,
@@ -40,6 +67,7 @@ class MemoryStore:
         self._first_index = Index(first_index)
         self._prev_term = prev_term
         self.hard_state = hard_state or HardState(Term(0), None)
+        self.in_force_before = FOUNDED_BY_NOBODY
         self.reads = 0
         for batch in batches:
             self._append(batch)
@@ -69,7 +97,9 @@ class MemoryStore:
         return chosen
 
     def place(self, proposal: Proposal, first_index: Index, term: Term) -> Batch:
-        return Batch(first_index, proposal.count, term, proposal.nbytes, proposal.content)
+        return Batch(
+            first_index, proposal.count, term, proposal.nbytes, Content(proposal.content, proposal.configuration)
+        )
 
     def stage(self, batch: Batch) -> None:
         pass
@@ -90,11 +120,16 @@ class MemoryStore:
         batch = self.batch_at(index)
         return batch.term if batch else NO_TERM
 
+    def configurations(self) -> list[ConfigurationInForce]:
+        """Return the configurations of the log, after the one in force before it."""
+        return [self.in_force_before, *configurations_of(self.batches)]
+
     def copy(self) -> MemoryStore:
         """Returns an independent disk with the same content."""
         twin = MemoryStore(hard_state=self.hard_state)
         twin.batches, twin._firsts = self.batches.copy(), self._firsts.copy()
         twin._first_index, twin._prev_term = self._first_index, self._prev_term
+        twin.in_force_before = self.in_force_before
         return twin
 
     def apply(self, ready: Ready) -> None:
@@ -109,6 +144,7 @@ class MemoryStore:
             self.hard_state = write
         elif isinstance(write, LogRestart):
             self.restart(write.first_index, write.previous_term)
+            self.in_force_before = write.configuration
         elif isinstance(write, Batch):
             self._append(write)
         else:
@@ -128,6 +164,7 @@ class MemoryStore:
         kept = bisect_right(self._firsts, first_index) - 1
         if kept > 0:
             self._prev_term = self.batches[kept - 1].term
+            self.in_force_before = [self.in_force_before, *configurations_of(self.batches[:kept])][-1]
             del self.batches[:kept]
             del self._firsts[:kept]
             self._first_index = self.batches[0].first_index
@@ -139,6 +176,8 @@ class MemoryStore:
             return
         prev_term = self.term_at(Index(first_index - 1))
         kept = [batch for batch in self.batches if batch.last_index >= first_index]
+        deleted = self.batches[: len(self.batches) - len(kept)]
+        self.in_force_before = [self.in_force_before, *configurations_of(deleted)][-1]
         if kept and kept[0].first_index < first_index:
             gone = first_index - kept[0].first_index
             parts = kept[0].payload
@@ -168,6 +207,12 @@ def writes_of(ready: Ready) -> Iterator[WriteOp]:
     yield from ready.batches
 
 
+def configurations_of(batches: Iterable[Batch]) -> list[ConfigurationInForce]:
+    """Return the configurations of batches of a core alone, or of tuples, which have none."""
+    bodies = [(batch.first_index, getattr(batch.payload, "configuration", None)) for batch in batches]
+    return [ConfigurationInForce(index, Configuration.from_bytes(body)) for index, body in bodies if body is not None]
+
+
 def log_of(*terms: int, payload: str = "old") -> list[Batch]:
     """Returns a log with one single-entry batch per term given: ``log_of(1, 1, 2)``."""
-    return [Batch(Index(at), 1, Term(term), 10, f"{payload}{term}.{at}") for at, term in enumerate(terms)]
+    return [Batch(Index(at), 1, Term(term), 10, Content(f"{payload}{term}.{at}")) for at, term in enumerate(terms)]

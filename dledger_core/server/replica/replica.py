@@ -30,6 +30,7 @@ from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId, NodeId, Term, n
 from dledger_core.raft import (
     Batch,
     Configuration,
+    ConfigurationInForce,
     Heartbeat,
     LogRestart,
     Message,
@@ -183,15 +184,16 @@ class Replica:
         self._leading_from: Index | None = None
         self.raft = RawNode(
             member=member,
-            configuration=configuration,
+            configurations=(ConfigurationInForce(NO_INDEX, configuration),),
             config=config,
             store=log,
             hard_state=log.hard_state,
             commit_index=log.commit_index,
             random=environment.random,
             noop=self._noop,
+            configuration_entry=lambda body: ProposedBatch(configuration=body),
             log_time=lambda: self.log_time.now_ms,
-            snapshot_payloads=SnapshotInstalls(log, lambda: self.tables),
+            snapshot_payloads=SnapshotInstalls(log, lambda: self.tables, self._configuration_before),
             recovering_above=log.recovering_marker.above,
         )
         self._disk = environment.open_disk(log, self._persisted, self._fail)
@@ -227,6 +229,9 @@ class Replica:
     def pack_control(self, fields: dict[str, Any]) -> bytes:
         """Return the body of a control entry that this leader appends now: it holds the log time."""
         return control.pack(fields | {"t": self.log_time.now_ms})
+
+    def _configuration_before(self, index: Index) -> ConfigurationInForce:
+        return self.raft.configuration_before(index)
 
     def _recording(self, body: bytes) -> ProposedBatch:
         self._log_time_recorded_ms = self.log_time.now_ms

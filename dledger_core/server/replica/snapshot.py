@@ -1,4 +1,4 @@
-"""Contents of a snapshot install in addition to the first index: position, identity of the log, tables.
+"""Contents of a snapshot install in addition to the first index: position, identity of the log, members, tables.
 
 The leader packs its current tables, which cover all entries that it knows to be committed, so at least the trimmed
 ones. They are a pure function of the log, so they may be ahead of the follower's log: the follower then skips the
@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgpack
 
-from dledger_core.errors import ProtocolError
-from dledger_core.ids import NUMBER_MAX, Index, Position, Term
-from dledger_core.raft import AppendEntries, Batch, Message
+from dledger_core.errors import CorruptRecordError, ProtocolError
+from dledger_core.ids import NO_INDEX, NUMBER_MAX, Index, Position, Term
+from dledger_core.raft import AppendEntries, Batch, Configuration, ConfigurationInForce, InstalledSnapshot, Message
 from dledger_core.record import HEADER_BYTES, records_of
 from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
@@ -55,15 +55,23 @@ class SnapshotInstalls:
     Args:
         log: its store.
         tables: returns its tables.
+        configuration_before: returns the configuration in force before an index.
     """
 
-    def __init__(self, log: CommitLog, tables: Callable[[], LogTables]) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        tables: Callable[[], LogTables],
+        configuration_before: Callable[[Index], ConfigurationInForce],
+    ) -> None:
         self._log = log
         self._tables = tables
+        self._configuration_before = configuration_before
 
     def pack(self, first_index: Index) -> bytes:
         """See ``SnapshotPayloads``."""
         snapshot = TablesSnapshot.of(self._tables())
+        in_force = self._configuration_before(first_index)
         fields = {
             "version": _VERSION,
             "position": self._log.position_of(first_index),
@@ -71,10 +79,11 @@ class SnapshotInstalls:
             "prefix": self._log.commitlog_prefix,
             "applied": snapshot.applied_index,
             "tables": snapshot.data,
+            "members": (in_force.index, in_force.configuration.to_bytes()),
         }
         return bytes(msgpack.packb(fields))
 
-    def install(self, first_index: Index, previous_term: Term, data: bytes) -> NewLog:
+    def install(self, first_index: Index, previous_term: Term, data: bytes) -> InstalledSnapshot:
         """See ``SnapshotPayloads``."""
         fields = _fields(data)
         position, packed, log_uuid = fields.get("position"), fields.get("tables"), fields.get("log")
@@ -85,8 +94,9 @@ class SnapshotInstalls:
         kinds = isinstance(log_uuid, str | None) and isinstance(prefix, str | None)
         # No log has more entries than headers fit before them.
         placed = first_index * HEADER_BYTES <= position <= NUMBER_MAX
+        in_force = _configuration(fields.get("members"), first_index)
         well_formed = placed and kinds and fields.get("version") == _VERSION
-        if tables is None or not well_formed:
+        if tables is None or in_force is None or not well_formed:
             raise ProtocolError("the snapshot is malformed", f"index {first_index}", "run one version on all nodes")
         segment_bytes, ours = self._log.config.data_segment_bytes, self._log.log_uuid
         if position % segment_bytes or (None not in (ours, log_uuid) and ours != log_uuid):
@@ -105,7 +115,17 @@ class SnapshotInstalls:
             tables=TablesSnapshot(tables.applied_index, packed),
         )
         self._log.stage_restart(start)
-        return NewLog(start, tables)
+        return InstalledSnapshot(NewLog(start, tables), in_force)
+
+
+def _configuration(found: Any, first_index: Index) -> ConfigurationInForce | None:
+    """Return the packed configuration, or None unless it was in force before ``first_index``."""
+    try:
+        index, body = found
+        known = type(index) is int and NO_INDEX <= index < first_index and isinstance(body, bytes)
+        return ConfigurationInForce(Index(index), Configuration.from_bytes(body)) if known else None
+    except (TypeError, ValueError, CorruptRecordError):
+        return None
 
 
 def _fields(data: bytes) -> dict[Any, Any]:

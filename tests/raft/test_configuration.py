@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.raft import Configuration
-from dledger_core.raft.quorum import VoteResult
+from dledger_core.raft.configuration import VoteResult
 
 NODES = [NodeId(f"n{at}") for at in range(7)]
 sizes = st.integers(1, 7)
@@ -43,7 +43,7 @@ def test_quorum_is_a_majority_of_the_voters(size: int, members: set[NodeId]) -> 
     assert 2 * configuration.majority > size
 
 
-@pytest.mark.parametrize(("voters", "learners"), [(NODES[:0], NODES[:0]), (NODES[:2], NODES[1:3])])
+@pytest.mark.parametrize(("voters", "learners"), [(NODES[:0], NODES[:1]), (NODES[:2], NODES[1:3])])
 def test_configuration_needs_voters_that_are_not_learners(voters: list[NodeId], learners: list[NodeId]) -> None:
     with pytest.raises(ConfigError):
         Configuration(frozenset(voters), frozenset(learners))
