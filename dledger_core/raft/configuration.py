@@ -39,7 +39,7 @@ class AddLearner:
         member: the new member.
         address: where it is reached, HOST:PORT.
         promote: it becomes a voter once it has caught up.
-        replaces: the voter that it takes the place of, which includes ``promote``; None = nobody's.
+        replaces: the voter that it takes the place of, which includes ``promote``; None = none.
     """
 
     member: MemberId

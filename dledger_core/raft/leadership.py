@@ -247,7 +247,7 @@ def has_committed_in_term(state: RaftState) -> bool:
 def _active_members(state: RaftState) -> set[MemberId]:
     """Return the members that responded since the last quorum check, this one included.
 
-    At the first check of a leader all count, because its first messages may still be under way.
+    At the first check of a leader all count, because its first messages may still be in flight.
     """
     if state.ticks_in_office <= state.config.election_ticks_min:
         return {state.member, *state.progress}

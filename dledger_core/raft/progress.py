@@ -64,8 +64,8 @@ class Progress:
         outgoing: the snapshot transfer in progress.
         acked_round: highest heartbeat round echoed.
         heard_at: the leader's tick of the last response; None = none yet.
-        removed_at: index of the entry that removed this member, which still has to hear that it is committed.
-        farewell_round: the first heartbeat round that said so; 0 = none yet.
+        removed_at: index of the entry that removed this member, and may not have received the commit of that.
+        farewell_round: the first heartbeat round that carried that; 0 = none yet.
     """
 
     __slots__ = (

@@ -60,7 +60,7 @@ from tests.sim.safety import check
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.frames import receive
 from tests.support.logs import Row, rows_between
-from tests.support.memory_store import FOUNDED_BY_NOBODY, MemoryStore
+from tests.support.memory_store import NOT_FOUNDED, MemoryStore
 
 if TYPE_CHECKING:
     from tests.sim.simulator import Simulator
@@ -86,7 +86,7 @@ def shadow_of(batch: Batch) -> Batch:
 
 
 def restart_of(start: LogStart) -> LogRestart:
-    return LogRestart(start.first_index, start.previous_term, None, FOUNDED_BY_NOBODY)
+    return LogRestart(start.first_index, start.previous_term, None, NOT_FOUNDED)
 
 
 @dataclass(frozen=True, slots=True)

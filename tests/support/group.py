@@ -25,7 +25,7 @@ from dledger_core.raft import (
     Ready,
     Role,
 )
-from tests.support.memory_store import FOUNDED_BY_NOBODY, MemoryStore, Proposal
+from tests.support.memory_store import NOT_FOUNDED, MemoryStore, Proposal
 
 M = TypeVar("M")
 
@@ -106,7 +106,7 @@ class Member:
             "ends_below_members": ends_below_members,
         }
         self._snapshots = snapshots and copy(snapshots)
-        if self.store.in_force_before is FOUNDED_BY_NOBODY:
+        if self.store.in_force_before is NOT_FOUNDED:
             configuration = Configuration(frozenset(voters), frozenset(learners))
             self.store.in_force_before = ConfigurationInForce(NO_INDEX, configuration)
         self.readys: list[Ready] = []
