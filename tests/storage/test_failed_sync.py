@@ -14,7 +14,7 @@ from dledger_core.ids import Index, Position, Term
 from dledger_core.storage.write.trim import LogStart
 from tests.storage.sample import DATA, INDEX
 from tests.support.faulty_files import FaultyFiles
-from tests.support.logs import NO_TABLES, SMALL, append, open_log, place, read_all
+from tests.support.logs import MEMBERS, NO_TABLES, SMALL, append, open_log, place, read_all
 
 PREALLOCATING = dataclasses.replace(SMALL, preallocate_bytes=2000)
 WAIT_S = 20.0
@@ -102,7 +102,12 @@ def test_no_file_is_closed_with_unsynced_writes(files: FaultyFiles) -> None:
     append(log, [b"b"] * 100)
     log.trim(120, NO_TABLES, 120)
     start = LogStart(
-        first_index=Index(1000), position=Position(1 << 16), previous_term=Term(1), log_uuid=None, tables=NO_TABLES
+        first_index=Index(1000),
+        position=Position(1 << 16),
+        previous_term=Term(1),
+        log_uuid=None,
+        tables=NO_TABLES,
+        members=MEMBERS,
     )
     log.stage_restart(start)
     log.persist(None, None, [], start)

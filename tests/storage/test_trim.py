@@ -23,7 +23,7 @@ from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 from dledger_core.storage.write.trim import LogStart
 from tests.storage.sample import DATA, META, Sample
 from tests.support.faulty_files import Crash, FaultyFiles
-from tests.support.logs import NO_TABLES, SMALL, STORE, append, open_log, place, read_all
+from tests.support.logs import MEMBERS, NO_TABLES, SMALL, STORE, append, open_log, place, read_all
 
 TABLES, LOG_META = META / "tables", META / "log.json"
 VOTE = HardState(Term(2), NodeId("n0"))
@@ -72,6 +72,7 @@ def start() -> LogStart:
         previous_term=Term(2),
         log_uuid="uuid",
         tables=TablesSnapshot.of(tables),
+        members=MEMBERS,
         commitlog_prefix="0-64-seal",
     )
 

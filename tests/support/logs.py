@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dledger_core.config import StorageConfig
-from dledger_core.ids import Index, NodeId, Term
+from dledger_core.ids import NO_TERM, Index, NodeId, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
 from dledger_core.record import HEADER_BYTES, Columns, ProposedBatch, Records, records_of
 from dledger_core.storage import CommitLog
+from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 
 SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, preallocate_bytes=0)
 STORE = Path("/disk/g/dledger-n0")
+MEMBERS = ConfigurationEntry(Index(7), NO_TERM, b"members")
 NO_TABLES = TablesSnapshot.of(LogTables())
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dledger_core.checksum import Buffer, crc32_column
 from dledger_core.errors import CorruptRecordError
-from dledger_core.record import MAGIC_DATA, Records, slices_of
+from dledger_core.record import MAGIC_CONTROL, MAGIC_DATA, MAGIC_MEMBERSHIP, Records, slices_of
 from dledger_core.rocketmq.convert.messages import QueueCounters, located_in
 from dledger_core.rocketmq.message.columns import rows_of
 from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, fault_text, message_faults
@@ -117,11 +117,14 @@ def chunk_of(records: Records, after: SourceCursor, crcs: npt.NDArray[Any]) -> C
         crcs: of their bodies.
     """
     headers = records.headers
+    magics = headers["magic"].astype(np.int32)
+    # The copy gets members of its own when it is founded: former ones are history, and must not take effect there.
+    magics[magics == MAGIC_MEMBERSHIP] = MAGIC_CONTROL
     return Chunk(
         "log",
         int(headers["index"][0]),
         after,
-        headers["magic"].astype(np.int32),
+        magics,
         headers["term"].astype(np.int64),
         headers["flags"].astype(np.uint64),
         crcs,

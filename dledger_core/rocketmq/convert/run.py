@@ -35,6 +35,7 @@ from dledger_core.rocketmq.convert.source import ConversionSource, open_source
 from dledger_core.rocketmq.message.decode import MESSAGES
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout, LogMeta, lock_store, save_log_meta
+from dledger_core.storage.files.members_file import KnownConfigurations, members_file
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint, save_hard_state
 
 
@@ -73,6 +74,7 @@ def publish(request: ConvertRequest, plan: Plan, state: ConversionState, files: 
     save_hard_state(files, layout, plan.source.hard_state)
     position = plan.start_position if state.position is None else state.position
     save_checkpoint(files, layout.checkpoint, Checkpoint(last, commit, position))
+    members_file(layout).save(files, KnownConfigurations())
     if plan.profile == "A":
         text = f"committedIndex={commit}\nendIndex={last}\n"
         files.replace(layout.root / "checkpoint", text.encode())

@@ -142,8 +142,11 @@ class ConversionSource:
         log = self.log
         notes = []
         for finding in log.verify().findings if log is not None else ():
-            if self.continued_by_java and Path(finding.path).name in ("log.json", "hard-state"):
+            name = Path(finding.path).name
+            if self.continued_by_java and name in ("log.json", "hard-state"):
                 continue  # hidden from the reader, which reads the store as Java does; or older than Java's own
+            if name == "members":
+                continue  # the copy gets members of its own
             if finding.kind == "INDEX_MISMATCH":
                 between = f"{finding.start} to {finding.end - 1}"
                 notes.append(f"the index differs from the data for entries {between}; the data is used")

@@ -16,7 +16,7 @@ import numpy as np
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import CorruptRecordError
-from dledger_core.ids import Index, Position
+from dledger_core.ids import NO_INDEX, Index, Position
 from dledger_core.record import INDEX_RECORD_BYTES, MAGIC_BLANK, PREFIX, index_records, is_segment_name
 from dledger_core.storage.check.damage import next_record
 from dledger_core.storage.check.judge import Fault, ScanCursor, ScanStop, Verdict, complete_end, verdict
@@ -25,6 +25,7 @@ from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.index_file import IndexFile, agreement, contradiction
 from dledger_core.storage.files.layout import Layout, LogMeta, lacks_identity
+from dledger_core.storage.files.members_file import members_file
 from dledger_core.storage.files.meta_files import Checkpoint, load_hard_state
 from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.tables.tables import load_tables
@@ -349,6 +350,9 @@ def start_findings(
             if not is_segment_name(name):
                 message = "unexpected file; move it out of the store"
                 yield Finding("FOREIGN_FILE", "error", end, end, str(directory / name), Position(0), message)
+    if last_index != NO_INDEX and members_file(layout).load(files).value is None:
+        message = "both copies of the file are missing or damaged; the node starts as a recovering voter"
+        yield Finding("CORRUPT", "error", end, end, str(layout.members), Position(0), message)
     for load in (
         lambda: load_hard_state(files, layout, last_term or meta.previous_term or 0),
         lambda: load_tables(files, layout, meta),

@@ -185,6 +185,11 @@ class Layout:
         return self.meta / "hard-state"
 
     @property
+    def members(self) -> Path:
+        """The configurations of the group that the store knows."""
+        return self.meta / "members"
+
+    @property
     def currterm(self) -> Path:
         """Copy of term and vote for Java; never read by a node."""
         return self.root / "currterm"
@@ -308,7 +313,7 @@ def lacks_identity(files: Files, layout: Layout) -> bool:
     """Whether a store is native by its other files and its records, but has lost ``meta/log.json``."""
     if files.read(layout.log_meta) is not None:
         return False
-    native = (*copies(layout.checkpoint), *copies(layout.hard_state), layout.tables)
+    native = (*copies(layout.checkpoint), *copies(layout.hard_state), *copies(layout.members), layout.tables)
     if set(files.listdir(layout.meta) or ()) & {path.name for path in native}:
         return True
     header = _first_header(files, layout.data)

@@ -223,7 +223,7 @@ def rewrite_unconfirmed(files: Files, layout: Layout, data: Segments, index: Seg
     checkpoint = load_checkpoint(files, layout.checkpoint)
     data.rewrite(checkpoint.position if checkpoint is not None else 0)
     index.rewrite((checkpoint.durable_index + 1) * INDEX_RECORD_BYTES if checkpoint is not None else 0)
-    twins = (*copies(layout.hard_state), *copies(layout.checkpoint))
+    twins = (*copies(layout.hard_state), *copies(layout.checkpoint), *copies(layout.members))
     for path in (*twins, layout.currterm, layout.log_meta, layout.tables):
         content = files.read(path)
         if content is not None:

@@ -17,8 +17,9 @@ from dledger_core.config import BATCH_BYTES_MAX
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRange
-from dledger_core.record import HEADER_BYTES, MAGIC_DATA, Header, Records, append_time
+from dledger_core.record import HEADER_BYTES, MAGIC_DATA, MAGIC_MEMBERSHIP, Header, Records, append_time
 from dledger_core.storage.check.judge import batch_ends
+from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.tables.tables import LogTables
 
@@ -160,6 +161,16 @@ def control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tupl
                 yield from _scanned_control_entries(reader, low + at, high)
                 break
             yield index, time_ms, body
+
+
+def configuration_entries(reader: RecordReader, start: int, end: int) -> Iterator[ConfigurationEntry]:
+    """Yield the configuration entries in [start, end), whose index rows recovery has compared with the records."""
+    for low in range(start, end, _ROWS_PER_STEP):
+        rows = reader.index.read(low, min(low + _ROWS_PER_STEP, end))
+        for at in np.flatnonzero(rows["magic"] == MAGIC_MEMBERSHIP).tolist():
+            record = reader.read(low + at, low + at + 1, 1)
+            if record.first.magic == MAGIC_MEMBERSHIP:
+                yield ConfigurationEntry(Index(low + at), Term(record.first.term), bytes(record.bodies))
 
 
 def _scanned_control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:

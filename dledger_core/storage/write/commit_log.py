@@ -35,6 +35,7 @@ from dledger_core.storage.check.repair import write_back
 from dledger_core.storage.files.file_system import DiskSpace, File, Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.layout import Layout, LogMeta, claim_store, refuse, save_log_meta
+from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
 from dledger_core.storage.files.meta_files import (
     Checkpoint,
     RecoveringMarker,
@@ -87,22 +88,22 @@ class CommitLog(DurableLog):
         self._reader = RecordReader(data, self._index, native_rules(meta))
         hard_state_file(layout.hard_state).make_equal(files)
         checkpoint_file(layout.checkpoint).make_equal(files)
+        members_file(layout).make_equal(files)
         self._checkpoint = load_checkpoint(files, layout.checkpoint)
         self._hard_state = load_hard_state(files, layout, 0)
-        if self._checkpoint is None and (data.bases or self._hard_state != HardState(Term(0), None)):
-            # Before recovery changes anything: the end is lost, although the files may not show it. A store without
-            # entries that never voted has acknowledged nothing.
+        saved = members_file(layout).load(files).value
+        # A store without entries that never voted has acknowledged nothing, so it has lost nothing.
+        is_new = not data.bases and self._hard_state == HardState(Term(0), None)
+        self._members = saved or KnownConfigurations(lost=not is_new)
+        if not is_new and (self._checkpoint is None or saved is None or self._has_lost_configuration()):
+            # Before recovery changes anything: the end is lost, although the files may not show it.
             mark_recovering(files, layout, self._hard_state.term)
         self.recovering_marker: Final = RecoveringMarker(files, layout, self._hard_state.term)
-        end = recover(
-            self._reader,
-            self._index,
-            meta,
-            self._checkpoint,
-            unsynced_bytes_max=config.unsynced_bytes_max,
-            keep_tail=self.recovering_marker.above is not None,
-        )
+        end = self._recover(keep_tail=self.recovering_marker.above is not None)
         self.recovered: Final[RecoveredEnd] = end
+        self._members = self._find_configurations(end)
+        if self._members != saved:
+            members_file(layout).save(files, self._members)
         self._first_index, self._last_index = end.first_index, end.last_index
         load_hard_state(files, layout, end.term or meta.previous_term or 0)  # raises if it is older than the log
         recorded = self._checkpoint.commit_index if self._checkpoint is not None else NO_INDEX
@@ -110,6 +111,34 @@ class CommitLog(DurableLog):
         self._appender = Appender(data, self._index, end, config.preallocate_bytes)
         self._staging = Staging(config, StagedEnd(end.last_index + 1, end.position, end.time_ms), self._certain_end_of)
         self._preallocation = self.preallocation_type(self.preallocate)
+
+    def _recover(self, *, keep_tail: bool) -> RecoveredEnd:
+        return recover(
+            self._reader,
+            self._index,
+            self._meta,
+            self._checkpoint,
+            unsynced_bytes_max=self.config.unsynced_bytes_max,
+            keep_tail=keep_tail,
+        )
+
+    def _has_lost_configuration(self) -> bool:
+        """Whether the log ends before a configuration entry that was durable: what looks like a torn tail is damage."""
+        newest = self._members.started(self._meta.first_index).newest_index
+        covered = NO_INDEX if self._checkpoint is None else self._checkpoint.durable_index
+        return newest > max(covered, self._meta.first_index - 1) and self._recover(keep_tail=True).last_index < newest
+
+    def _find_configurations(self, end: RecoveredEnd) -> KnownConfigurations:
+        """Return what the file and the log say together.
+
+        The checkpoint covers a configuration entry only after the file names it, so only later entries are searched.
+        """
+        known = self._members.started(self._meta.first_index).trimmed(end.first_index)
+        known = known.checked(end.first_index, end.last_index, self._reader.term_at)
+        covered = NO_INDEX if known.lost or self._checkpoint is None else self._checkpoint.durable_index
+        begin = max(end.first_index, covered + 1)
+        found = log_queries.configuration_entries(self._reader, begin, end.last_index + 1)
+        return known.with_entries({entry.index: entry for entry in (*known.entries, *found)}.values())
 
     @classmethod
     def open(
@@ -165,6 +194,16 @@ class CommitLog(DurableLog):
     def commit_index(self) -> Index:
         """A lower bound on the commit index; after ``open`` the recorded one."""
         return Index(self._commit_index)
+
+    @property
+    def configurations(self) -> Sequence[ConfigurationEntry]:
+        """The configurations that the log contains or that precede it, in order; empty if it knows none."""
+        return self._members.of_log(self._last_index)
+
+    @property
+    def ends_below_members(self) -> bool:
+        """Whether the log has lost the newest configuration entry, or may have: it does not know its group."""
+        return self._members.ends_above(self._last_index)
 
     @property
     def log_uuid(self) -> str | None:
@@ -296,10 +335,19 @@ class CommitLog(DurableLog):
                 self._appender.sync()
             self._last_index = share[-1].last_index
             self._staging.persisted(share)
+        self._know(self._members.appended(batches))
         if rolled:
             self._write_checkpoint()
         if self.config.preallocate_bytes:
             self._preallocation.poke()
+
+    def _know(self, members: KnownConfigurations) -> None:
+        """Replace the members file after the log is durable, whatever ``durability`` says."""
+        if members != self._members:
+            self._appender.sync()
+            self._appender.sync_index()
+            members_file(self._layout).save(self._files, members)
+            self._members = members
 
     def _truncate(self, index: int) -> None:
         if index > self._last_index:
@@ -311,12 +359,14 @@ class CommitLog(DurableLog):
             commit_index=self._commit_index,
         )
         end = self._certain_end_of(index - 1)
+        members = self._members.truncated(index, self._last_index)
         self._last_index = index - 1
         self._removals += 1
         # Before the truncation: a checkpoint above the end of the log means damage.
         if self._checkpoint is not None and self._checkpoint.durable_index >= index:
             self._save(Checkpoint(index - 1, min(self._commit_index, index - 1), end.position))
         self._appender.truncate(end.position, index)
+        self._know(members)
 
     def save_checkpoint(self, commit_index: int) -> None:
         """Record the durable and the committed end. Raises like ``persist``."""
@@ -330,6 +380,7 @@ class CommitLog(DurableLog):
             self._appender.remove_kept_tail(self._last_index + 1)  # without the marker it is damage
         self.save_checkpoint(commit_index)
         with self._writing():
+            self._know(KnownConfigurations(self._members.of_log(self._last_index)))
             self.recovering_marker.end()
 
     def _write_checkpoint(self) -> None:
@@ -381,11 +432,13 @@ class CommitLog(DurableLog):
             data, rows = self._reader.data, self._index.segments
             data.drop([base for base in data.bases if base < position])
             rows.drop([base for base in rows.bases if base + rows.segment_bytes <= first * INDEX_RECORD_BYTES])
+            self._know(self._members.trimmed(first))
             return Index(first)
 
     def _restart(self, start: LogStart) -> None:
         """Discard the log and restart it; a crash leaves the old or the new one, and the hard state in any case."""
         self._files.replace(self._layout.tables, start.tables.data)
+        self._know(self._members.installing(start.first_index, start.members, self._last_index))
         self._save_meta(
             replace(
                 self._meta,
@@ -409,6 +462,7 @@ class CommitLog(DurableLog):
         self._removals += 1
         self._appender.restart(start.position)
         self._meta = remove_everything(self._files, self._layout, self._meta)
+        self._know(self._members.started(start.first_index))
         self._checkpoint = load_checkpoint(self._files, self._layout.checkpoint)
 
     def adopt_uuid(self, uuid: str) -> None:

@@ -14,6 +14,7 @@ from dledger_core.ids import Index, Position, Term
 from dledger_core.record import is_segment_name, segment_name
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import Layout, LogMeta, save_log_meta
+from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
 from dledger_core.storage.tables.tables import TablesSnapshot
 
@@ -28,6 +29,7 @@ class LogStart:
         previous_term: term of the entry before; NO_TERM if unknown.
         log_uuid: identity of the log, or None.
         tables: of all committed entries up to ``first_index - 1`` or further.
+        members: the configuration in force before ``first_index``.
         commitlog_prefix: fingerprint of the CommitLog that the log starts after, or None.
     """
 
@@ -36,6 +38,7 @@ class LogStart:
     previous_term: Term
     log_uuid: str | None
     tables: TablesSnapshot
+    members: ConfigurationEntry
     commitlog_prefix: str | None = None
 
 

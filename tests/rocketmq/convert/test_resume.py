@@ -28,7 +28,7 @@ def bytes_of(files: FaultyFiles) -> dict[str, bytes]:
     """Content of a complete store, without lock and state, and without the number of writes of a twin file."""
     left_out = {"lock", "converting.json", "converting.json.tmp"}
     found = {str(path): bytes(inode.content) for path, inode in files.names.items() if path.name not in left_out}
-    for path in (copy for name in ("hard-state", "checkpoint") for copy in copies(TARGET / "meta" / name)):
+    for path in (copy for name in ("hard-state", "checkpoint", "members") for copy in copies(TARGET / "meta" / name)):
         if str(path) in found:
             fields = json.loads(found[str(path)])
             found[str(path)] = repr([fields[key] for key in fields if key not in ("write", "crc32")]).encode()

@@ -430,3 +430,17 @@ def test_store_of_recovering_voter_is_rejected(trimmed: Path, tmp_path: Path) ->
     clear_recovering(OsFiles(), Layout(trimmed))
     converted(trimmed, tmp_path / "new")
     assert entries(tmp_path / "new") == entries(trimmed)
+
+
+def test_configuration_entries_of_source_have_no_effect_in_the_copy(tmp_path: Path) -> None:
+    path, copy = tmp_path / "old" / "dledger-n0", tmp_path / "dledger-n0"
+    log = CommitLog.open(path, group="g", node_id="n0")
+    append(log, [b"a"])
+    append(log, [], configuration=control.pack({"voters": ["n0"], "t": 77}))
+    append(log, [b"b"])
+    log.close(2)
+    converted(path, copy)
+    log = CommitLog.open(copy, group="g", node_id="n0")
+    assert (list(log.configurations), log.ends_below_members, log.recovering_marker.above) == ([], False, None)
+    assert bodies_of(log.read(0, 3, 1 << 20))[::2] == [b"a", b"b"]
+    assert [control.log_time(control.unpack(body)) for _, _, body in log.control_entries(0, 3)] == [77]
