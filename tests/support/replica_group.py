@@ -20,6 +20,7 @@ from dledger_core.raft import (
     AppendEntriesResponse,
     Batch,
     Configuration,
+    ConfigurationInForce,
     Heartbeat,
     HeartbeatResponse,
     Message,
@@ -161,6 +162,7 @@ class HandDriven:
         self.monotonic_ms = 5_000
         self.sent: list[Message] = []
         self.failures: list[BaseException] = []
+        self.configurations: list[ConfigurationInForce] = []
         self.stalled = False
         self.log = CommitLog.open(directory, group="g", node_id=node_id, config=storage, files=files)
         self.replica = Replica(
@@ -171,6 +173,7 @@ class HandDriven:
             log=self.log,
             send=lambda _, message: self.sent.append(message),
             on_failed=self.failures.append,
+            on_configuration=lambda _, found: self.configurations.append(found),
             environment=Environment(
                 wall_ms=lambda: self.wall_ms,
                 monotonic_ms=lambda: self.monotonic_ms,

@@ -33,6 +33,7 @@ from dledger_core.raft import (
     ConfigurationInForce,
     Heartbeat,
     LogRestart,
+    MemberChange,
     Message,
     RawNode,
     Ready,
@@ -59,6 +60,14 @@ class _Control:
     index: Index
     time_ms: int
     body: bytes
+
+
+def _known_configurations(log: CommitLog, founded: Configuration) -> list[ConfigurationInForce]:
+    """Return the configurations of a log, after the one in force before its first entry."""
+    known = [ConfigurationInForce(found.index, Configuration.from_bytes(found.body)) for found in log.configurations]
+    if not known or known[0].index >= log.first_index():
+        known.insert(0, ConfigurationInForce(NO_INDEX, founded))
+    return known
 
 
 class Controls:
@@ -132,11 +141,12 @@ class Replica:
     Args:
         group: the group's name.
         member: this member.
-        configuration: the voters.
+        configuration: the one that the group was founded with; used while the store knows none.
         config: Raft's settings.
         log: the opened store; closed by ``close``.
         send: called with (group, message) for every message to a peer.
         on_failed: called once with the error that stopped the replica.
+        on_configuration: called with (group, configuration in force) at the start and at each change.
         reserve_bytes: free disk space below which appends are rejected.
         environment: clocks, iterations, randomness and disk.
         limits: the node's limits.
@@ -153,6 +163,7 @@ class Replica:
         send: Callable[[str, Message], None],
         on_failed: Callable[[BaseException], None],
         environment: Environment,
+        on_configuration: Callable[[str, ConfigurationInForce], None] = lambda group, found: None,
         reserve_bytes: int = 0,
         limits: Limits = LIMITS,
     ) -> None:
@@ -164,6 +175,7 @@ class Replica:
         self.pins = Pins(limits)
         self._send = send
         self._on_failed = on_failed
+        self._on_configuration = on_configuration
         self._environment = environment
         self._log_time_interval_ms = int(limits.log_time_s * 1000)
         self._append_clock = AppendClock(environment.wall_ms, environment.monotonic_ms)
@@ -184,21 +196,23 @@ class Replica:
         self._leading_from: Index | None = None
         self.raft = RawNode(
             member=member,
-            configurations=(ConfigurationInForce(NO_INDEX, configuration),),
+            configurations=_known_configurations(log, configuration),
             config=config,
             store=log,
             hard_state=log.hard_state,
             commit_index=log.commit_index,
             random=environment.random,
             noop=self._noop,
-            configuration_entry=lambda body: ProposedBatch(configuration=body),
+            configuration_entry=self._configuration_entry,
             log_time=lambda: self.log_time.now_ms,
             snapshot_payloads=SnapshotInstalls(log, lambda: self.tables, self._configuration_before),
             recovering_above=log.recovering_marker.above,
+            ends_below_members=log.ends_below_members,
         )
         self._disk = environment.open_disk(log, self._persisted, self._fail)
         self.commit_index = log.commit_index
         self._apply_controls(self.commit_index)
+        on_configuration(group, self.raft.configuration_before(Index(self.raft.last_index + 1)))
 
     def observe(self, *observers: ReplicaObserver) -> None:
         """Call these services at each change from now on, in this order, after those that observe already."""
@@ -229,6 +243,10 @@ class Replica:
     def pack_control(self, fields: dict[str, Any]) -> bytes:
         """Return the body of a control entry that this leader appends now: it holds the log time."""
         return control.pack(fields | {"t": self.log_time.now_ms})
+
+    def _configuration_entry(self, body: bytes) -> ProposedBatch:
+        self._log_time_recorded_ms = self.log_time.now_ms
+        return ProposedBatch(configuration=self.pack_control(control.unpack(body)))
 
     def _configuration_before(self, index: Index) -> ConfigurationInForce:
         return self.raft.configuration_before(index)
@@ -278,6 +296,10 @@ class Replica:
             return self.raft.propose(proposal)
 
         return self._ask(propose)
+
+    def propose_change(self, change: MemberChange) -> Batch:
+        """Append the configuration that a change of one member makes; raise as the core does."""
+        return self._ask(lambda: self.raft.propose_change(change))
 
     def transfer_leadership(self, target: NodeId) -> None:
         """Start a transfer of leadership to another node's voter; raise as the core does."""
@@ -381,10 +403,23 @@ class Replica:
             self._disk.run(partial(self.log.end_recovery, self.commit_index))
         if ready.soft_state is not None:
             self._role_changed(ready.soft_state)
+        self._report_configuration(ready)
         for read in ready.reads:
             reply = self._reads.pop(read.request_id, None)
             if reply is not None:
                 reply(read.index)
+
+    def _report_configuration(self, ready: Ready) -> None:
+        if ready.configuration is not None:
+            self._on_configuration(self.group, ready.configuration)
+        committed = ready.committed_configuration
+        if committed is not None and self.member not in (members := committed.configuration.members):
+            _LOG.warning(
+                "removed from the group, the store may be deleted: group=%s node=%s members=%s",
+                self.group,
+                self.node_id,
+                " ".join(members),
+            )
 
     def _install_snapshot(self, new_start: LogRestart) -> None:
         """Restart the log where the leader's begins; the old entries stay readable until the disk has done the same."""

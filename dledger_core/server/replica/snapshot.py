@@ -14,10 +14,11 @@ from typing import Any, Final
 import msgpack
 
 from dledger_core.errors import CorruptRecordError, ProtocolError
-from dledger_core.ids import NO_INDEX, NUMBER_MAX, Index, Position, Term
+from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, Position, Term
 from dledger_core.raft import AppendEntries, Batch, Configuration, ConfigurationInForce, InstalledSnapshot, Message
 from dledger_core.record import HEADER_BYTES, records_of
 from dledger_core.storage import CommitLog
+from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 from dledger_core.storage.write.trim import LogStart
 
@@ -113,6 +114,7 @@ class SnapshotInstalls:
             log_uuid=log_uuid,
             commitlog_prefix=prefix,
             tables=TablesSnapshot(tables.applied_index, packed),
+            members=ConfigurationEntry(in_force.index, NO_TERM, in_force.configuration.to_bytes()),
         )
         self._log.stage_restart(start)
         return InstalledSnapshot(NewLog(start, tables), in_force)

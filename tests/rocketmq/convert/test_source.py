@@ -38,7 +38,7 @@ from tests.rocketmq.convert.stores import (
     unpacked,
 )
 from tests.rocketmq.golden import THREE, extract
-from tests.support.logs import append
+from tests.support.logs import append, bodies_of
 from tests.support.only_reading import only_reading
 
 

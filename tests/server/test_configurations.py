@@ -1,0 +1,78 @@
+"""Configuration entries in a replica: appended, kept over restarts and snapshot installs, reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dledger_core import control
+from dledger_core.ids import Index, MemberId
+from dledger_core.raft import AddLearner, Configuration, ConfigurationInForce, Remove
+from tests.support.faulty_files import FaultyFiles
+from tests.support.replica_group import HandDriven
+
+STORE = Path("/store")
+LEARNER = MemberId("n3/store")
+
+
+def opened(files: FaultyFiles, **options: object) -> HandDriven:
+    return HandDriven(STORE, files=files, voters=("n0", "n1", "n2"), **options)  # type: ignore[arg-type]
+
+
+def changed(files: FaultyFiles) -> tuple[HandDriven, int]:
+    """Return a leader that has committed a learner, and the entry's index."""
+    n0 = opened(files)
+    n0.lead()
+    n0.confirm()
+    batch = n0.replica.propose_change(AddLearner(LEARNER, "10.0.0.3:7000", promote=True))
+    n0.run()
+    n0.acknowledge()
+    return n0, batch.first_index
+
+
+def test_configuration_entry_holds_the_log_time_and_survives_a_power_loss() -> None:
+    n0, index = changed(files := FaultyFiles())
+    expected = n0.replica.raft.configuration
+    ((_, _, body),) = n0.log.control_entries(index, index + 1)
+    assert control.log_time(control.unpack(body)) is not None
+    assert Configuration.from_bytes(body) == expected
+    assert expected.learners == expected.promote == {LEARNER}
+    files.crash(0.0)
+    assert opened(files).replica.raft.configuration == expected
+
+
+def test_configuration_in_force_is_reported_at_start_and_at_each_change() -> None:
+    n0, index = changed(files := FaultyFiles())
+    added = n0.replica.raft.configuration
+    assert [found.index for found in n0.configurations] == [-1, index]
+    assert n0.configurations[-1] == ConfigurationInForce(Index(index), added)
+    n0.confirm()
+    n0.replica.propose_change(Remove(LEARNER))
+    n0.run()
+    assert LEARNER not in n0.configurations[-1].configuration.members
+    n0.depose()
+    files.crash(0.0)
+    again = opened(files)
+    assert again.configurations == [n0.configurations[-1]]
+
+
+def test_sole_voter_that_lost_the_entry_of_a_second_one_does_not_lead() -> None:
+    """n0 added n1 as voter, and then lost the end of its log: alone it would lead without what both committed."""
+    n0 = HandDriven(STORE, files=(files := FaultyFiles()))
+    n0.lead()
+    end = int(n0.log.position_of(n0.log.last_index() + 1))
+    n0.replica.save_checkpoint()
+    n0.run()
+    n0.replica.propose_change(AddLearner(LEARNER, "10.0.0.3:7000"))
+    n0.run()
+    assert n0.replica.commit_index == n0.log.last_index()
+    files.kill()
+    for path in [path for path in files.names if path.parent == STORE / "data"]:
+        content = files.content(path)
+        content[end:] = bytes(len(content) - end)
+        files.names[path].sync()
+    n0 = HandDriven(STORE, files=files)
+    for _ in range(100):
+        n0.replica.tick()
+        n0.run()
+    assert not n0.replica.is_leader
+    assert n0.replica.raft.status().is_recovering
