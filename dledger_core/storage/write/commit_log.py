@@ -129,7 +129,7 @@ class CommitLog(DurableLog):
         return newest > max(covered, self._meta.first_index - 1) and self._recover(keep_tail=True).last_index < newest
 
     def _find_configurations(self, end: RecoveredEnd) -> KnownConfigurations:
-        """Return what the file and the log say together.
+        """Return the configurations of the file and of the log.
 
         The checkpoint covers a configuration entry only after the file names it, so only later entries are searched.
         """
