@@ -61,6 +61,22 @@ def is_node_id(text: str) -> bool:
     return _NODE_ID.match(text) is not None
 
 
+def parse_peer(text: str) -> Peer:
+    """Parse one ``id-host:port`` of a peers string; raise ConfigError if it is malformed."""
+    node_id, dash, address = text.partition("-")
+    host, colon, port = address.rpartition(":")
+    host = host.strip("[]")
+    well_formed = dash and colon and host and is_node_id(node_id)
+    if not (well_formed and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+        raise ConfigError(
+            f"malformed peer {text!r} in the peers string",
+            "",
+            "write id-host:port separated by ';', for example "
+            "'n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913'",
+        )
+    return Peer(NodeId(node_id), host, int(port))
+
+
 def parse_peers(text: str) -> tuple[Peer, ...]:
     """Parse DLedger's peers string, ``n0-host:port;n1-host:port``.
 
@@ -70,20 +86,7 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
     Raises:
         ConfigError: empty, malformed, or a node id or address twice.
     """
-    peers: list[Peer] = []
-    for part in filter(None, (token.strip() for token in text.split(";"))):
-        node_id, dash, address = part.partition("-")
-        host, colon, port = address.rpartition(":")
-        host = host.strip("[]")
-        well_formed = dash and colon and host and is_node_id(node_id)
-        if not (well_formed and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
-            raise ConfigError(
-                f"malformed peer {part!r} in the peers string",
-                "",
-                "write id-host:port separated by ';', for example "
-                "'n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913'",
-            )
-        peers.append(Peer(NodeId(node_id), host, int(port)))
+    peers = [parse_peer(token.strip()) for token in text.split(";") if token.strip()]
     if not peers:
         raise ConfigError("the peers string is empty", "", "name at least one node: n0-127.0.0.1:40911")
     for what, seen in (

@@ -71,6 +71,7 @@ def connect(
     connect_timeout_ms: int | None = None,
     protocol: str = "dledger",
     java: JavaOptions | None = None,
+    log_uuid: str | None = None,
 ) -> LogClient:
     """Return the log client of a group; it opens connections at its first use. Arguments as for ``AsyncClient``."""
     parsed = parse_peers(peers) if isinstance(peers, str) else tuple(peers)
@@ -79,7 +80,7 @@ def connect(
         raise ConfigError("there are no peers", "", "name at least one node: n0-127.0.0.1:40911")
     timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
     if protocol == "dledger":
-        return NodeClient(parsed, group, timeouts, prefix=MessageFormat())
+        return NodeClient(parsed, group, timeouts, prefix=MessageFormat(), log_uuid=log_uuid)
     if protocol == "dledger-java":
         from dledger_core.rocketmq.client import JavaClient
 
@@ -103,6 +104,7 @@ class AsyncClient(AsyncLogClient):
         connect_timeout_ms: limit of a call until a first node has responded, so that wrong peers are reported early.
         protocol: ``dledger``, or ``dledger-java`` for a Java group.
         java: settings for a Java group.
+        log_uuid: the log: nodes with another one are refused. None = the log that is found first.
 
     Raises:
         ConfigError: an argument is wrong or not supported.
@@ -118,6 +120,7 @@ class AsyncClient(AsyncLogClient):
         connect_timeout_ms: int | None = None,
         protocol: str = "dledger",
         java: JavaOptions | None = None,
+        log_uuid: str | None = None,
     ) -> None:
         log = connect(
             peers,
@@ -127,6 +130,7 @@ class AsyncClient(AsyncLogClient):
             connect_timeout_ms=connect_timeout_ms,
             protocol=protocol,
             java=java,
+            log_uuid=log_uuid,
         )
         super().__init__(log)
 
@@ -147,6 +151,7 @@ class Client(SyncLogClient):
         connect_timeout_ms: int | None = None,
         protocol: str = "dledger",
         java: JavaOptions | None = None,
+        log_uuid: str | None = None,
     ) -> None:
         client = AsyncClient(
             peers,
@@ -156,6 +161,7 @@ class Client(SyncLogClient):
             connect_timeout_ms=connect_timeout_ms,
             protocol=protocol,
             java=java,
+            log_uuid=log_uuid,
         )
         super().__init__(client)
 

@@ -30,6 +30,7 @@
     '- ClientError
        |- NoLeaderError               retriable
        |- UnreachableError            retriable; no peer responded
+       |- OtherLogError               the node has another log of the group than the request names
        |- RequestTimedOutError        outcome_unknown
        |- BusyError                   retriable; retry_after_ms
        |- BehindError                 retriable; the replica has not reached min_commit
@@ -64,6 +65,7 @@ __all__ = [
     "NoLeaderError",
     "NotLeaderError",
     "NotUnderstoodError",
+    "OtherLogError",
     "ProducerError",
     "ProducerUnknownError",
     "ProposalDroppedError",
@@ -376,6 +378,13 @@ class UnreachableError(ClientError):
     code = 651
     name = "UNREACHABLE"
     retriable = True
+
+
+class OtherLogError(ClientError):
+    """The node has another log of this group than the one that was asked for; nothing was read or changed."""
+
+    code = 652
+    name = "OTHER_LOG"
 
 
 class RequestTimedOutError(ClientError):

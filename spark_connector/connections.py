@@ -50,7 +50,9 @@ def _start_empty() -> None:
 os.register_at_fork(after_in_child=_start_empty)
 
 
-def client_for(options: DLedgerOptions, group: str, *, planning: bool = False) -> Client:
+def client_for(
+    options: DLedgerOptions, group: str, *, planning: bool = False, log: str | None = None, run: str = ""
+) -> Client:
     """Return this process's client for a group.
 
     Args:
@@ -58,6 +60,8 @@ def client_for(options: DLedgerOptions, group: str, *, planning: bool = False) -
         group: the group.
         planning: fail within seconds if no node responds. Tasks retry for all of ``fetchRetryMs``, because a cluster
             may restart while a query runs.
+        log: uuid of the log; None = the log that the client finds first.
+        run: a run of a query, which has clients of its own: they keep the log that they find.
     """
     limits = {"timeout_ms": options.fetch_timeout_ms, "retry_timeout_ms": options.fetch_retry_ms}
     if planning:
@@ -65,9 +69,9 @@ def client_for(options: DLedgerOptions, group: str, *, planning: bool = False) -
     java = JavaOptions(safety_lag_ms=options.safety_lag_ms, commit_probe=options.commit_probe)
 
     def made(known: Client | None) -> Client:
-        return known or Client(options.peers, group, protocol=options.protocol, java=java, **limits)
+        return known or Client(options.peers, group, protocol=options.protocol, java=java, log_uuid=log, **limits)
 
-    key = ("client", options.peers, group, options.protocol, java, *limits.values())
+    key = ("client", options.peers, group, options.protocol, java, log, run, *limits.values())
     client: Client = _pool.use(key, made)
     return client
 

@@ -65,6 +65,12 @@ class AsyncLogClient:
         return self._log.group
 
     @property
+    def log_uuid(self) -> str | None:
+        """Identity of the log that requests are for, None while it is not known and for a Java group."""
+        found: str | None = getattr(self._log, "log_uuid", None)
+        return found
+
+    @property
     def protocol(self) -> str:
         """Name of the wire protocol."""
         return self._log.protocol

@@ -27,7 +27,7 @@ from dledger_core.client.protocol import (
     TransactionState,
 )
 from dledger_core.client.reads import PrefixFormat, Reader
-from dledger_core.client.routing.cluster_view import ClusterView, ReplicaChoice
+from dledger_core.client.routing.cluster_view import ClusterView, Described, ReplicaChoice
 from dledger_core.client.routing.requests import Requests
 from dledger_core.client.routing.retry import Timeouts, with_retries
 from dledger_core.client.status import (
@@ -57,28 +57,35 @@ class NodeClient:
         group: the group's name.
         timeouts: limits of requests and calls.
         prefix: checks messages of a commitlog prefix; without it ``fetch_at`` does not read them.
+        log_uuid: the log; None = the one that is found first.
     """
 
     protocol = "dledger"
 
     def __init__(
-        self, peers: tuple[Peer, ...], group: str, timeouts: Timeouts, *, prefix: PrefixFormat | None = None
+        self,
+        peers: tuple[Peer, ...],
+        group: str,
+        timeouts: Timeouts,
+        *,
+        prefix: PrefixFormat | None = None,
+        log_uuid: str | None = None,
     ) -> None:
         self.group = group
         self._timeouts = timeouts
-        self._view = ClusterView(peers, group)
+        self._view = ClusterView(peers, group, log_uuid)
         self._requests = Requests(self._view, timeouts)
         self._reader = Reader(self._view, self._requests, timeouts, prefix)
         self._batcher = AppendBatcher(self.append_columns)
-        self._watches = RoleWatches(self._view.pool, group)
+        self._watches = RoleWatches(self._view)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
         return tuple(self._view.pool.peers.values())
 
-    async def set_members(self, peers: tuple[Peer, ...]) -> None:
-        """Set the group's nodes, after a change of its members; requests in flight to the others fail or move."""
-        await self._view.set_members(peers)
+    @property
+    def log_uuid(self) -> str | None:
+        return self._view.log_uuid
 
     @property
     def in_flight(self) -> int:
@@ -227,9 +234,14 @@ class NodeClient:
         return await self._reader.digest(start, end, span=span, node=node, min_end=min_end)
 
     async def wait_for_entries(
-        self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
+        self,
+        seen: Mapping[str, int],
+        *,
+        wait_ms: int,
+        isolation: Isolation = "read_committed",
+        logs: Mapping[str, str | None] | None = None,
     ) -> frozenset[str]:
-        return await self._reader.wait_for_entries(seen, wait_ms, isolation)
+        return await self._reader.wait_for_entries(seen, wait_ms, isolation, logs or {})
 
     async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
         return await self._reader.describe(table, node)
@@ -238,7 +250,8 @@ class NodeClient:
 
     async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
         request = messages.MetadataRequest(pin=[name, int(seconds * 1000)], start=int(start))
-        responses = await self._view.ask_all(messages.METADATA.encode(request))
+        header = messages.METADATA.encode(request, g=self.group)
+        responses = await self._view.ask_all(self._view.for_log(header))
         return tuple(sorted(node for node, response in responses.items() if isinstance(response, Frame)))
 
     async def _ask_all(self, request: Mapping[str, Any]) -> Mapping[str, Frame | DLedgerError]:
@@ -246,10 +259,22 @@ class NodeClient:
         connected = self._view.pool.connected
         return await with_retries(lambda: self._view.ask_all(request), self._timeouts, connected=connected)
 
+    async def _described(self, request: Mapping[str, Any]) -> Described:
+        responses = await self._ask_all(request)
+        described = {
+            node: response if isinstance(response, DLedgerError) else messages.METADATA_OK.decode(response.header)
+            for node, response in responses.items()
+        }
+        ours = await self._view.learn(described)
+        # Where no node has the log now, the caller receives the one that is there, with its uuid.
+        return ours if any(isinstance(each, messages.MetadataResponse) for each in ours.values()) else described
+
     async def metadata(self, *, space: bool = False) -> Metadata:
-        found = metadata_of(
-            self.peers, await self._ask_all(messages.METADATA.encode(messages.MetadataRequest(space=space)))
-        )
+        request = messages.METADATA.encode(messages.MetadataRequest(space=space))
+        described = await self._described(request)
+        if not described.keys() >= self._view.pool.peers.keys():
+            described = await self._described(request)  # of the members too that the first responses named
+        found = metadata_of(self.peers, described)
         if found.leader_id is not None:
             self._view.leader_is(found.leader_id)
         return found
@@ -261,13 +286,14 @@ class NodeClient:
         return await bounds_reaching(read_bounds, min_end, wait_ms)
 
     async def groups(self) -> dict[str, str | None]:
-        return groups_of(await self._ask_all(messages.GROUPS.encode(messages.GroupsRequest())))
+        responses = await self._ask_all(messages.GROUPS.encode(messages.GroupsRequest()))
+        return groups_of(responses, self.group, self.log_uuid)
 
     def role_changes(self) -> AsyncGenerator[RoleChange, None]:
         return self._watches.changes()
 
     async def transfer_leadership(self, node_id: str) -> None:
-        self._view.check_node(node_id)
+        await self._view.check_node(node_id, self._timeouts.request_s)
         request = messages.TRANSFER.encode(messages.TransferRequest(node=node_id), g=self.group)
         frame = await self._to_leader(request)
         self._view.leader_is(messages.TRANSFER_OK.decode(frame.header).leader)

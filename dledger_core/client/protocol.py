@@ -459,7 +459,12 @@ class OptionalOperations(Protocol):
         ...
 
     async def wait_for_entries(
-        self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
+        self,
+        seen: Mapping[str, int],
+        *,
+        wait_ms: int,
+        isolation: Isolation = "read_committed",
+        logs: Mapping[str, str | None] | None = None,
     ) -> frozenset[str]:
         """Wait at one node until a group has new entries: one request for any number of groups.
 
@@ -467,6 +472,7 @@ class OptionalOperations(Protocol):
             seen: the known end (exclusive) of each group, 1 to 4,096 groups that one node hosts.
             wait_ms: how long to wait, at most 30,000.
             isolation: as for ``fetch``.
+            logs: uuid of the log of each group, where it is known.
 
         Returns:
             The groups with new entries; none if the wait timed out.

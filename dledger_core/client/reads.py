@@ -27,7 +27,7 @@ from dledger_core.errors import (
     UnsupportedError,
 )
 from dledger_core.net import messages
-from dledger_core.net.codec import parse_records, seen_payload
+from dledger_core.net.codec import SeenLog, parse_records, seen_payload
 from dledger_core.net.frame import Frame
 from dledger_core.record import (
     DESCRIPTIONS,
@@ -204,9 +204,12 @@ class Reader:
         message = messages.DigestRequest(start=int(start), end=int(end), span=int(span))
         return await self._requests.to_one(node, messages.DIGEST.encode(message, g=self._view.group), decode)
 
-    async def wait_for_entries(self, seen: Mapping[str, int], wait_ms: int, isolation: str) -> frozenset[str]:
+    async def wait_for_entries(
+        self, seen: Mapping[str, int], wait_ms: int, isolation: str, logs: Mapping[str, str | None]
+    ) -> frozenset[str]:
         """See ``OptionalOperations.wait_for_entries``."""
-        ends = {group: int(end) for group, end in seen.items()}
+        known = {self._view.group: self._view.log_uuid, **logs}
+        ends = {group: SeenLog(int(end), known.get(group)) for group, end in seen.items()}
         message = messages.AwaitRequest(
             count=len(ends),
             isolation=wire_isolation(isolation),

@@ -16,7 +16,7 @@ from dledger_core.client.protocol import (
     RoleChange,
     TransactionState,
 )
-from dledger_core.client.routing.channel import ChannelPool
+from dledger_core.client.routing.cluster_view import ClusterView, Described
 from dledger_core.client.routing.retry import Deadline
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId
@@ -33,16 +33,10 @@ WATCH_RESPONSE_S: Final = 1.0
 WATCH_RETRY_S: Final = 0.1
 
 
-def metadata_of(peers: Sequence[Peer], responses: Mapping[str, Frame | DLedgerError]) -> Metadata:
-    """Merge the nodes' responses, at least one of which is a frame.
-
-    Raises:
-        ProtocolError: a response is malformed.
-    """
+def metadata_of(peers: Sequence[Peer], responses: Described) -> Metadata:
+    """Merge the nodes' responses, at least one of which is not an error."""
     decoded = {
-        node: messages.METADATA_OK.decode(response.header)
-        for node, response in responses.items()
-        if isinstance(response, Frame)
+        node: response for node, response in responses.items() if isinstance(response, messages.MetadataResponse)
     }
     errors = {node: str(response) for node, response in responses.items() if isinstance(response, DLedgerError)}
     nodes = tuple(
@@ -88,8 +82,8 @@ def _node_status(peer: Peer, response: messages.MetadataResponse | None, reason:
     return replace(status, lost_entries=response.orphaned[0], lost_bytes=response.orphaned[1])
 
 
-def groups_of(responses: Mapping[str, Frame | DLedgerError]) -> dict[str, str | None]:
-    """Merge the nodes' responses to GROUPS.
+def groups_of(responses: Mapping[str, Frame | DLedgerError], group: str, log_uuid: str | None) -> dict[str, str | None]:
+    """Merge the nodes' responses to GROUPS, without those of nodes that have another log of ``group``.
 
     Raises:
         ProtocolError: a response is malformed.
@@ -98,7 +92,8 @@ def groups_of(responses: Mapping[str, Frame | DLedgerError]) -> dict[str, str | 
     for response in responses.values():
         if isinstance(response, Frame):
             logs = messages.GROUPS_OK.decode(response.header).logs
-            found |= {group: uuid or found.get(group) for group, uuid in logs.items()}
+            if None in (log_uuid, logs.get(group)) or logs[group] == log_uuid:
+                found |= {name: uuid or found.get(name) for name, uuid in logs.items()}
     return dict(sorted(found.items()))
 
 
@@ -125,36 +120,34 @@ class RoleWatch:
     """Follows the roles of a group's nodes: one long poll per node. Belongs to one event loop.
 
     Args:
-        pool: connections to the nodes.
-        group: the group.
+        view: the nodes of the group.
         wait_s: how long a node waits for a change.
         response_s: time limit of a response, in addition to ``wait_s``.
     """
 
     def __init__(
-        self, pool: ChannelPool, group: str, *, wait_s: float = WATCH_WAIT_S, response_s: float = WATCH_RESPONSE_S
+        self, view: ClusterView, *, wait_s: float = WATCH_WAIT_S, response_s: float = WATCH_RESPONSE_S
     ) -> None:
-        self._pool = pool
-        self._group = group
+        self._view = view
         self._wait_s = wait_s
         self._response_s = response_s
         self._news: dict[str, RoleChange] = {}
         self._woken = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def changes(self) -> AsyncGenerator[RoleChange, None]:
         """Yield the role of each node, then every change; a slow consumer receives only each node's latest role."""
-        for node_id in self._pool.peers:
-            task = asyncio.create_task(self._follow(node_id), name=f"watch-{node_id}")
-            task.add_done_callback(lambda _: self._woken.set())
-            self._tasks.append(task)
         try:
             while True:
+                for node_id in self._view.pool.peers.keys() - self._tasks.keys():
+                    task = asyncio.create_task(self._follow(node_id), name=f"watch-{node_id}")
+                    task.add_done_callback(lambda _: self._woken.set())
+                    self._tasks[node_id] = task
                 await self._woken.wait()
                 self._woken.clear()
                 while self._news:
                     yield self._news.pop(next(iter(self._news)))
-                for task in self._tasks:
+                for task in self._tasks.values():
                     if task.done():
                         task.result()
         finally:
@@ -162,9 +155,9 @@ class RoleWatch:
 
     async def stop(self) -> None:
         """Stop polling; the consumer of ``changes`` is cancelled."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _follow(self, node_id: str) -> None:
         last: RoleChange | None = None
@@ -177,23 +170,27 @@ class RoleWatch:
                 last = self._news[node_id] = change
                 self._woken.set()
             if change.role == "unreachable":
+                self._view.refresh()  # it may have moved
                 await asyncio.sleep(WATCH_RETRY_S)
+            elif change.leader_id is not None and change.leader_id not in self._view.pool.peers:
+                self._view.refresh()  # the leader is outside the list
 
     async def _poll(self, node_id: str, last: RoleChange | None) -> RoleChange:
         known = last is not None and last.role != "unreachable"
         seen = [last.role, last.leader_id, last.term] if last is not None and known else None
         message = messages.WatchRequest(wait_ms=int(self._wait_s * 1000), seen=seen)
-        request = messages.WATCH.encode(message, g=self._group)
-        channel = await self._pool.channel(node_id, self._response_s)
-        return _change_of(node_id, await channel.request(request, timeout_s=self._wait_s + self._response_s))
+        request = self._view.for_log(messages.WATCH.encode(message, g=self._view.group))
+        channel = await self._view.pool.channel(node_id, self._response_s)
+        response = await channel.request(request, timeout_s=self._wait_s + self._response_s)
+        self._view.responded(response)
+        return _change_of(node_id, response)
 
 
 class RoleWatches:
     """The running role watches of one client; closing it stops them."""
 
-    def __init__(self, pool: ChannelPool, group: str) -> None:
-        self._pool = pool
-        self._group = group
+    def __init__(self, view: ClusterView) -> None:
+        self._view = view
         self._watches: set[RoleWatch] = set()
 
     @property
@@ -203,7 +200,7 @@ class RoleWatches:
 
     async def changes(self) -> AsyncGenerator[RoleChange, None]:
         """See ``OptionalOperations.role_changes``."""
-        watch = RoleWatch(self._pool, self._group)
+        watch = RoleWatch(self._view)
         self._watches.add(watch)
         try:
             async with contextlib.aclosing(watch.changes()) as changes:

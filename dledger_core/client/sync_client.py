@@ -136,6 +136,11 @@ class SyncLogClient:
         return self.in_loop.peers
 
     @property
+    def log_uuid(self) -> str | None:
+        """See ``AsyncLogClient.log_uuid``."""
+        return self.in_loop.log_uuid
+
+    @property
     def group(self) -> str:
         """The group's name."""
         return self.in_loop.group

@@ -7,7 +7,7 @@ are safe for the core and the log.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -110,14 +110,21 @@ def parse_parts(payload: Buffer, n: int) -> list[Part]:
     return [Part(*row) for row in np.frombuffer(payload, "<i8").reshape(-1, 4).tolist()]
 
 
-def seen_payload(seen: Mapping[str, int]) -> list[Buffer]:
-    """Return the payload of AWAIT: the end of each group that the client has seen."""
-    names = [name.encode() for name in seen]
-    ends = np.array(list(seen.values()), "<i8").tobytes()
-    return [ends, np.array([len(name) for name in names], "<u4").tobytes(), *names]
+class SeenLog(NamedTuple):
+    """The end (exclusive) of a group's log that a client has seen, and the uuid of that log, None if not known."""
+
+    end: int
+    log_uuid: str | None = None
 
 
-def parse_seen(payload: Buffer, n: int, groups_max: int) -> dict[str, int]:
+def seen_payload(seen: Mapping[str, SeenLog]) -> list[Buffer]:
+    """Return the payload of AWAIT: the end of each group's log that the client has seen."""
+    texts = [name.encode() for name in seen] + [(log.log_uuid or "").encode() for log in seen.values()]
+    ends = np.array([log.end for log in seen.values()], "<i8").tobytes()
+    return [ends, np.array([len(text) for text in texts], "<u4").tobytes(), *texts]
+
+
+def parse_seen(payload: Buffer, n: int, groups_max: int) -> dict[str, SeenLog]:
     """Return the end of each of ``n`` groups that a client has seen.
 
     Raises:
@@ -126,17 +133,20 @@ def parse_seen(payload: Buffer, n: int, groups_max: int) -> dict[str, int]:
     view = memoryview(payload)
     if n > groups_max:
         raise BadRequestError(f"AWAIT of more than {groups_max} groups", "", "ask for fewer groups", {"groups": n})
-    lengths = np.frombuffer(view[8 * n : 12 * n], "<u4") if len(view) >= 12 * n else np.zeros(0, "<u4")
-    ends_at = 12 * n + np.cumsum(lengths, dtype=np.int64)
-    if len(lengths) != n or (n and int(ends_at[-1]) != len(view)):
+    lengths = np.frombuffer(view[8 * n : 16 * n], "<u4") if len(view) >= 16 * n else np.zeros(0, "<u4")
+    ends_at = 16 * n + np.cumsum(lengths, dtype=np.int64)
+    if len(lengths) != 2 * n or (n and int(ends_at[-1]) != len(view)):
         raise BadRequestError("the payload has another length than its groups", "seen", "", {"bytes": len(view)})
     try:
-        names = [
+        texts = [
             str(view[end - size : end], "utf-8") for end, size in zip(ends_at.tolist(), lengths.tolist(), strict=True)
         ]
     except UnicodeDecodeError:
         raise BadRequestError("the name of a group is not UTF-8", "seen", "use the names of groups") from None
-    return dict(zip(names, np.frombuffer(view[: 8 * n], "<i8").tolist(), strict=True))
+    ends = np.frombuffer(view[: 8 * n], "<i8").tolist()
+    return {
+        name: SeenLog(end, log_uuid or None) for name, log_uuid, end in zip(texts[:n], texts[n:], ends, strict=True)
+    }
 
 
 # --- tables of the Raft messages -----------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """The messages between clients and nodes, each declared once: a dataclass whose attributes are its field table.
 
 ``str(table)`` documents a message; ``TABLES`` has all of them. A request's header also has ``r`` (request id) and, if
-it concerns one group, ``g`` (the group). A request that does not fit its table gets BAD_REQUEST; a response that does
-not fit raises ProtocolError in the client.
+it concerns one group, ``g`` (the group) and, once the client has learned it, ``lu`` (uuid of the log): a node with
+another log refuses the request with OTHER_LOG. The response then has ``cv``, the index of the configuration entry in
+force, if there is one: a client with an older configuration asks for METADATA. A request that does not fit its table
+gets BAD_REQUEST; a response that does not fit raises ProtocolError in the client.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from dledger_core.errors import BadRequestError
+from dledger_core.config import parse_peer
+from dledger_core.errors import BadRequestError, ConfigError
 from dledger_core.net.fields import Table, all_of, table_of, wire
 from dledger_core.net.protocol import Type
 
@@ -21,7 +24,10 @@ _MIN_COMMIT: Final = "wait until this entry is committed and durable on the node
 _PIN: Final = "[reader's name, ms]: retention on this node keeps entries from start on for this long; 0 ms ends it"
 _TRANSACTION: Final = "transaction: q query id, b batch id, r run id, a attempt (APPEND only)"
 _PARTS: Final = "first, last, rows and CRC of each committed attempt: i64 x 4 x n"
-_SEEN: Final = "end (exclusive) of the entries seen in each group i64 x n, lengths of the groups' names u32 x n, names"
+_SEEN: Final = (
+    "end (exclusive) of the entries seen in each group i64 x n, lengths of the groups' names u32 x n, lengths of the "
+    "logs' uuids u32 x n (0 = not known), names, uuids"
+)
 _RECORDS: Final = "sizes u32 x n, then the records as stored on disk"
 
 
@@ -32,6 +38,16 @@ def _row(*kinds: type) -> Any:
 def _rows(*kinds: type) -> Any:
     fits = _row(*kinds)
     return lambda rows: all(map(fits, rows))
+
+
+def _are_members(rows: list[Any]) -> bool:
+    try:
+        return all(
+            _row(str, str, str, str)(row) and row[3] in ("voter", "learner") and bool(parse_peer(f"{row[0]}-{row[2]}"))
+            for row in rows
+        )
+    except ConfigError:
+        return False
 
 
 def _is_transaction(value: dict[str, Any]) -> bool:
@@ -63,6 +79,11 @@ class MetadataResponse:
         accepts=_row(str, str, int, int, int, int, int, int),
     )
     peers: str = wire("peers", "str", "peers string")
+    members: list[list[Any]] = wire(
+        "members", "list", "[node id, store uuid or '', address, voter|learner] of each member of the log", low=0,
+        accepts=_are_members,
+    )  # fmt: skip
+    configuration: int = wire("configuration", "int", "index of the configuration entry in force, -1 if founded with")
     groups: list[str] = wire("groups", "list", "groups of the node", low=0, accepts=all_of(str))
     preferred: list[str] = wire(
         "preferred", "list", "node ids that should lead, best first", low=0, accepts=all_of(str)

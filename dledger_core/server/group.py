@@ -28,6 +28,7 @@ from dledger_core.errors import (
     CorruptRecordError,
     DLedgerError,
     InvariantViolationError,
+    OtherLogError,
     QuarantinedError,
     TransferringError,
     UnreachableError,
@@ -39,7 +40,7 @@ from dledger_core.server.config import ServerConfig
 from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs
 from dledger_core.server.replica.environment import event_loop_environment
-from dledger_core.server.replica.peers import Members
+from dledger_core.server.replica.peers import GroupMembers, Members
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.flow import Budget
@@ -126,6 +127,33 @@ class Group:
     def log_uuid(self) -> str | None:
         """Identity of the log, None while it is not known here."""
         return self._hosted.replica.log_uuid if self._hosted is not None else None
+
+    @property
+    def members(self) -> GroupMembers:
+        """The members of the log, with their newest addresses."""
+        return self._host.members.of(self.name)
+
+    def check_log(self, wanted: object) -> None:
+        """Raise unless this is the log that a request names.
+
+        Raises:
+            OtherLogError: it is another one.
+            UnreachableError: the log is not known here yet.
+        """
+        ours = self.log_uuid
+        if ours == wanted:
+            return
+        me, values = self._host.config.self_id, {"group": self.name, "ours": ours, "asked": str(wanted)}
+        if ours is None:
+            raise UnreachableError(
+                f"{me} does not know the log of group {self.name} yet", "", "ask another node", values
+            )
+        raise OtherLogError(
+            f"{me} has another log of group {self.name} than the one asked for",
+            "",
+            "correct the peers string; a new client takes the log that it finds",
+            values,
+        )
 
     def services(self) -> HostedGroup:
         """Return the replica and its services; raise UnreachableError unless the group is HOSTED."""

@@ -123,13 +123,21 @@ class _ClientLog:
     def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False) -> None:
         self.group = group
         self._options = options
+        self._planning = planning
         self._client = client_for(options, group, planning=planning)
         self._fetch: dict[str, Any] = {}
+
+    def _use_log(self, log: str | None) -> None:
+        """Send requests to nodes with this log only; a pooled client may know one that existed before."""
+        if log is not None and log != self._client.log_uuid:
+            self._client = client_for(self._options, self.group, planning=self._planning, log=log)
 
     def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
         """See ``Log``."""
         wait_ms = min(wait_ms, self._options.fetch_retry_ms)
-        return self._client.bounds(isolation=self._options.isolation, min_end=min_end, wait_ms=wait_ms)
+        found = self._client.bounds(isolation=self._options.isolation, min_end=min_end, wait_ms=wait_ms)
+        self._use_log(found.log_uuid)
+        return found
 
     def record(self, index: int) -> RecordInfo:
         """See ``Log``."""
@@ -137,6 +145,7 @@ class _ClientLog:
 
     def chunk(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
         """See ``Log``."""
+        self._use_log(part.log)
         try:
             found = self._client.fetch(
                 start,
@@ -180,7 +189,8 @@ class ServerLog(_ClientLog):
         deadline = time.monotonic() + timeout_ms / 1000
         seen = {group: bounds.end for group, bounds in known.items()}
         try:
-            return bool(self._client.wait_for_entries(seen, wait_ms=timeout_ms, isolation=self._options.isolation))
+            isolation, logs = self._options.isolation, {group: bounds.log_uuid for group, bounds in known.items()}
+            return bool(self._client.wait_for_entries(seen, wait_ms=timeout_ms, isolation=isolation, logs=logs))
         except DLedgerError:
             time.sleep(max(0.0, min(_FAILED_WAIT_S, deadline - time.monotonic())))
             return True

@@ -20,7 +20,7 @@ import contextlib
 import logging
 import uuid
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -78,11 +78,13 @@ class AttemptMessage(WriterCommitMessage):
         transaction: the transaction of the micro-batch.
         parts: per group the appended ranges.
         committed: groups whose transaction an earlier execution of the micro-batch has committed.
+        logs: uuid of the log of each group that the attempt wrote to.
     """
 
     transaction: TransactionId
     parts: dict[str, list[Part]] = field(default_factory=dict)
     committed: dict[str, CommittedBefore] = field(default_factory=dict)
+    logs: dict[str, str | None] = field(default_factory=dict)
 
 
 def write_attempt(
@@ -130,7 +132,7 @@ class _Attempt:
         group = rows.group
         assert not (group in self._writers and group in self._message.committed)
         if group not in self._writers and group not in self._message.committed:
-            client = client_for(self._options, group)
+            client = self._client(group)
             if not self._note_if_committed(group, client):
                 transaction = self._message.transaction
                 self._writers[group] = _GroupWriter(client, self._options, transaction, self._uuid)
@@ -143,7 +145,12 @@ class _Attempt:
         """Send the remaining rows and return the message once all appends are committed."""
         for group in list(self._writers):
             self._unless_committed(group, None)
+            self._message.logs[group] = self._client(group).log_uuid
         return self._message
+
+    def _client(self, group: str) -> Client:
+        transaction = self._message.transaction
+        return client_for(self._options, group, run=transaction.run_id or transaction.query_id)
 
     def cancel(self) -> None:
         for writer in self._writers.values():
@@ -164,7 +171,7 @@ class _Attempt:
         except TransactionError:
             del self._writers[group]
             writer.cancel()
-            if not self._note_if_committed(group, client_for(self._options, group)):
+            if not self._note_if_committed(group, self._client(group)):
                 raise
             self._message.committed[group].skipped += writer.rows
 
@@ -353,13 +360,15 @@ def commit_attempts(
         _check_replay(found[0].transaction, group, reports, input_id)
     # A group in which one attempt found the transaction committed needs no second commit; parts that another attempt
     # appended there before are orphaned.
+    logs = {group: log for message in found for group, log in message.logs.items()}
     pending = {group: sorted(ranges) for group, ranges in sorted(parts.items()) if ranges and group not in before}
     if len(pending) > 1:
-        _check_open(found[0].transaction, pending, options)
+        _check_open(found[0].transaction, pending, logs, options)
     done: list[str] = []
     for group, ranges in pending.items():
         try:
-            client_for(options, group).commit_transaction(found[0].transaction, ranges, input_id)
+            client = client_for(options, group, log=logs.get(group))
+            client.commit_transaction(found[0].transaction, ranges, input_id)
         except DLedgerError as error:
             raise _with_committed_groups(error, group, done) from None
         done.append(group)
@@ -388,10 +397,12 @@ def _check_replay(transaction: TransactionId, group: str, reports: list[Committe
         )
 
 
-def _check_open(transaction: TransactionId, parts: dict[str, list[Part]], options: DLedgerOptions) -> None:
+def _check_open(
+    transaction: TransactionId, groups: Iterable[str], logs: Mapping[str, str | None], options: DLedgerOptions
+) -> None:
     """Ask every group before the first commit: an aborted transaction must be found while no row is visible."""
-    for group in parts:
-        state = client_for(options, group).transaction(transaction).state
+    for group in groups:
+        state = client_for(options, group, log=logs.get(group)).transaction(transaction).state
         if state not in ("open", "committed"):
             raise TransactionError(
                 f"the transaction is {state}: it was open for longer than the transaction timeout of the servers",

@@ -16,7 +16,7 @@ from dledger_core.checksum import crc32
 from dledger_core.client import AsyncLogClient, NodeClient
 from dledger_core.client.routing.retry import Timeouts
 from dledger_core.config import Peer, format_peers, parse_peers
-from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError
+from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError, OtherLogError
 from dledger_core.net import codec, messages
 from dledger_core.net.connection import serve
 from dledger_core.net.hello import Hello
@@ -134,6 +134,11 @@ class FakeNode:
         self.requests = []
         self.names = ...  # the leader that this node names; ... = the real one
         self.damaged = False
+        self.log_uuid = "uuid"
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.port}"
 
     @property
     def leader(self):
@@ -186,6 +191,8 @@ class FakeNode:
 
     def answer(self, frame):
         header, kind = frame.header, frame.header["t"]
+        if header.get("lu", self.log_uuid) != self.log_uuid:
+            raise OtherLogError(f"{self.node_id} has another log", "", "", {"ours": self.log_uuid})
         of_leader = kind in (Type.APPEND, Type.PRODUCER, Type.TRANSACTION, Type.TRANSFER)
         if (of_leader or header.get("cons") == "linearizable") and self.leader != self.node_id:
             raise NotLeaderError(f"{self.node_id} does not lead", "", "", {"leader_id": self.leader})
@@ -196,8 +203,10 @@ class FakeNode:
         log = self.group.log
         role = "leader" if self.leader == self.node_id else "follower"
         me = [self.node_id, role, 1, 0, log.end - 1, log.end - 1, log.end, log.position]
-        state = {"leader": self.leader, "term": 1, "log": "uuid", "self": me, "is_recovering": False}
-        group = {"peers": "", "groups": [], "preferred": [], "time": None}
+        state = {"leader": self.leader, "term": 1, "log": self.log_uuid, "self": me, "is_recovering": False}
+        members = self.group.members or [[node.node_id, "", node.address, "voter"] for node in self.group]
+        group = {"peers": "", "groups": [], "preferred": [], "time": None, "members": members}
+        group |= {"configuration": self.group.configuration}
         return {"t": Type.METADATA_OK} | state | group, []
 
     def on_append(self, header, payload):
@@ -260,14 +269,14 @@ class FakeNode:
         return {"t": Type.DIGEST_OK, **response}, []
 
     def on_groups(self, header, payload):
-        return {"t": Type.GROUPS_OK, "logs": {"default": "uuid"}}, []
+        return {"t": Type.GROUPS_OK, "logs": {"default": self.log_uuid}}, []
 
     def on_describe(self, header, payload):
         return {"t": Type.DESCRIBE_OK, "rows": [[0, self.group.log.end, 1]], "more": False}, []
 
     def on_await(self, header, payload):
         seen = codec.parse_seen(payload, header["n"], 4096)
-        return {"t": Type.AWAIT_OK, "grown": [g for g, end in seen.items() if self.group.log.end > end]}, []
+        return {"t": Type.AWAIT_OK, "grown": [g for g, log in seen.items() if self.group.log.end > log.end]}, []
 
     def on_transfer(self, header, payload):
         self.group.leader = header["node"]
@@ -280,6 +289,7 @@ class FakeGroup:
     def __init__(self, leader="n1", epoch=0):
         self.log, self.leader, self.first, self.epoch = FakeLog(), leader, 0, epoch
         self.changed = asyncio.Event()
+        self.members, self.configuration = None, -1
         self.nodes = SimpleNamespace(**{name: FakeNode(name, self) for name in ("n0", "n1", "n2")})
 
     def __iter__(self):

@@ -195,23 +195,6 @@ async def test_metadata_merges_responses(group, client):
         await client.metadata()
 
 
-@on_group(is_filled=True)
-async def test_client_follows_changed_members(group, client, log):
-    await client.append([b"x"])
-    nodes = log.peers
-    await log.set_members(tuple(peer for peer in nodes if peer.node_id != group.leader))
-    assert [str(peer.node_id) for peer in client.peers] == ["n0", "n2"]
-    asked = len(group.nodes.n1.requests)
-    group.leader = "n2"
-    await client.append([b"y"])
-    assert (await client.metadata()).leader_id == "n2"
-    with pytest.raises(BadRequestError):
-        await client.read(0, 10, node="n1")
-    assert len(group.nodes.n1.requests) == asked
-    await log.set_members(nodes)
-    assert (await client.read(0, 10, node="n1")).num_rows > 0
-
-
 # --- reads by position ------------------------------------------------------------------------------------------------
 
 SIZES = (200, 90, 300)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dledger_core.client import AsyncLogClient, RoleChange, SyncLogClient
-from dledger_core.client.routing.channel import ChannelPool
+from dledger_core.client.routing.cluster_view import ClusterView
 from dledger_core.client.status import RoleWatch
 from dledger_core.config import format_peers, parse_peers
 from dledger_core.connect import AsyncClient
@@ -81,13 +81,13 @@ async def test_slow_consumer_gets_latest_roles_only(tmp_path):
 async def test_unresponsive_node_is_unreachable():
     async with FakeGroup() as group:
         group.always(Type.WATCH, "ignore")
-        pool = ChannelPool(parse_peers(group.peers))
-        seen = Seen(RoleWatch(pool, "default", wait_s=0.1, response_s=0.2).changes())
+        view = ClusterView(parse_peers(group.peers), "default")
+        seen = Seen(RoleWatch(view, wait_s=0.1, response_s=0.2).changes())
         await seen.until(lambda nodes: len(nodes) == 3)
         assert {change.role for change in seen.all} == {"unreachable"}
         assert "[TIMED_OUT]" in seen.all[0].reason
         await seen.changes.aclose()
-        await pool.close()
+        await view.close()
 
 
 @pytest.mark.parametrize("wrong", [{"leader": 5, "broker": "master"}, {"leader": None, "broker": "king"}], ids=str)

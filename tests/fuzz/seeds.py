@@ -128,7 +128,7 @@ def request() -> Seeds:
         yield table.number.name.lower(), packed(header | ({"n": 3} if is_append else {}), columns if is_append else b"")
     commit = {"op": "commit", "x": {"q": "query", "b": 7, "r": "run"}, "n": 1}
     yield "commit", packed(base | {"t": Type.TRANSACTION} | commit, _joined(codec.parts_payload([Part(1, 4, 4, 99)])))
-    seen = _joined(codec.seen_payload({"g": 3, "other": 1}))
+    seen = _joined(codec.seen_payload({"g": codec.SeenLog(3, "uuid"), "other": codec.SeenLog(1)}))
     yield "await-two", packed(base | {"t": Type.AWAIT, "n": 2, "wait": 0}, seen)
     error = NotLeaderError("no", "here", "retry", {"leader": "n0"}).to_wire()
     yield "failure", packed(base | {"t": Type.FAILURE, "e": error}, b"")

@@ -76,7 +76,7 @@ def server_side(group, known=()):
 # --- wrong requests -------------------------------------------------------------------------------------------------
 
 BODIES = codec.columns_payload(Columns.from_bodies([b"one", b"two"]))
-PAYLOADS = {Type.APPEND: BODIES, Type.AWAIT: codec.seen_payload({"default": 0})}
+PAYLOADS = {Type.APPEND: BODIES, Type.AWAIT: codec.seen_payload({"default": codec.SeenLog(0)})}
 GOOD: dict[int, dict] = {
     Type.METADATA: {},
     Type.APPEND: {"n": 2},
@@ -184,13 +184,13 @@ async def test_commit_of_impossible_parts_is_refused(tmp_path):
 
 
 async def test_await_of_malformed_groups_is_refused(tmp_path):
-    good = b"".join(codec.seen_payload({"default": 0}))
+    good = b"".join(codec.seen_payload({"default": codec.SeenLog(0)}))
     async with one_node(tmp_path) as (_, client):
         for payload in (
             b"",
             good[:-1],
             good + b"x",
-            good[:12] + b"\xff" * 7,
+            good[:16] + b"\xff" * 7,
             good[:8] + b"\xff\xff\xff\xff" + good[12:],
         ):
             with pytest.raises(BadRequestError):
@@ -334,7 +334,8 @@ def ends(cluster, node_id="n0"):
 
 
 async def grown(client, seen, wait=30_000, **fields):
-    asked = await client.ask(Type.AWAIT, *codec.seen_payload(seen), n=len(seen), wait=wait, **fields)
+    logs = {group: codec.SeenLog(end) for group, end in seen.items()}
+    asked = await client.ask(Type.AWAIT, *codec.seen_payload(logs), n=len(seen), wait=wait, **fields)
     return asked.header["grown"]
 
 

@@ -239,6 +239,8 @@ def test_unreachable_servers_fail_query_and_not_abort(caplog: pytest.LogCaptureF
 class RetryingClient:
     """A client of a log in memory: its append number ``late`` is retried until all others are in the log."""
 
+    log_uuid = "uuid"
+
     def __init__(self, late: int | None, total: int) -> None:
         self.log: list[bytes] = []
         self.in_loop = SimpleNamespace(append_attempt=self._append)
@@ -274,7 +276,7 @@ def test_rows_keep_order_when_append_is_overtaken(
 ) -> None:
     """Appends that overtook it are repeated after it, and no others: the commit lists one copy of each, in order."""
     with closing(RetryingClient(late, 4)) as client:
-        monkeypatch.setattr("spark_connector.writing.transactions.client_for", lambda *_: client)
+        monkeypatch.setattr("spark_connector.writing.transactions.client_for", lambda *_, **__: client)
         options = UNREACHABLE.model_copy(update={"append_max_bytes": 500})
         message = write_attempt([rows(0, 4)], PLAIN, options, KEY)
     parts = message.parts["default"]

@@ -181,19 +181,26 @@ class ChannelPool:
         self.connected = False
         self.peers = {str(peer.node_id): peer for peer in peers}
         self._channels: dict[str, Channel] = {}
+        self._retired: list[Channel] = []
         self._connecting: dict[str, asyncio.Task[Channel]] = {}
         self._closed = False
 
     @property
     def in_flight(self) -> int:
         """Requests without a response, on all connections."""
-        return sum(channel.in_flight for channel in self._channels.values())
+        return sum(channel.in_flight for channel in (*self._channels.values(), *self._retired))
 
     async def update(self, peers: Sequence[Peer]) -> None:
-        """Set the nodes: new requests go to these, and connections to other addresses are closed."""
+        """Set the nodes: new requests go to these, and idle connections to other addresses are closed.
+
+        A connection with requests in flight stays for them: to lose it would leave their outcome unknown.
+        """
         self.peers = {str(peer.node_id): peer for peer in peers}
         left = [node for node, channel in self._channels.items() if self.peers.get(node) != channel.peer]
-        await asyncio.gather(*(self._channels.pop(node).close() for node in left))
+        self._retired += (self._channels.pop(node) for node in left)
+        idle = [channel for channel in self._retired if not channel.in_flight]
+        self._retired = [channel for channel in self._retired if channel.in_flight]
+        await asyncio.gather(*(channel.close() for channel in idle))
 
     def is_open(self, node_id: str) -> bool:
         """Whether the connection to the node is open."""
@@ -249,5 +256,6 @@ class ChannelPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        await asyncio.gather(*(channel.close() for channel in (*self._channels.values(), *self._retired)))
         self._channels.clear()
+        self._retired.clear()

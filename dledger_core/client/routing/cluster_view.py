@@ -1,23 +1,30 @@
-"""A client's view of its group: the presumed leader, the replica that served last, the highest known commit index."""
+"""A client's view of its group: its log, members and presumed leader, the replica that served last, the commit index.
+
+The list of peers is the way in. The nodes report the members of the log with their newest addresses: these are asked
+from then on, and the other nodes of the list too. Once no node responds, the list is the way in again. The view keeps
+the log that it found first: nodes with another one, as a new cluster at an old address has it, count as failed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
-from collections.abc import Container, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
 from dledger_core.client.protocol import ReadFrom
 from dledger_core.client.routing.channel import Channel, ChannelPool, as_responded
-from dledger_core.config import Peer
+from dledger_core.config import Peer, parse_peer
 from dledger_core.errors import (
     BadRequestError,
     DLedgerError,
     NoLeaderError,
     NotLeaderError,
+    OtherLogError,
     RequestTimedOutError,
     UnknownGroupError,
     UnreachableError,
@@ -34,6 +41,10 @@ FAILED_S: Final = 10.0
 """How long a replica that failed a read is asked after the others."""
 LEADER_KEPT_S: Final = 10.0
 """How long reads that prefer a role presume the same leader."""
+REFRESH_S: Final = 1.0
+"""Least time between two searches for moved nodes in the background."""
+Described = dict[str, messages.MetadataResponse | DLedgerError]
+"""The nodes' responses to METADATA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +64,35 @@ ANY_REPLICA: Final = ReplicaChoice()
 _METADATA: Final = messages.METADATA.encode(messages.MetadataRequest())
 
 
+_NOTHING: Final = (-2, -2)
+"""Before every (term, index) of a configuration."""
+
+
+def _configuration(response: messages.MetadataResponse) -> tuple[int, int]:
+    return response.term, response.configuration
+
+
 class ClusterView:
     """The nodes of one group as seen by one client. Belongs to one event loop.
 
+    Args:
+        peers: the way in.
+        group: the group's name.
+        log_uuid: the log; None = the one that is found first.
+
     Attributes:
+        log_uuid: the log, None while it is not known.
         commit_seen: highest commit index that a response proved; reads never show less than this.
     """
 
-    def __init__(self, peers: Sequence[Peer], group: str) -> None:
+    def __init__(self, peers: Sequence[Peer], group: str, log_uuid: str | None = None) -> None:
         self.pool = ChannelPool(peers)
         self.group = group
+        self.log_uuid = log_uuid
         self.commit_seen = -1
+        self._listed = tuple(peers)
+        self._newest = _NOTHING
+        self._refreshed = float("-inf")
         self._leader: str | None = None
         self._last_good: str | None = None
         self._discovery: asyncio.Task[str] | None = None
@@ -76,17 +105,77 @@ class ClusterView:
         """All addresses, for error messages."""
         return ", ".join(peer.address for peer in self.pool.peers.values())
 
-    def check_node(self, node_id: str) -> str:
-        """Return ``node_id`` if the peers string names it, otherwise raise BadRequestError."""
+    async def check_node(self, node_id: str, timeout_s: float) -> None:
+        """Raise BadRequestError if neither the peers string nor the log names the node."""
+        if node_id not in self.pool.peers:
+            with contextlib.suppress(DLedgerError):
+                await self._find_leader(timeout_s)  # which learns the members
         if node_id not in self.pool.peers:
             raise BadRequestError(f"no node {node_id!r}", "peers", f"the nodes are: {', '.join(self.pool.peers)}")
-        return node_id
 
-    async def set_members(self, peers: Sequence[Peer]) -> None:
-        """Set the group's nodes; a removed leader is forgotten."""
-        await self.pool.update(peers)
+    @property
+    def is_known(self) -> bool:
+        """Whether a node has reported the members of the log."""
+        return self._newest != _NOTHING
+
+    # --- the log and its members ----------------------------------------------------------------------------------
+
+    def for_log(self, header: dict[str, Any]) -> dict[str, Any]:
+        """Return a request about the group with the uuid of the log, once that is known."""
+        return header if self.log_uuid is None or "g" not in header else {**header, "lu": self.log_uuid}
+
+    async def learn(self, responses: Described) -> Described:
+        """Take in the log, if none is known, and its newest members; return the responses of nodes with this log.
+
+        The response of a node with another log becomes an OtherLogError.
+        """
+        found = [response for response in responses.values() if isinstance(response, messages.MetadataResponse)]
+        if self.log_uuid is None:
+            # More nodes have the group's log than one that another cluster has at an old address.
+            named = Counter(response.log for response in found if response.log is not None)
+            self.log_uuid = max(named, key=named.__getitem__, default=None)
+        ours = [response for response in found if response.log in (None, self.log_uuid)]
+        newest = max(ours, key=_configuration, default=None)
+        if newest is not None and newest.members and _configuration(newest) > self._newest:
+            self._newest = _configuration(newest)
+            await self._set_members(parse_peer(f"{node}-{address}") for node, _, address, _ in newest.members)
+        return {node: self._of_this_log(node, response) for node, response in responses.items()}
+
+    def _of_this_log(
+        self, node_id: str, response: messages.MetadataResponse | DLedgerError
+    ) -> messages.MetadataResponse | DLedgerError:
+        if isinstance(response, DLedgerError) or response.log in (None, self.log_uuid):
+            return response
+        values = {"group": self.group, "node": node_id, "ours": self.log_uuid, "theirs": response.log}
+        return OtherLogError(
+            f"{node_id} has another log of group {self.group} than this client",
+            self._address(node_id),
+            "correct the peers string; a new client takes the log that it finds",
+            values,
+        )
+
+    async def _set_members(self, members: Iterable[Peer]) -> None:
+        peers = {peer.node_id: peer for peer in self._listed} | {peer.node_id: peer for peer in members}
+        await self.pool.update(tuple(peers.values()))
         if self._leader not in self.pool.peers:
             self._leader = None
+
+    def _address(self, node_id: str) -> str:
+        peer = self.pool.peers.get(node_id)
+        return node_id if peer is None else peer.address
+
+    def responded(self, frame: Frame) -> None:
+        """Look for moved nodes if a response names a newer configuration than the known one."""
+        index = frame.header.get("cv", -1)
+        if isinstance(index, int) and index > self._newest[1]:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Ask all nodes for log, members and leader in the background, unless that was done within a second."""
+        now = asyncio.get_running_loop().time()
+        if self._discovery is None and now - self._refreshed >= REFRESH_S:
+            self._refreshed = now
+            self._start_discovery()
 
     # --- the leader -----------------------------------------------------------------------------------------------
 
@@ -98,22 +187,28 @@ class ClusterView:
             UnreachableError: no node responded, or the leader cannot be reached.
         """
         if self._leader is None:
-            if self._discovery is None:
-                self._discovery = asyncio.create_task(self._discover())
-                self._discovery.add_done_callback(self._discovered)
-            try:
-                async with asyncio.timeout(timeout_s):
-                    self._leader = await asyncio.shield(self._discovery)
-            except TimeoutError:
-                raise NoLeaderError("no leader was found in time", f"group {self.group}") from None
-            except DLedgerError as error:
-                raise type(error)(*error.args) from None
+            self._leader = await self._find_leader(timeout_s)
         node_id = self._leader
         try:
             return await self.pool.channel(node_id, timeout_s)
         except DLedgerError:
             self._forget_leader(node_id)
             raise
+
+    async def _find_leader(self, timeout_s: float) -> str:
+        discovery = self._discovery or self._start_discovery()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(discovery)
+        except TimeoutError:
+            raise NoLeaderError("no leader was found in time", f"group {self.group}") from None
+        except DLedgerError as error:
+            raise type(error)(*error.args) from None
+
+    def _start_discovery(self) -> asyncio.Task[str]:
+        self._discovery = asyncio.create_task(self._discover())
+        self._discovery.add_done_callback(self._discovered)
+        return self._discovery
 
     def _discovered(self, task: asyncio.Task[str]) -> None:
         self._discovery = None
@@ -126,36 +221,48 @@ class ClusterView:
         A deposed leader, and nodes that did not hear of its successor, name the old one. A majority has responses of
         the newest leader's term; the others get a moment more, so that an unresponsive node costs no second.
         """
-        asked = [self._ask(node_id, _METADATA, ASK_TIMEOUT_S) for node_id in self.pool.peers]
-        failures: list[DLedgerError] = []
-        leaders: dict[int, str | None] = {}
+        asked = [self._describe(node_id) for node_id in self.pool.peers]
+        described: Described = {}
         loop, responded = asyncio.get_running_loop(), 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as limit, aclosing(as_responded(asked)) as responses:
-                async for response in responses:
-                    if isinstance(response, DLedgerError):
-                        failures.append(response)
-                        continue
-                    found = messages.METADATA_OK.decode(response.header)
-                    leader = found.leader if found.leader in self.pool.peers else None
-                    leaders[found.term] = leader or leaders.get(found.term)
-                    responded += 1
+                async for node_id, response in responses:
+                    described[node_id] = response
+                    responded += not isinstance(response, DLedgerError)
                     if limit.when() is None and responded > len(asked) // 2:
                         limit.reschedule(loop.time() + UNRESPONSIVE_TIMEOUT_S)
+        found = (await self.learn(described)).values()
+        leaders: dict[int, str | None] = {}
+        for response in found:
+            if isinstance(response, messages.MetadataResponse):
+                leader = response.leader if response.leader in self.pool.peers else None
+                leaders[response.term] = leader or leaders.get(response.term)
         newest = leaders[max(leaders)] if leaders else None
         if newest is None:
-            raise self._no_leader(failures)
+            raise await self._no_leader([each for each in found if isinstance(each, DLedgerError)], len(asked))
         return newest
 
-    def _no_leader(self, failures: Sequence[DLedgerError]) -> DLedgerError:
-        if len(failures) < len(self.pool.peers):
+    async def _describe(self, node_id: str) -> tuple[str, messages.MetadataResponse | DLedgerError]:
+        response = await self._ask(node_id, _METADATA, ASK_TIMEOUT_S)
+        if isinstance(response, DLedgerError):
+            return node_id, response
+        return node_id, messages.METADATA_OK.decode(response.header)
+
+    async def _no_leader(self, failures: Sequence[DLedgerError], asked: int) -> DLedgerError:
+        if len(failures) < asked:
             return NoLeaderError("no node leads the group", f"group {self.group}", "a majority of its nodes must run")
-        return self.unreachable(failures)
+        error = self.unreachable(failures)
+        self._newest = _NOTHING
+        await self._set_members(())
+        return error
 
     def unreachable(self, failures: Sequence[DLedgerError]) -> DLedgerError:
         """Return the error for a request that failed on every node."""
+        # One node alone may have been replaced by a node of another cluster at its old address.
+        others = sum(isinstance(failure, OtherLogError) for failure in failures)
         for failure in failures:
-            if not failure.retriable and not failure.outcome_unknown:
+            final = not failure.retriable and not failure.outcome_unknown
+            if final and (not isinstance(failure, OtherLogError) or 2 * others > len(failures)):
                 return failure
         return UnreachableError(
             f"no node of group {self.group} responded", self.addresses, "check that they run and the peers string"
@@ -217,8 +324,9 @@ class ClusterView:
         self._failed[node_id] = asyncio.get_running_loop().time() + FAILED_S
         if self._last_good == node_id:
             self._last_good = None
-        if isinstance(error, UnreachableError | RequestTimedOutError):
+        if isinstance(error, UnreachableError | RequestTimedOutError | OtherLogError):
             self._forget_leader(node_id)
+            self.refresh()
 
     def saw_commit(self, commit_index: int) -> None:
         """Record a commit index that a response proved."""

@@ -13,6 +13,7 @@ from dledger_core.errors import (
     CorruptRecordError,
     DLedgerError,
     IndexOutOfRangeError,
+    OtherLogError,
     ProtocolError,
     UnknownGroupError,
     UnreachableError,
@@ -20,7 +21,8 @@ from dledger_core.errors import (
 from dledger_core.net.frame import Frame
 
 _T = TypeVar("_T")
-_ANOTHER_MAY_SERVE = (CorruptRecordError, IndexOutOfRangeError, ProtocolError, UnknownGroupError)
+_ANOTHER_MAY_SERVE = (CorruptRecordError, IndexOutOfRangeError, OtherLogError, ProtocolError, UnknownGroupError)
+_NOT_A_REPLICA = (OtherLogError, UnreachableError)
 
 
 class Requests:
@@ -58,17 +60,30 @@ class Requests:
             channel: Channel | None = None
             try:
                 channel = await self._view.leader(retry.attempt_s)
-                return await channel.request(header, *payload, timeout_s=retry.attempt_s)
+                return await self._request(channel, header, payload, retry.attempt_s)
+            except OtherLogError as error:
+                if channel is None:
+                    raise  # no node has the log
+                # Another cluster uses the leader's old address; the leader may have moved.
+                self._view.leader_failed(str(channel.peer.node_id), error)
+                await retry.failed(UnreachableError(*error.args))
             except DLedgerError as error:
                 if channel is not None and isinstance(error, LEADER_FAILED):
                     self._view.leader_failed(str(channel.peer.node_id), error)
                 await retry.failed(error)
 
+    async def _request(
+        self, channel: Channel, header: dict[str, Any], payload: Sequence[Buffer], timeout_s: float
+    ) -> Frame:
+        frame = await channel.request(self._view.for_log(header), *payload, timeout_s=timeout_s)
+        self._view.responded(frame)
+        return frame
+
     async def to_node(
         self, node_id: str, header: dict[str, Any], decode: Callable[[Frame], _T], *, wait_s: float = 0.0
     ) -> _T:
         """Return one node's decoded response; no other node is asked."""
-        self._view.check_node(node_id)
+        await self._view.check_node(node_id, self._timeouts.request_s)
         timeout_s = self._timeouts.request_s + wait_s
         return await with_retries(
             lambda: self._ask(node_id, header, decode, timeout_s),
@@ -91,7 +106,7 @@ class Requests:
         payload: Sequence[Buffer] = (),
     ) -> _T:
         channel = await self._view.pool.channel(node_id, timeout_s)
-        return decode(await channel.request(header, *payload, timeout_s=timeout_s))
+        return decode(await self._request(channel, header, payload, timeout_s))
 
     async def to_any(
         self,
@@ -117,6 +132,8 @@ class Requests:
             DLedgerError: the error that the replicas responded with.
         """
         timeouts = timeouts or self._timeouts
+        if not self._view.is_known:
+            self._view.refresh()
         retry = Retry(timeouts, idempotent=True, connected=self._view.pool.connected, wait_s=wait_s)
         failures: dict[str, DLedgerError] = {}
         while True:
@@ -144,8 +161,8 @@ class Requests:
         deleted = [failure for failure in failures if isinstance(failure, IndexOutOfRangeError)]
         if deleted and not (has_time and any(map(is_temporary, failures))):
             return min(deleted, key=lambda failure: int(failure.values.get("first_index", 0)))
-        responded = [failure for failure in failures if not isinstance(failure, UnreachableError)]
+        responded = [failure for failure in failures if not isinstance(failure, _NOT_A_REPLICA)]
         temporary = next((failure for failure in responded if is_temporary(failure)), None)
         if temporary is None and (not responded or (has_time and len(responded) < len(failures))):
-            return self._view.unreachable([failure for failure in failures if isinstance(failure, UnreachableError)])
+            return self._view.unreachable([failure for failure in failures if isinstance(failure, _NOT_A_REPLICA)])
         return temporary or responded[0]

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, cast
 
 from dledger_core.config import LIMITS, Limits, Peer
@@ -36,6 +37,31 @@ _ALIVE_SHARE: Final = 8
 """Empty frames sent within the time after which a link counts as lost, so that a few may be late."""
 _CLAIM_SHARE: Final = 4
 """A newcomer waits for this share of that time, in which two empty frames are due on a link that works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a log, as clients see it.
+
+    Attributes:
+        node_id: its node.
+        store_uuid: its store, empty where it is not known.
+        address: the newest address of the node, HOST:PORT.
+        role: ``voter`` or ``learner``.
+    """
+
+    node_id: NodeId
+    store_uuid: str
+    address: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMembers:
+    """The members of one group's log, and the index of the entry that made them so; -1 for the founding."""
+
+    index: int
+    members: tuple[Member, ...]
 
 
 class Members:
@@ -61,6 +87,11 @@ class Members:
     def others(self) -> tuple[Peer, ...]:
         """All members but this node."""
         return tuple(peer for peer in self._peers if peer.node_id != self._self_id)
+
+    def of(self, group: str) -> GroupMembers:
+        """Return the members of a group's log."""
+        del group
+        return GroupMembers(-1, tuple(Member(peer.node_id, "", peer.address, "voter") for peer in self._peers))
 
     def find(self, node_id: NodeId | None) -> Peer | None:
         """Return a member, None if there is no such one."""

@@ -41,10 +41,15 @@ class Request:
     flow: ClientFlow
     frame: Frame
 
+    @property
+    def routing(self) -> dict[str, Any]:
+        """The keys of the response that all messages share."""
+        return {"r": self.frame.header["r"]}
+
     def respond(self, table: Table[M], response: M, *payload: Buffer) -> None:
         """Send the response; one that does not fit a frame becomes an error."""
         try:
-            self.connection.send(table.encode(response, r=self.frame.header["r"]), *payload)
+            self.connection.send(table.encode(response, **self.routing), *payload)
         except ProtocolError as error:
             self.refuse(error)
 
@@ -59,6 +64,12 @@ class GroupRequest(Request):
 
     group: Group
     hosted: HostedGroup
+
+    @property
+    def routing(self) -> dict[str, Any]:
+        """Those keys, with the index of the configuration in force if an entry made it."""
+        index = self.group.members.index
+        return {"r": self.frame.header["r"]} | ({"cv": index} if index >= 0 else {})
 
 
 class ClientService:
@@ -125,6 +136,8 @@ class ClientService:
 
     def _group_request(self, connection: Connection, flow: ClientFlow, frame: Frame) -> GroupRequest:
         group = self._group(str_field(frame.header, "g"))
+        if (wanted := frame.header.get("lu")) is not None:
+            group.check_log(wanted)
         return GroupRequest(connection, flow, frame, group, group.services())
 
     def _group(self, name: str) -> Group:
@@ -157,7 +170,12 @@ class ClientService:
 
     async def _await(self, request: Request, message: messages.AwaitRequest) -> None:
         seen = codec.parse_seen(request.frame.payload, message.count, self._limits.await_groups)
-        watched = {self._group(name).services().replica: end for name, end in seen.items()}
+        watched = {}
+        for name, log in seen.items():
+            group = self._group(name)
+            if log.log_uuid is not None:
+                group.check_log(log.log_uuid)
+            watched[group.services().replica] = log.end
         grown = await grown_groups(watched, message, self._limits)
         request.respond(messages.AWAIT_OK, messages.AwaitResponse(grown=grown))
 
@@ -275,6 +293,8 @@ class ClientService:
             log=replica.log_uuid,
             node=me,
             peers=format_peers(self._members.peers),
+            members=[[m.node_id, m.store_uuid, m.address, m.role] for m in request.group.members.members],
+            configuration=request.group.members.index,
             groups=sorted(hosted_logs(self._groups)),
             preferred=list(self._config.preferred(replica.group)),
             time=replica.log.last_time_ms or None,
