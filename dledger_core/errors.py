@@ -11,7 +11,8 @@
     |  |- LeadershipLostError         outcome_unknown
     |  |- TransferringError           retriable; leadership is being transferred
     |  |- MemberChangeRefusedError    reason; the group's members are unchanged
-    |  '- UnknownGroupError
+    |  |- UnknownGroupError
+    |  '- FoundingRefusedError        a store refuses a founding record or an admission
     |- ProducerError
     |  |- FencedError                 a newer epoch or run exists
     |  |- ProducerUnknownError        sequence > 0 of a producer that is not in the log
@@ -58,6 +59,7 @@ __all__ = [
     "DiskFailedError",
     "DiskFullError",
     "FencedError",
+    "FoundingRefusedError",
     "IndexOutOfRangeError",
     "InvariantViolationError",
     "LeadershipLostError",
@@ -244,6 +246,13 @@ class UnknownGroupError(RaftError):
 
     code = 400
     name = "UNKNOWN_GROUP"
+
+
+class FoundingRefusedError(RaftError):
+    """The group cannot be founded, or a store cannot be admitted, in the present state of its stores."""
+
+    code = 660
+    name = "FOUNDING_REFUSED"
 
 
 class ProducerError(DLedgerError):

@@ -361,6 +361,44 @@ class RecoverResponse:
     voters: list[str] = wire("voters", "list", "node ids of all voters", low=0, accepts=all_of(str))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRequest:
+    """Ask for the identity of a node's store of a group, or change it; the group need not be founded."""
+
+    operation: str = wire(
+        "op", "str", "look: only ask; ask: also make a store uuid; others change the founding record",
+        choices=("look", "ask", "take", "complete", "give-up"),
+    )  # fmt: skip
+    record_id: str | None = wire(
+        "record", "str", "the founding record to complete or to give up", default=None, optional=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundResponse:
+    """The identity of a node's store of a group after the operation, which is durable."""
+
+    answer: dict[str, Any] = wire("answer", "map", "the store: see StoreAnswer", low=0)
+    node_uuid: str = wire("uuid", "str", "uuid of the node's data directory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmitRequest:
+    """Make a waiting node's empty store a store of a log that exists; the log's leader adds it as a learner then."""
+
+    node: str = wire("node", "str", "node id that is meant")
+    log: str = wire("log", "str", "uuid of the log")
+    constants: dict[str, Any] = wire("constants", "map", "constants of the log: see LogConstants", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmitResponse:
+    """The store is admitted, durably; the same request returns the same store."""
+
+    store: str = wire("store", "str", "uuid of the store")
+    node_uuid: str = wire("uuid", "str", "uuid of the node's data directory")
+
+
 METADATA: Final = table_of(MetadataRequest, Type.METADATA, error=BadRequestError)
 METADATA_OK: Final = table_of(MetadataResponse, Type.METADATA_OK)
 APPEND: Final = table_of(AppendRequest, Type.APPEND, "lengths u32 x n, CRCs u32 x n, bodies", error=BadRequestError)
@@ -389,10 +427,14 @@ AT: Final = table_of(AtRequest, Type.AT, error=BadRequestError)
 AT_OK: Final = table_of(AtResponse, Type.AT_OK, "of messages: sizes u32 x n, then the messages")
 RECOVER: Final = table_of(RecoverRequest, Type.RECOVER, error=BadRequestError)
 RECOVER_OK: Final = table_of(RecoverResponse, Type.RECOVER_OK)
+FOUND: Final = table_of(FoundRequest, Type.FOUND, "of take: the founding record, a msgpack map", error=BadRequestError)
+FOUND_OK: Final = table_of(FoundResponse, Type.FOUND_OK)
+ADMIT: Final = table_of(AdmitRequest, Type.ADMIT, error=BadRequestError)
+ADMIT_OK: Final = table_of(AdmitResponse, Type.ADMIT_OK)
 
 TABLES: Final[tuple[Table[Any], ...]] = (
     METADATA, METADATA_OK, APPEND, APPEND_OK, READ, READ_OK, TIME, TIME_OK, PRODUCER, PRODUCER_OK, TRANSACTION,
     TRANSACTION_OK, DIGEST, DIGEST_OK, TRANSFER, TRANSFER_OK, WATCH, WATCH_OK, GROUPS, GROUPS_OK, DESCRIBE, DESCRIBE_OK,
-    AWAIT, AWAIT_OK, AT, AT_OK, RECOVER, RECOVER_OK,
+    AWAIT, AWAIT_OK, AT, AT_OK, RECOVER, RECOVER_OK, FOUND, FOUND_OK, ADMIT, ADMIT_OK,
 )  # fmt: skip
 """All messages between clients and nodes, without hello and FAILURE."""

@@ -70,6 +70,8 @@ class Type(IntEnum):
     AT_OK = 35
     RECOVER = 36
     RECOVER_OK = 37
+    FOUND = 38
+    FOUND_OK = 39
     VOTE = 40
     VOTE_OK = 41
     APPEND_ENTRIES = 42
@@ -79,3 +81,5 @@ class Type(IntEnum):
     TIMEOUT_NOW = 46
     INSTALL_SNAPSHOT = 47
     INSTALL_SNAPSHOT_OK = 48
+    ADMIT = 58
+    ADMIT_OK = 59

@@ -36,11 +36,13 @@ _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "group": str,
     "node_id": str,
     "log_uuid": (str, NoneType),
+    "store_uuid": (str, NoneType),
     "previous_term": (int, NoneType),
     "tables_index": (int, NoneType),
     "commitlog_prefix": (str, NoneType),
 }
-_META_LEFTOVERS = frozenset({"lock", "log.json.tmp"})
+_META_LEFTOVERS = frozenset({"lock", "log.json.tmp", "identity", "identity.2", "identity.tmp", "identity.2.tmp"})
+"""Files of a store that is not founded, or whose first file a crash interrupted."""
 _JAVA_NAMES = frozenset({"data", "index", "currterm", "checkpoint"})
 
 
@@ -51,9 +53,10 @@ class LogMeta:
     Attributes:
         format_version: of the files; a reader rejects a higher one.
         profile: ``A`` or ``B``.
-        log_uuid: made by the group's first leader; None until the node knows it.
+        log_uuid: made when the group is founded, or by a conversion; None until then.
         group: name of the group.
         node_id: the node whose store this is.
+        store_uuid: of the founded store; ``meta/identity`` decides whether it is a member. None until it is founded.
         data_segment_bytes: size of a data file.
         index_segment_bytes: size of an index file.
         first_position: start of the first data file.
@@ -74,6 +77,7 @@ class LogMeta:
     index_segment_bytes: int
     format_version: int = FORMAT_VERSION
     log_uuid: str | None = None
+    store_uuid: str | None = None
     first_position: int = 0
     first_index: int = 0
     previous_term: int | None = None
@@ -173,6 +177,11 @@ class Layout:
     def log_meta(self) -> Path:
         """Identity of the log."""
         return self.meta / "log.json"
+
+    @property
+    def identity(self) -> Path:
+        """Store uuid and founding record."""
+        return self.meta / "identity"
 
     @property
     def checkpoint(self) -> Path:

@@ -1,0 +1,94 @@
+"""``meta/identity``: the store uuid, the founding record and what was given up; two copies (``twin_file``).
+
+A replica opens only after this file names it a member of a log (``StoreIdentity.is_member``). The other files of a
+founded store are made before the mark that the record is complete: ``meta/log.json`` with the identity of the log and
+of the store, and a hard state. So a member without one of them has lost it, and with it its votes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dledger_core.config import StorageConfig
+from dledger_core.errors import CorruptRecordError
+from dledger_core.founding import EMPTY, LogConstants, StoreIdentity
+from dledger_core.ids import Term
+from dledger_core.raft.ready import HardState
+from dledger_core.storage.files.file_system import Files
+from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, save_log_meta
+from dledger_core.storage.files.meta_files import hard_state_file, save_hard_state
+from dledger_core.storage.files.twin_file import TwinFile
+
+
+def identity_file(path: Path) -> TwinFile[StoreIdentity]:
+    """Return the twin file at ``Layout.identity``."""
+    return TwinFile(path, StoreIdentity.from_fields, StoreIdentity.to_fields)
+
+
+def load_identity(files: Files, layout: Layout) -> StoreIdentity:
+    """Return the identity of a store; without a uuid where there is none.
+
+    Raises:
+        CorruptRecordError: it is lost: no copy is valid, or none is there and another file names the store.
+        StoreMismatchError: ``meta/log.json`` is malformed.
+    """
+    found = identity_file(layout.identity).load(files)
+    if found.value is not None:
+        return found.value
+    meta = load_log_meta(files, layout.log_meta)
+    if not found.exists and (meta is None or meta.store_uuid is None):
+        return EMPTY
+    raise CorruptRecordError(
+        "both copies of the store's identity are missing or damaged, so its votes are unknown",
+        str(layout.identity),
+        "restore the file; or move the store away, start the node, and run dledger member replace",
+    )
+
+
+def save_identity(files: Files, layout: Layout, identity: StoreIdentity) -> None:
+    """Replace both copies, durably."""
+    files.mkdir(layout.meta)
+    identity_file(layout.identity).save(files, identity)
+
+
+def constants_of(meta: LogMeta | None, config: StorageConfig) -> LogConstants:
+    """Return the constants of a log, or those of the settings where there is none."""
+    if meta is None:
+        return LogConstants(
+            profile=config.profile,
+            data_segment_bytes=config.data_segment_bytes,
+            index_segment_bytes=config.index_segment_bytes,
+        )
+    return LogConstants(
+        profile=meta.profile,
+        data_segment_bytes=meta.data_segment_bytes,
+        index_segment_bytes=meta.index_segment_bytes,
+        commitlog_prefix=meta.commitlog_prefix,
+        first_position=meta.first_position if meta.first_index == 0 else 0,
+    )
+
+
+def prepare_store(
+    files: Files, layout: Layout, *, group: str, node_id: str, store: str, log_uuid: str, constants: LogConstants
+) -> None:
+    """Create the files of a store that is about to become a member: ``meta/log.json`` and a hard state. Idempotent.
+
+    A converted store keeps its own; only its uuid is added.
+    """
+    files.mkdir(layout.meta)
+    meta = load_log_meta(files, layout.log_meta)
+    if meta is None or meta.log_uuid != log_uuid:  # of no founding, or of one that was given up: without entries
+        meta = LogMeta(
+            profile=constants.profile,
+            group=group,
+            node_id=node_id,
+            data_segment_bytes=constants.data_segment_bytes,
+            index_segment_bytes=constants.index_segment_bytes,
+            log_uuid=log_uuid,
+            first_position=constants.first_position,
+            commitlog_prefix=constants.commitlog_prefix,
+        )
+    save_log_meta(files, layout.log_meta, replace(meta, store_uuid=store))
+    if hard_state_file(layout.hard_state).load(files).value is None:
+        save_hard_state(files, layout, HardState(Term(0), None))
