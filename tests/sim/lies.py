@@ -52,7 +52,9 @@ class Liar:
         status = self._status
         found: list[Callable[[], Message]] = [self.vote_of_a_far_term, self.heartbeat_of_a_far_term]
         if status.role is Role.LEADER:
-            found += [self.acknowledgement_past_the_end, self.echo_of_no_heartbeat, self.second_leader]
+            # Responses of a node that is not a member have no effect, whatever they say.
+            responses = [self.acknowledgement_past_the_end, self.echo_of_no_heartbeat] if status.progress else []
+            found += [*responses, self.second_leader]
         elif status.leader_id is not None:
             found += [self.commit_past_the_leaders_end, self.term_above_the_leaders, self.second_leader]
             found += [self.unsolicited_snapshot] * 2
@@ -62,6 +64,9 @@ class Liar:
 
     def _other(self) -> NodeId:
         return self._random.choice([node for node in self._others if node != self._status.leader_id])
+
+    def _follower(self) -> NodeId:
+        return self._random.choice([node for node in self._others if node in self._status.progress])
 
     def _far(self) -> Term:
         return Term(self._status.term + TERM_JUMP_MAX + self._random.randrange(1, _FAR))
@@ -86,7 +91,7 @@ class Liar:
         status = self._status
         end = Index(status.last_index + self._random.choice((1, _FAR)))
         return AppendEntriesResponse(
-            sender=self._other(),
+            sender=self._follower(),
             target=status.node_id,
             term=status.term,
             accepted=self._random.random() < 0.7,
@@ -99,7 +104,7 @@ class Liar:
     def echo_of_no_heartbeat(self) -> Message:
         status = self._status
         return HeartbeatResponse(
-            sender=self._other(), target=status.node_id, term=status.term, round=_FAR, last_index=status.last_index
+            sender=self._follower(), target=status.node_id, term=status.term, round=_FAR, last_index=status.last_index
         )
 
     def commit_past_the_leaders_end(self) -> Message:

@@ -11,7 +11,6 @@ from dledger_core.errors import DLedgerError
 from dledger_core.ids import NO_INDEX, Index, NodeId, Term
 from dledger_core.raft import (
     Batch,
-    Configuration,
     ConfigurationInForce,
     LogPointers,
     Message,
@@ -44,6 +43,8 @@ class Member:
         core: the Raft core of a member that is up.
     """
 
+    changes_members: ClassVar[bool] = False
+    """Whether the members of a run change."""
     fault_kinds: ClassVar[tuple[str, ...]] = ()
     """Faults of this kind of member, in addition to those of the simulator."""
     core: RawNode
@@ -135,13 +136,15 @@ class CoreMember(Member):
     (hard state, truncation, batch, batch, ...), possibly none, and never a part of a batch. No confirmed write is lost.
     """
 
+    changes_members = True
     fault_kinds = ("late_output", "campaign", "depose", "trim")
 
     def __init__(self, sim: Simulator, node_id: NodeId, seed: int) -> None:
         del seed
         super().__init__(sim, node_id)
-        self._snapshots = Snapshots(Random(sim.seed).choice((0, 500, 5000)))
-        self.disk.in_force_before = ConfigurationInForce(NO_INDEX, Configuration(frozenset(sim.names)))
+        self._snapshots = Snapshots(Random(sim.seed).choice((0, 500, 5000)), sim.founded.voters)
+        if node_id in sim.founded.voters:
+            self.disk.in_force_before = ConfigurationInForce(NO_INDEX, sim.founded)
         self._checkpoint = NO_INDEX
         self._unpersisted: deque[Ready] = deque()
         self._proposed: dict[Index, Batch] = {}
@@ -219,6 +222,8 @@ class CoreMember(Member):
     def _report(self, ready: Ready) -> None:
         if ready.soft_state is not None and ready.soft_state.role is not Role.LEADER:
             self._proposed.clear()
+        if ready.soft_state is not None and ready.soft_state.role is Role.LEADER and self.sim.changes is not None:
+            self.sim.changes.on_leader(self)
         if ready.committed is None:
             return
         start, end = ready.committed

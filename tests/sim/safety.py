@@ -18,6 +18,8 @@ from dledger_core.raft import (
     AppendEntries,
     AppendEntriesResponse,
     Batch,
+    Configuration,
+    ConfigurationInForce,
     LogPointers,
     LogRestart,
     Message,
@@ -27,6 +29,7 @@ from dledger_core.raft import (
     Role,
     check_pointers,
 )
+from tests.support.memory_store import configurations_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,12 +55,14 @@ class SafetyChecker:
     """Watches all members of one group.
 
     Attributes:
+        configuration: the newest committed one.
         committed: every batch that a member reported as committed, in order.
         acknowledged: the appends whose success a client received: payload → first index.
         lost: disks from before they lost the end of their log; their acknowledgements from then still count.
     """
 
-    def __init__(self, members: dict[NodeId, Member]) -> None:
+    def __init__(self, members: dict[NodeId, Member], founded: Configuration) -> None:
+        self.configuration = ConfigurationInForce(NO_INDEX, founded)
         self.committed: list[Batch] = []
         self.acknowledged: dict[object, Index] = {}
         self.leaders: dict[Term, NodeId] = {}
@@ -160,9 +165,11 @@ class SafetyChecker:
         self._reads[request_id] = self.commit_index
 
     def check_disks(self) -> None:
-        """Check that every disk has the same committed log, once every member has caught up."""
+        """Check that the disk of every member has the same committed log, once all have caught up."""
         for member in self._members.values():
             disk = member.disk
+            if member.node_id not in self.configuration.configuration.members or not member.up:
+                continue
             for batch in self.committed:
                 if disk.first_index() <= batch.first_index:
                     found = disk.batch_at(batch.first_index)
@@ -183,10 +190,14 @@ class SafetyChecker:
             check(durable.voted_for == candidate, "a vote leaves before it is durable", member.node_id, term, durable)
 
     def _check_leader(self, member: Member, term: Term, last_index: int) -> None:
+        check(member.core._state.is_voter, "a leader is not a voter", member.node_id, term)
         known = self.leaders.setdefault(term, member.node_id)
         check(known == member.node_id, "two leaders in one term", term, known, member.node_id)
         before = self._leader_last_index.get((member.node_id, term))
         if before is None:
+            durable = member.disk.hard_state
+            if (durable.term, durable.voted_for) == (term, known):
+                self._check_vote(member, term, known)  # a sole voter sends no message with its own vote
             voters = [node for (of_term, node), given in self._votes.items() if (of_term, given) == (term, known)]
             check(self._wins(member, voters), "elected without a majority", member.node_id, term, voters)
             self._check_completeness(member, term)
@@ -239,6 +250,7 @@ class SafetyChecker:
             if known is None:
                 self.committed.append(batch)
                 self._firsts.append(batch.first_index)
+                self.configuration = [self.configuration, *configurations_of([batch])][-1]
             else:
                 # The start of the log's first batch may have been deleted.
                 deleted = batch.first_index - known.first_index

@@ -23,6 +23,7 @@ from dledger_core.config import RaftConfig, StorageConfig
 from dledger_core.ids import Index, NodeId
 from dledger_core.raft import Message, Ready
 from tests.sim.member import TICK, CoreMember, Member
+from tests.sim.membership import SPARES, MemberChanges, draw_membership, founded
 from tests.sim.network import NO_FAULTS, Network, NetworkFaults
 from tests.sim.safety import SafetyChecker
 from tests.sim.virtual_time import VirtualTime
@@ -163,6 +164,15 @@ def draw_lies(source: random.Random, until: int) -> list[Fault]:
     ]
 
 
+def draw_changes(source: random.Random, rate: float, until: int) -> list[Fault]:
+    """Draw when a leader is asked for a change of members; from a source of its own, like lies."""
+    return [
+        Fault(at + source.randrange(FAULT_INTERVAL), "change", source.getrandbits(32))
+        for at in range(FAULT_INTERVAL, until, FAULT_INTERVAL)
+        if source.random() < rate
+    ]
+
+
 class LivenessError(AssertionError):
     """The group does not recover although all faults have stopped; ``what`` names the goal it missed."""
 
@@ -195,6 +205,9 @@ class Simulator:
         self.mix = mix = draw_mix(random.Random(f"{seed}/mix"), whole=member_type is not CoreMember)
         drawn = draw_schedule(random.Random(f"{seed}/faults"), mix, member_type.fault_kinds, FAULT_TIME)
         drawn += draw_lies(random.Random(f"{seed}/lies"), FAULT_TIME)
+        membership = draw_membership(seed) if member_type.changes_members else None
+        if membership is not None:
+            drawn += draw_changes(random.Random(f"{seed}/changes"), membership.rate, FAULT_TIME)
         self.faults = drawn if faults is None else list(faults)
         self._continuous = {fault.kind for fault in self.faults if fault.kind in CONTINUOUS}
         self.trace = hashlib.blake2b(digest_size=16) if traced else None
@@ -202,18 +215,22 @@ class Simulator:
         self.time = VirtualTime()
         self.faults_on = True
         self.client_pause = mix.client_pause
-        self.names = names = [NodeId(f"n{at}") for at in range(mix.nodes)]
+        voters = mix.nodes if membership is None else membership.voters
+        spares = 0 if membership is None else SPARES
+        self.names = names = [NodeId(f"n{at}") for at in range(voters + spares)]
+        self.founded = founded(names, voters)
+        self.changes = None if membership is None else MemberChanges(self, membership)
         off = {kind: 0.0 for kind in NETWORK_FAULTS if kind not in self._continuous}
         self.network = Network(names, replace(mix.network, **off), self.source, self.counters)
         self.members: dict[NodeId, Any] = {name: member_type(self, name, self.source.getrandbits(32)) for name in names}
-        self.checker = SafetyChecker(self.members)
+        self.checker = SafetyChecker(self.members, self.founded)
         self.shared: Any = member_type.shared(self)
         self._number = 0
 
     def run(self) -> Counter[str]:
         """Run both phases and return the counts of what happened."""
-        for member in self.members.values():
-            self.start(member)
+        for name in sorted(self.founded.voters):
+            self.start(self.members[name])
         for client in self.member_type.clients(self):
             client.start()
         for fault in self.faults:
@@ -255,7 +272,7 @@ class Simulator:
 
     def some_member(self) -> Any:
         """Draw the member that a client asks, mostly a leader."""
-        members = list(self.members.values())
+        members = [member for member in self.members.values() if member.life]
         leaders = [member for member in members if member.leads]
         return self.source.choice(leaders if leaders and self.chance(0.9) else members)
 
@@ -295,6 +312,8 @@ class Simulator:
         self.checker.on_ready(member, ready)
 
     def start(self, member: Member) -> None:
+        if self.changes is not None and member.node_id in self.changes.lost:
+            return
         self.counters["starts"] += 1
         self.note("start", member.node_id)
         member.start()
@@ -318,6 +337,8 @@ class Simulator:
             self.network.partition_some([member.node_id for member in alive if member.leads], source)
         elif fault.kind == "heal":
             self.network.heal()
+        elif fault.kind == "change" and self.changes is not None:
+            self.changes.request(source)
         elif alive:
             member = source.choice(alive)
             if fault.kind == "stall":
@@ -343,7 +364,7 @@ class Simulator:
         for member in self.members.values():
             member.stalled_until = self.time.now
             member.calm()
-            if not member.running:
+            if member.life and not member.running:
                 self.start(member)
 
     # Liveness.
@@ -377,7 +398,9 @@ class Simulator:
 
     def _everywhere(self, goal: Index | None) -> bool:
         last_index = self.checker.commit_index if goal is None else goal
-        return all(member.up and member.readable_end > last_index for member in self.members.values())
+        lost = set() if self.changes is None else self.changes.lost
+        members = set(self.checker.configuration.configuration.members) - lost
+        return all(self.members[name].up and self.members[name].readable_end > last_index for name in members)
 
 
 def replay_command(seed: int, member_type: type[Any]) -> str:
