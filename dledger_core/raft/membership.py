@@ -45,4 +45,6 @@ def propose_change(state: RaftState, change: MemberChange) -> Batch:
             voters=sorted(configuration.voters),
             active=sorted(active),
         )
-    return replication.append_configuration(state, configuration)
+    batch = replication.append_configuration(state, configuration)
+    leadership.confirm_reads(state)  # those that waited for a member that does not count any longer
+    return batch

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dledger_core.errors import InvariantViolationError
-from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
-from dledger_core.raft import BATCHES_MAX, Batch, Ready, TermRange, check_pointers
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId, Term
+from dledger_core.raft import BATCHES_MAX, Batch, Configuration, ConfigurationInForce, Ready, TermRange, check_pointers
 from dledger_core.raft.log import BATCH_OVERHEAD_BYTES, BATCHES_KEPT_MAX, RaftLog, RecentBatches, TermRanges
 from tests.support.memory_store import Content, MemoryStore, log_of
 
@@ -205,6 +205,31 @@ def test_recent_batches_are_limited_in_number() -> None:
     assert len(recent) == BATCHES_KEPT_MAX
 
 
+def test_configurations_keep_the_one_in_force_before_the_first_entry() -> None:
+    log = log_with(1)
+    for version in range(1, 4):
+        body = Configuration(frozenset({NodeId("n0")}), version=version).to_bytes()
+        log.append(Batch(Index(2 * version - 1), 1, Term(1), 1, Content("c", body)))
+        log.append(batch(2 * version, 1, 1))
+    log.take_output(1)
+    log.persisted(1)
+    log.commit_to(Index(6))
+    for first_index in (1, 2, 3, 4, 6):
+        log.trim(Index(first_index))
+        found = [log.configurations.before(Index(index)) for index in range(first_index, 8)]
+        assert [one.configuration.version for one in found] == [index // 2 for index in range(first_index, 8)]
+
+
+@pytest.mark.parametrize(
+    "indexes", [[], [0], [-1, -1], [1, 0], [-1, 2]], ids=["none", "none before", "twice", "order", "past the end"]
+)
+def test_configurations_that_do_not_fit_the_log_are_refused(indexes: list[int]) -> None:
+    configuration = Configuration(frozenset({NodeId("n0")}))
+    known = [ConfigurationInForce(Index(index), configuration) for index in indexes]
+    with pytest.raises(InvariantViolationError):
+        RaftLog(MemoryStore(log_of(1, 1)), commit_index=NO_INDEX, recent_bytes_max=BIG, configurations=known)
+
+
 class LogMachine(RuleBasedStateMachine):
     """A log with its disk against a list of terms: appends, truncations, Readys, late confirmations."""
 
@@ -218,6 +243,18 @@ class LogMachine(RuleBasedStateMachine):
         self.number = 0
         self.in_flight: list[tuple[int, Index | None, tuple[Batch, ...]]] = []
         self.payload = 0
+        self.versions: list[tuple[int, int]] = [(NO_INDEX, 0)]
+
+    @rule(rise=st.booleans())
+    def append_configuration(self, rise: bool) -> None:
+        self.term += rise
+        self.payload += 1
+        first = len(self.model)
+        self.starts.append(first)
+        self.model.append((self.term, f"p{self.payload}"))
+        self.versions.append((first, self.payload))
+        body = Configuration(frozenset({NodeId("n0")}), version=self.payload).to_bytes()
+        self.log.append(Batch(Index(first), 1, Term(self.term), len(body), Content(f"p{self.payload}", body)))
 
     @rule(count=st.integers(1, 4), nbytes=st.integers(0, 600), rise=st.booleans())
     def append(self, count: int, nbytes: int, rise: bool) -> None:
@@ -237,6 +274,7 @@ class LogMachine(RuleBasedStateMachine):
             self.log.truncate(Index(start))
             del self.model[start:]
             self.starts = [at for at in self.starts if at < start]
+            self.versions = [found for found in self.versions if found[0] < start]
             self.term += 1
 
     @rule()
@@ -264,6 +302,9 @@ class LogMachine(RuleBasedStateMachine):
     @invariant()
     def agrees_with_the_model(self) -> None:
         check_pointers(self.log.pointers())
+        for index in range(len(self.model) + 1):
+            found = self.log.configurations.before(Index(index))
+            assert (found.index, found.configuration.version) == [one for one in self.versions if one[0] < index][-1]
         assert terms_of(self.log) == [term for term, _ in self.model]
         durable = self.log.durable_index
         assert [self.store.batch_at(Index(at)).payload for at in range(durable + 1)] == [

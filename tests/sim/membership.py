@@ -108,6 +108,8 @@ class MemberChanges:
             self._sim.note("change", leader.node_id, change)
             if isinstance(change, AddLearner):
                 self._admit(change.member)
+            elif isinstance(change, Promote):
+                self._sim.counters["voters replaced"] += change.member in status.configuration.replaces
 
     def _draw(self, status: Status, leader: NodeId, source: random.Random) -> MemberChange | None:
         configuration = status.configuration

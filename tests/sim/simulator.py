@@ -307,6 +307,9 @@ class Simulator:
         self.counters["readys"] += 1
         self.counters["truncations"] += ready.truncate_from is not None
         self.counters["snapshots installed"] += ready.restart is not None
+        if ready.configuration is not None:
+            self.counters["changes undone"] += ready.configuration.index < (ready.truncate_from or 0)
+            self.counters["groups of one"] += len(ready.configuration.configuration.voters) == 1
         start = ready.restart and ready.restart.first_index
         self.note("ready", member.node_id, ready.number, start, ready.truncate_from, ready.committed, ready.soft_state)
         self.checker.on_ready(member, ready)

@@ -25,6 +25,8 @@ HAPPENED: dict[type[Any], tuple[str, ...]] = {
         *("elections", "crashes", "partitions", "lost", "duplicated", "truncations", "acknowledged", "reads"),
         *("trims", "stalls", "disk stalls", "snapshots installed", "writes lost"),
         *("lies refused", "lies without effect", "lies quarantined"),
+        *("changes: AddLearner", "changes: Promote", "changes: Remove", "changes undone", "stores lost"),
+        *("voters replaced", "groups of one", "changes refused: no-commit-in-term"),
     ),
     ReplicaMember: (
         *("elections", "crashes", "power losses", "disk errors", "partitions", "lost", "truncations", "acknowledged"),
