@@ -60,7 +60,7 @@ def three(**options: Any) -> tuple[Group, Member]:
 
 
 def change(group: Group, leader: Member, *changes: MemberChange) -> None:
-    """Make changes, one after the other, each committed."""
+    """Make changes, each after the commit of the previous one."""
     for each in changes:
         group.tick(CONFIG.heartbeat_ticks)
         leader.raw.propose_change(each)
@@ -626,7 +626,7 @@ def test_leader_of_a_change_that_lost_it_elects_no_log_without_it(lost_entries: 
 
 
 @pytest.mark.parametrize("reaches", [True, False])
-def test_recovering_voter_of_two_elects_the_other_only_if_its_log_reaches_the_members(reaches: bool) -> None:
+def test_recovering_voter_of_two_elects_the_other_only_if_log_reaches_members(reaches: bool) -> None:
     pair = (N0, N1)
     lost = Member(
         N0, voters=pair, store=MemoryStore(log_of(1, 2)), term=5, recovering_above=5, ends_below_members=not reaches

@@ -1,7 +1,7 @@
 """Changes of members in a simulated group: what people and the node's own driver ask leaders for, at random.
 
-Half of the seeds have none. The others start with two to five voters and spare stores, and a store may be lost for
-good. All draws have a source of their own: a seed without changes has the same other faults as before.
+Half of the seeds have none. The others start with two to five voters and spare stores, and a store may be lost
+permanently. All draws have a source of their own: a seed without changes has the same other faults as before.
 """
 
 from __future__ import annotations
