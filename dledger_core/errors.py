@@ -12,7 +12,9 @@
     |  |- TransferringError           retriable; leadership is being transferred
     |  |- MemberChangeRefusedError    reason; the group's members are unchanged
     |  |- UnknownGroupError
-    |  '- FoundingRefusedError        a store refuses a founding record or an admission
+    |  |- FoundingRefusedError        a store refuses a founding record or an admission
+    |  |- RecoveryRefusedError        a store refuses to give its log up, or to continue it
+    |  '- LogContestedError           a store of the continued log has committed more; nothing was appended
     |- ProducerError
     |  |- FencedError                 a newer epoch or run exists
     |  |- ProducerUnknownError        sequence > 0 of a producer that is not in the log
@@ -63,6 +65,7 @@ __all__ = [
     "IndexOutOfRangeError",
     "InvariantViolationError",
     "LeadershipLostError",
+    "LogContestedError",
     "MemberChangeRefusedError",
     "NoLeaderError",
     "NotLeaderError",
@@ -74,6 +77,7 @@ __all__ = [
     "ProtocolError",
     "QuarantinedError",
     "RaftError",
+    "RecoveryRefusedError",
     "RequestTimedOutError",
     "SequenceConflictError",
     "SequenceGapError",
@@ -253,6 +257,20 @@ class FoundingRefusedError(RaftError):
 
     code = 660
     name = "FOUNDING_REFUSED"
+
+
+class RecoveryRefusedError(RaftError):
+    """The log cannot be continued by ``dledger recover --lost`` in the present state of its stores."""
+
+    code = 661
+    name = "RECOVERY_REFUSED"
+
+
+class LogContestedError(RaftError):
+    """The log continues another one that is still alive and has committed more; nothing was appended."""
+
+    code = 662
+    name = "LOG_CONTESTED"
 
 
 class ProducerError(DLedgerError):

@@ -1,0 +1,337 @@
+"""``recover --lost``: the decisions of stores and recoveries, one by one and in all interleavings."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+import pytest
+
+from dledger_core import continuation
+from dledger_core.continuation import (
+    Action,
+    CompleteRecord,
+    Continuation,
+    ContinuationRecord,
+    Continued,
+    ContinuedLog,
+    GiveUpLog,
+    KnownMember,
+    LogEnd,
+    Refused,
+    Response,
+    SurvivorAnswer,
+    TakeRecord,
+    Unanswered,
+    completed,
+    follows,
+    gave_up,
+    preview,
+    respond,
+    taken,
+)
+from dledger_core.errors import RecoveryRefusedError
+from dledger_core.ids import NodeId
+
+Stores: TypeAlias = tuple[Continuation | None, ...]
+State: TypeAlias = tuple[Stores, tuple[Action | None, ...]]
+NODES = tuple(NodeId(f"n{i}") for i in range(5))
+MEMBERS = tuple(KnownMember(node, f"store of {node}", f"host:{i}", True) for i, node in enumerate(NODES[:3]))
+
+
+def end(last_term: int = 3, last_index: int = 9, commit_index: int = 5, **fields: object) -> LogEnd:
+    known = {"term": 4, "last_term": last_term, "last_index": last_index, "commit_index": commit_index, "check": 7}
+    return LogEnd(**known | fields)  # type: ignore[arg-type]
+
+
+def answer(node: str, **fields: object) -> SurvivorAnswer:
+    known = {"log_uuid": "old", "store": f"store of {node}", "members": MEMBERS, "end": end(), "version": 1}
+    return SurvivorAnswer(node_id=NodeId(node), **known | fields)  # type: ignore[arg-type]
+
+
+def after_giving_up(found: SurvivorAnswer, record: ContinuationRecord | None = None) -> SurvivorAnswer:
+    assert found.end is not None
+    state = gave_up(found.state, str(found.log_uuid), str(found.store), found.end)
+    return replace(found, state=state if record is None else taken(state, found.node_id, record))
+
+
+def decided(lost: str, *answers: SurvivorAnswer) -> Action:
+    numbers = itertools.count()
+    named = frozenset(map(NodeId, lost.split(",")))
+    return continuation.decide(named, {each.node_id: each for each in answers}, lambda: f"new {next(numbers)}")
+
+
+# --- a recovery -----------------------------------------------------------------------------------------------------
+
+
+def test_recovery_lets_all_survivors_give_up_before_one_of_them_gets_record() -> None:
+    five = tuple(KnownMember(node, f"store of {node}", f"host:{node}", True) for node in NODES)
+    ends = {"n3": end(3, 12, 4), "n4": end(4, 7, 6)}
+    live = [answer(node, members=five, end=ends[node]) for node in ends]
+    assert decided("n0,n1,n2", *live) == GiveUpLog("old", (NodeId("n3"), NodeId("n4")))
+    assert decided("n0,n1,n2", after_giving_up(live[0]), live[1]) == GiveUpLog("old", (NodeId("n4"),))
+    action = decided("n0,n1,n2", *map(after_giving_up, live))
+    assert isinstance(action, TakeRecord)
+    assert action.nodes == ("n4", "n3"), "the best one first"
+    record = action.record
+    assert record.point == ContinuedLog("old", 7, 4, 7)
+    assert (record.voter.node_id, [each.node_id for each in record.learners]) == ("n4", ["n3"])
+    assert len({record.log_uuid, *(each.store for each in record.survivors)}) == 3
+    assert record.term == 4
+
+
+def test_recovery_continues_record_that_a_survivor_holds_and_completes_it_once_all_do() -> None:
+    two = [answer("n1"), answer("n2", end=end(3, 8))]
+    given_up = [after_giving_up(each) for each in two]
+    four = (*MEMBERS, KnownMember(NODES[3], "store of n3", "host:3", True))
+    given_up = [replace(each, members=four) for each in given_up]
+    action = decided("n0,n3", *given_up)
+    assert isinstance(action, TakeRecord)
+    record = action.record
+    first = replace(given_up[0], state=taken(given_up[0].state, NODES[1], record))
+    assert decided("n0,n3", first, given_up[1]) == TakeRecord(record, (NODES[2],))
+    assert decided("n0,n3", first) == Unanswered((NODES[2],))
+    second = replace(given_up[1], state=taken(given_up[1].state, NODES[2], record))
+    assert decided("n0,n3", first, second) == CompleteRecord(record, (NODES[1], NODES[2]))
+    done = member_of(record, first)
+    assert decided("n0,n3", done, second) == CompleteRecord(record, (NODES[2],))
+    assert decided("n0,n3", done, member_of(record, second)) == Continued(record.log_uuid, record.continues)
+
+
+def member_of(record: ContinuationRecord, found: SurvivorAnswer) -> SurvivorAnswer:
+    members = tuple(
+        KnownMember(each.node_id, each.store, each.address, each == record.voter) for each in record.survivors
+    )
+    survivor = record.find(found.node_id)
+    assert survivor is not None
+    return replace(
+        found,
+        log_uuid=record.log_uuid,
+        store=survivor.store,
+        chain=record.continues,
+        members=members,
+        state=completed(found.state, record.log_uuid),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "answers", "expected"),
+    [
+        ("n0,n1", [answer("n0"), answer("n2")], Refused),  # it answers: not lost
+        ("n0,n1", [answer("n0", log_uuid=None, store=None, end=None), answer("n2")], GiveUpLog),  # its disk is
+        ("n0,n1", [answer("n0", store="another"), answer("n2")], GiveUpLog),
+        ("n0", [answer("n2")], Unanswered),  # n1 is not named
+        ("n0", [answer("n1"), answer("n2")], Refused),
+        ("n0,n1", [answer("n2", leader=NODES[1])], Refused),
+        ("n0,n1", [answer("n2", end=None, reason="it is damaged")], Refused),
+        ("n0,n1", [answer("n2", profile="A")], Refused),
+        ("n0,n1,n2", [], Refused),
+        ("n0", [answer("n1", log_uuid=None, store=None, end=None), answer("n2")], Refused),  # n1 is lost too
+        ("n0,n1", [answer("n2"), answer("n3", log_uuid="other")], Refused),
+        ("n0,n1", [after_giving_up(answer("n2"))], TakeRecord),
+    ],
+)
+def test_recovery_is_refused_unless_majority_is_lost(lost: str, answers: list[SurvivorAnswer], expected: type) -> None:
+    assert isinstance(decided(lost, *answers), expected)
+
+
+def test_recovery_waits_for_every_member_that_is_not_named_lost() -> None:
+    four = (*MEMBERS, KnownMember(NODES[3], "store of n3", "host:3", False))
+    assert decided("n0,n1", answer("n2", members=four)) == Unanswered((NODES[3],))
+
+
+def test_lost_node_that_returns_after_others_gave_up_can_be_a_survivor() -> None:
+    given_up, returned = after_giving_up(answer("n2")), answer("n0")
+    assert isinstance(decided("n0,n1", given_up, returned), Refused)
+    assert decided("n1", given_up, returned) == GiveUpLog("old", (NODES[0],)), "n0 alone has no majority"
+
+
+def test_second_recovery_replaces_record_only_if_a_survivor_of_it_was_lost() -> None:
+    five = tuple(KnownMember(node, f"store of {node}", f"host:{node}", True) for node in NODES)
+    live = [after_giving_up(answer(node, members=five)) for node in NODES[2:]]
+    action = decided("n0,n1", *(replace(each, members=five) for each in live[1:]))
+    assert action == Unanswered((NODES[2],)) or isinstance(action, Refused)
+    three = decided("n0,n1", *live)
+    assert isinstance(three, TakeRecord)
+    holding = [replace(each, state=taken(each.state, each.node_id, three.record)) for each in live[1:]]
+    again = decided("n0,n1,n2", *holding)
+    assert isinstance(again, TakeRecord)
+    assert again.nodes == (NODES[3], NODES[4])
+    assert taken(holding[0].state, NODES[3], again.record).record == again.record
+    with pytest.raises(RecoveryRefusedError):
+        taken(taken(holding[0].state, NODES[3], again.record), NODES[3], three.record)
+
+
+def test_store_takes_only_record_of_the_log_that_it_gave_up() -> None:
+    action = decided("n0,n1", after_giving_up(answer("n2")))
+    assert isinstance(action, TakeRecord)
+    with pytest.raises(RecoveryRefusedError):
+        taken(None, NODES[2], action.record)
+    with pytest.raises(RecoveryRefusedError):
+        taken(gave_up(None, "old", "another store", end()), NODES[2], action.record)
+    with pytest.raises(RecoveryRefusedError):
+        completed(gave_up(None, "old", "store of n2", end()), action.record.log_uuid)
+    held = taken(gave_up(None, "old", "store of n2", end()), NODES[2], action.record)
+    assert Continuation.from_fields(json.loads(json.dumps(held.to_fields()))) == held
+
+
+# --- all interleavings ----------------------------------------------------------------------------------------------
+
+
+class Search:
+    """Two recoveries at once, each interrupted between any two messages and run again.
+
+    Args:
+        early: a record is complete where one survivor takes it, and the second recovery sends it in another order.
+    """
+
+    def __init__(self, *, early: bool = False) -> None:
+        self.early = early
+        self.members = tuple(KnownMember(node, f"store of {node}", f"host:{node}", True) for node in NODES)
+        self.nodes = NODES[3:]
+        self.ends = {node: end(3, 5 + at) for at, node in enumerate(self.nodes)}
+        self.violation: tuple[Continuation | None, ...] | None = None
+
+    def answers(self, stores: Stores) -> dict[NodeId, SurvivorAnswer]:
+        found = {}
+        for node, state in zip(self.nodes, stores, strict=True):
+            live = answer(node, members=self.members, end=self.ends[node], state=state)
+            record = state.record if state is not None and state.is_complete else None
+            found[node] = live if record is None else member_of(record, live)
+        return found
+
+    def run(self) -> int:
+        start: State = ((None,) * len(self.nodes), (None, None))
+        seen, queue = {start}, [start]
+        while queue and self.violation is None:
+            for following in self.steps(*queue.pop()):
+                complete = {s.record.log_uuid for s in following[0] if s is not None and s.is_complete and s.record}
+                if len(complete) > 1:
+                    self.violation = following[0]
+                if following not in seen:
+                    seen.add(following)
+                    queue.append(following)
+        return len(seen)
+
+    def steps(self, stores: Stores, acting: tuple[Action | None, ...]) -> Iterator[State]:
+        for number, action in enumerate(acting):
+
+            def then(action: Action | None, number: int = number) -> tuple[Action | None, ...]:
+                return tuple(action if at == number else each for at, each in enumerate(acting))
+
+            if action is None:
+                names = map("{}/{}".format, itertools.repeat(number), itertools.count())
+                found = continuation.decide(frozenset(NODES[:3]), self.answers(stores), names.__next__)
+                if self.early and number and isinstance(found, TakeRecord):
+                    found = replace(found, nodes=found.nodes[::-1])
+                if not isinstance(found, Continued | Refused | Unanswered):
+                    yield stores, then(found)
+                continue
+            assert isinstance(action, GiveUpLog | TakeRecord | CompleteRecord)
+            yield stores, then(None)  # interrupted
+            node = action.nodes[0]
+            at = self.nodes.index(node)
+            with contextlib.suppress(RecoveryRefusedError):
+                changed = self.changed(stores[at], node, action)
+                rest = replace(action, nodes=action.nodes[1:]) if len(action.nodes) > 1 else None
+                yield tuple(changed if which == at else store for which, store in enumerate(stores)), then(rest)
+
+    def changed(self, state: Continuation | None, node: NodeId, action: Action) -> Continuation:
+        match action:
+            case GiveUpLog():
+                return gave_up(state, "old", f"store of {node}", self.ends[node])
+            case TakeRecord(record, _):
+                found = taken(state, node, record)
+                return completed(found, record.log_uuid) if self.early else found
+            case CompleteRecord(record, _):
+                return completed(state, record.log_uuid)
+        raise AssertionError(action)
+
+
+def test_two_recoveries_in_all_interleavings_make_one_log() -> None:
+    search = Search()
+    assert search.run() > 100
+    assert search.violation is None
+
+
+def test_search_finds_two_logs_where_record_is_complete_before_all_survivors_hold_it() -> None:
+    search = Search(early=True)
+    search.run()
+    assert search.violation is not None
+
+
+# --- dry run --------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_says_which_entries_are_certain_kept_and_may_be_lost() -> None:
+    found = preview(
+        frozenset({NODES[0]}),
+        {NODES[1]: answer("n1", end=end(3, 12, 4)), NODES[2]: answer("n2", end=end(4, 7, 6, is_recovering=True))},
+    )
+    assert json.loads(json.dumps(found)) == {
+        "log": "old",
+        "lost": ["n0"],
+        "first_voter": "n2",
+        "continues_at_index": 7,
+        "continues_at_term": 4,
+        "committed_end": 7,
+        "unconfirmed": [7, 8],
+        "may_be_lost_from": 7,
+        "survivors": [
+            {
+                "node": "n1",
+                "last_term": 3,
+                "last_index": 12,
+                "commit_index": 4,
+                "is_recovering": False,
+                "has_given_up": False,
+            },
+            {
+                "node": "n2",
+                "last_term": 4,
+                "last_index": 7,
+                "commit_index": 6,
+                "is_recovering": True,
+                "has_given_up": False,
+            },
+        ],
+    }
+
+
+# --- a store of the old log, and its readers ------------------------------------------------------------------------
+
+CHAIN = (ContinuedLog("older", 3, 1, 5), ContinuedLog("old", 9, 3, 7))
+
+
+@pytest.mark.parametrize(
+    ("found", "agrees", "leads", "expected"),
+    [
+        (end(3, 9, 9), True, False, Response.STOP),
+        (end(3, 7, 5), True, False, Response.STOP),
+        (end(3, 9, 5), False, False, Response.WAIT),  # another entry there, perhaps a committed one
+        (end(3, 9, 9), False, False, Response.STAY),
+        (end(4, 10, 10), True, False, Response.STAY),
+        (end(4, 10, 9), True, False, Response.WAIT),  # the next entry may be committed
+        (end(4, 10, 9), True, True, Response.STOP),  # the leader knows that it is not
+        (end(4, 10, 10), True, True, Response.STAY),
+    ],
+)
+def test_store_stops_for_continuing_log_only_if_nothing_above_point_is_committed(
+    found: LogEnd, agrees: bool, leads: bool, expected: Response
+) -> None:
+    assert respond(CHAIN, "old", found, agrees=lambda _: agrees, is_leader=leads) is expected
+
+
+def test_store_ignores_log_that_does_not_continue_its_own() -> None:
+    assert respond(CHAIN, "another", end(), agrees=lambda _: True, is_leader=False) is None
+
+
+def test_reader_follows_chain_only_up_to_the_point_of_continuation() -> None:
+    assert follows(CHAIN, "old", 9)
+    assert follows(CHAIN, "older", 3)
+    assert not follows(CHAIN, "old", 10)
+    assert not follows(CHAIN, "another", 1)
