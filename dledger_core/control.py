@@ -3,7 +3,8 @@
 A msgpack map, or empty. Its key ``t`` is the group's log time in ms (see ``LogTime``); ``k`` names its kind, without
 which it is a no-op::
 
-    log           u   uuid of the log (the first control entry of a log)
+    log           u   uuid of the log (the first control entry of a log), c the logs that it continues, as maps with
+                  the fields of ``ContinuedLog``
     producer      p id, e epoch, s sequence, n data entries that follow in the batch, c CRC-32 of their CRC column
     attempt       q query id, b batch id, r run id, a attempt uuid, n and c as above
     commit        q, b, r, parts [[first, last, rows, crc], ...]: the winning ranges of a transaction,

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from dledger_core.config import StorageConfig, is_node_id
+from dledger_core.continuation import Continuation
 from dledger_core.errors import ConfigError, FoundingRefusedError
 from dledger_core.ids import NUMBER_MAX, NodeId
 
@@ -189,6 +190,7 @@ class StoreIdentity:
         is_complete: whether all stores of the record held it durably.
         given_up: founding records that it has given up.
         admission: the log that it was admitted to.
+        continuation: what it did in ``dledger recover --lost``; once complete, the log that it belongs to.
     """
 
     store: str | None = None
@@ -196,15 +198,21 @@ class StoreIdentity:
     is_complete: bool = False
     given_up: tuple[GivenUp, ...] = ()
     admission: Admission | None = None
+    continuation: Continuation | None = None
 
     @property
     def is_member(self) -> bool:
         """Whether the store belongs to a log: only then its replica opens."""
+        if self.continuation is not None:
+            return self.continuation.is_complete
         return self.is_complete or self.admission is not None
 
     @property
     def log_uuid(self) -> str | None:
         """Identity of the log that the store belongs to, None if there is none."""
+        if self.continuation is not None:
+            record = self.continuation.record
+            return record.log_uuid if record is not None and self.continuation.is_complete else None
         if self.admission is not None:
             return self.admission.log_uuid
         return self.record.log_uuid if self.record is not None and self.is_complete else None
@@ -218,18 +226,20 @@ class StoreIdentity:
         """Return the identity of such a map, or None if it is malformed."""
         try:
             assert isinstance(fields, dict)
-            record, admission = fields["record"], fields["admission"]
+            record, admission, state = fields["record"], fields["admission"], fields["continuation"]
             identity = cls(
                 store=fields["store"],
                 record=FoundingRecord.from_fields(record),
                 is_complete=fields["is_complete"],
                 given_up=tuple(GivenUp(**each) for each in fields["given_up"]),
                 admission=None if admission is None else Admission.from_fields(admission),
+                continuation=Continuation.from_fields(state),
             )
         except (AssertionError, KeyError, TypeError, ConfigError):
             return None
         fits = type(fields["is_complete"]) is bool and isinstance(fields["store"], str | None)
-        return identity if fits and (identity.record is None) == (record is None) else None
+        parsed = (identity.record is None, identity.continuation is None) == (record is None, state is None)
+        return identity if fits and parsed else None
 
 
 EMPTY: Final = StoreIdentity()

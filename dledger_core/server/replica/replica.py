@@ -11,12 +11,13 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from dledger_core import control
 from dledger_core.config import LIMITS, Limits, RaftConfig
+from dledger_core.continuation import Chain
 from dledger_core.errors import (
     BadRequestError,
     DiskFailedError,
@@ -226,7 +227,12 @@ class Replica:
     @property
     def log_uuid(self) -> str | None:
         """Identity of the log, once its first entry is committed here."""
-        return self.tables.log_uuid or self.log.log_uuid
+        return self.log.log_uuid or self.tables.log_uuid
+
+    @property
+    def chain(self) -> Chain:
+        """The logs that this log continues, oldest first."""
+        return self.tables.chain if self.tables.log_uuid == self.log_uuid else self.log.chain
 
     @property
     def profile_b(self) -> bool:
@@ -236,9 +242,10 @@ class Replica:
     def _noop(self, first_index: Index) -> ProposedBatch:
         # A converted log has an identity that none of its entries contains yet.
         uuid = self.log.log_uuid or (self._new_uuid() if first_index == 0 else None)
-        recorded = uuid is None or self.tables.log_uuid is not None
+        recorded = uuid is None or self.tables.log_uuid == uuid
         self.log_time.observe(self._controls.log_time_ms)
-        return self._recording(self.pack_control({} if recorded else {"k": "log", "u": uuid}))
+        chain = {"c": [asdict(link) for link in self.log.chain]} if self.log.chain else {}
+        return self._recording(self.pack_control({} if recorded else {"k": "log", "u": uuid} | chain))
 
     def pack_control(self, fields: dict[str, Any]) -> bytes:
         """Return the body of a control entry that this leader appends now: it holds the log time."""
@@ -458,6 +465,8 @@ class Replica:
         if self.tables.log_uuid is not None and not self._uuid_recorded:
             self._uuid_recorded = True
             self._disk.run(partial(self.log.adopt_uuid, self.tables.log_uuid))
+        if self.tables.log_uuid == self.log.log_uuid and self.tables.chain != self.log.chain:
+            self._disk.run(partial(self.log.adopt_chain, self.tables.chain))  # a member that was admitted later
 
     def _role_changed(self, soft_state: SoftState) -> None:
         before = self.soft_state

@@ -11,13 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from dledger_core.config import StorageConfig
+from dledger_core.continuation import ContinuationRecord, completed
 from dledger_core.errors import CorruptRecordError
 from dledger_core.founding import EMPTY, LogConstants, StoreIdentity
-from dledger_core.ids import Term
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId, Term, member_id
+from dledger_core.raft import Configuration
 from dledger_core.raft.ready import HardState
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, save_log_meta
-from dledger_core.storage.files.meta_files import hard_state_file, save_hard_state
+from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
+from dledger_core.storage.files.meta_files import clear_recovering, hard_state_file, save_hard_state
 from dledger_core.storage.files.twin_file import TwinFile
 
 
@@ -92,3 +95,57 @@ def prepare_store(
     save_log_meta(files, layout.log_meta, replace(meta, store_uuid=store))
     if hard_state_file(layout.hard_state).load(files).value is None:
         save_hard_state(files, layout, HardState(Term(0), None))
+
+
+# --- a log that continues another one -------------------------------------------------------------------------------
+
+
+def continued(identity: StoreIdentity, log_uuid: str, node_id: str) -> StoreIdentity:
+    """Return the identity of a store whose continuation record is complete: it has another uuid from now on.
+
+    Raises:
+        RecoveryRefusedError: it does not hold that record.
+    """
+    state = completed(identity.continuation, log_uuid)
+    assert state.record is not None
+    survivor = state.record.find(NodeId(node_id))
+    assert survivor is not None
+    return replace(identity, store=survivor.store, continuation=state)
+
+
+def continue_store(files: Files, layout: Layout, identity: StoreIdentity) -> None:
+    """Turn a store of a given up log into one of the log that continues it; its entries stay.
+
+    Called at each open of a member; does nothing once ``meta/log.json`` names the new log, which is written last.
+    """
+    state, meta = identity.continuation, load_log_meta(files, layout.log_meta)
+    if state is None or state.record is None or not state.is_complete or meta is None:
+        return
+    record = state.record
+    if meta.log_uuid == record.log_uuid:
+        return
+    # A term without a vote: no store has voted in it for a member of the new log, and the first election raises it.
+    save_hard_state(files, layout, HardState(Term(record.term), None))
+    indexes = [NO_INDEX]
+    if identity.store == record.voter.store:
+        indexes = sorted({NO_INDEX, Index(record.point.index)})
+        clear_recovering(files, layout)  # a person decided that this is the best end
+    body = first_configuration(record).to_bytes()
+    entries = tuple(
+        ConfigurationEntry(index, NO_TERM if index == NO_INDEX else Term(record.point.term), body) for index in indexes
+    )
+    members_file(layout).save(files, KnownConfigurations(entries))
+    meta = replace(meta, log_uuid=record.log_uuid, store_uuid=identity.store, continues=record.continues)
+    save_log_meta(files, layout.log_meta, meta)
+
+
+def first_configuration(record: ContinuationRecord) -> Configuration:
+    """Return the configuration that a log starts with which continues another one."""
+    learners = frozenset(member_id(each.node_id, each.store) for each in record.learners)
+    return Configuration(
+        voters=frozenset({member_id(record.voter.node_id, record.voter.store)}),
+        learners=learners,
+        addresses={member_id(each.node_id, each.store): each.address for each in record.survivors},
+        promote=learners,
+        version=record.version,
+    )

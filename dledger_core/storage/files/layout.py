@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any, Final, Literal, NoReturn
 
 from dledger_core.config import StorageConfig
+from dledger_core.continuation import Chain, chain_of
 from dledger_core.errors import ConfigError, StoreBusyError, StoreIncompleteError, StoreMismatchError
 from dledger_core.ids import NO_TERM, NUMBER_MAX
 from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, Header, is_segment_name
@@ -68,6 +69,7 @@ class LogMeta:
         foreign_end: entries below were written by Java and may have neither flags nor CRC.
         broker_end_index: messages of entries below have queue offsets that a broker assigned.
         commitlog_prefix: fingerprint of the CommitLog that the log starts after; None if it starts after none.
+        continues: the logs that the log continues, oldest first (``dledger recover --lost``).
     """
 
     profile: Literal["A", "B"]
@@ -86,6 +88,7 @@ class LogMeta:
     foreign_end: int = 0
     broker_end_index: int = 0
     commitlog_prefix: str | None = None
+    continues: Chain = ()
 
     def effective(self, config: StorageConfig) -> StorageConfig:
         """Return ``config`` with the segment sizes and the profile of the log."""
@@ -108,7 +111,8 @@ def _parse(found: Any, path: Path) -> LogMeta:
     missing = [name for name in _REQUIRED if name not in found]
     if missing:
         raise TypeError(f"{missing[0]} is missing")
-    meta = LogMeta(**{field.name: found[field.name] for field in fields(LogMeta) if field.name in found})
+    known = {field.name: found[field.name] for field in fields(LogMeta) if field.name in found}
+    meta = LogMeta(**known | {"continues": chain_of(found.get("continues", []))})
     for name in _NUMBERS:
         if type(getattr(meta, name)) is not int or not 0 <= getattr(meta, name) <= NUMBER_MAX:
             raise TypeError(f"{name} is wrong")

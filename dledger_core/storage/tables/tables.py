@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import msgpack
 
 from dledger_core import control
 from dledger_core.checksum import Buffer, crc32
+from dledger_core.continuation import Chain, chain_of
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index
 from dledger_core.storage.files.file_system import Files
@@ -20,12 +21,13 @@ _VERSION: Final = 2
 
 
 class LogTables:
-    """Producers, transactions, the log's uuid and its log time as of ``applied_index``. Not thread-safe."""
+    """Producers, transactions, the log's uuid and chain, and its log time as of ``applied_index``. Not thread-safe."""
 
     def __init__(self) -> None:
         self.producers = ProducerTable()
         self.transactions = TransactionTable()
         self.log_uuid: str | None = None
+        self.chain: Chain = ()
         self.applied_index: Index = NO_INDEX
         self.log_time_ms = 0
 
@@ -59,8 +61,9 @@ class LogTables:
             self.transactions.apply_commit(fields)
         elif kind == "abort":
             self.transactions.apply_abort(fields)
-        elif kind == "log" and self.log_uuid is None:
+        elif kind == "log":  # more than one in a log that continues another one
             self.log_uuid = str(fields["u"])
+            self.chain = chain_of(fields.get("c", []))
 
     def snapshot(self) -> bytes:
         """Return the tables as bytes: CRC-32 and a msgpack map."""
@@ -68,6 +71,7 @@ class LogTables:
             "version": _VERSION,
             "applied": self.applied_index,
             "log": self.log_uuid,
+            "chain": [asdict(link) for link in self.chain],
             "time": self.log_time_ms,
             "producers": self.producers.snapshot(),
             "transactions": self.transactions.snapshot(),
@@ -101,6 +105,7 @@ class LogTables:
         tables = cls()
         tables.applied_index = Index(fields["applied"])
         tables.log_uuid = fields["log"]
+        tables.chain = chain_of(fields["chain"])
         tables.log_time_ms = int(fields["time"])
         tables.producers.restore(fields["producers"])
         tables.transactions.restore(fields["transactions"])

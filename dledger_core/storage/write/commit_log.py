@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Self
 
 from dledger_core.config import StorageConfig
+from dledger_core.continuation import Chain
 from dledger_core.errors import DiskFailedError, StoreMismatchError, invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Position, Term
 from dledger_core.raft.batch import Batch, Proposal
@@ -138,7 +139,7 @@ class CommitLog(DurableLog):
         covered = NO_INDEX if known.lost or self._checkpoint is None else self._checkpoint.durable_index
         begin = max(end.first_index, covered + 1)
         found = log_queries.configuration_entries(self._reader, begin, end.last_index + 1)
-        return known.with_entries({entry.index: entry for entry in (*known.entries, *found)}.values())
+        return known.with_entries({entry.index: entry for entry in (*found, *known.entries)}.values())
 
     @classmethod
     def open(
@@ -209,6 +210,11 @@ class CommitLog(DurableLog):
     def log_uuid(self) -> str | None:
         """Identity of the log, or None while the node does not know it."""
         return self._meta.log_uuid
+
+    @property
+    def chain(self) -> Chain:
+        """The logs that the log continues, oldest first."""
+        return self._meta.continues
 
     @property
     def failure(self) -> DiskFailedError | None:
@@ -479,6 +485,11 @@ class CommitLog(DurableLog):
             )
         with self._writing():
             self._save_meta(replace(self._meta, log_uuid=uuid))
+
+    def adopt_chain(self, chain: Chain) -> None:
+        """Record the logs that the log continues."""
+        with self._writing():
+            self._save_meta(replace(self._meta, continues=chain))
 
     def _save_meta(self, meta: LogMeta) -> None:
         if meta != self._meta:
