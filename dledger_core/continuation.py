@@ -179,6 +179,18 @@ def chain_of(rows: object) -> Chain:
     return chain
 
 
+def chain_rows(chain: Chain) -> list[list[Any]]:
+    """Return a chain as METADATA carries it."""
+    return [[link.log_uuid, link.index, link.term, -1 if link.check is None else link.check] for link in chain]
+
+
+def chain_of_rows(rows: Sequence[Sequence[Any]] | None) -> Chain:
+    """Return the chain of ``chain_rows``."""
+    return tuple(
+        ContinuedLog(log_uuid, index, term, None if check < 0 else check) for log_uuid, index, term, check in rows or ()
+    )
+
+
 def end_of(fields: object) -> LogEnd:
     """Return the end of a map; raise ValueError or TypeError if it is malformed."""
     if not isinstance(fields, dict):

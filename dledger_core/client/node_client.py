@@ -135,6 +135,7 @@ class NodeClient:
             values = {"first": response.first, "last": response.last, "sent": columns.count}
             raise ProtocolError("the response covers a different number of entries than sent", "", "", values)
         self._view.saw_commit(response.last)
+        self._view.saw_entry(response.last, response.term)
         return AppendResult(response.first, response.last, response.term)
 
     async def producer(self, producer_id: str) -> ProducerState:
@@ -270,7 +271,7 @@ class NodeClient:
         return ours if any(isinstance(each, messages.MetadataResponse) for each in ours.values()) else described
 
     async def metadata(self, *, space: bool = False) -> Metadata:
-        request = messages.METADATA.encode(messages.MetadataRequest(space=space))
+        request = self._view.metadata_request(space=space)
         described = await self._described(request)
         if not described.keys() >= self._view.pool.peers.keys():
             described = await self._described(request)  # of the members too that the first responses named

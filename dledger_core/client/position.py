@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.client.protocol import LogRange
+from dledger_core.continuation import follows
 from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.record import HEADER_BYTES
 
@@ -76,9 +77,9 @@ class Loss:
     """Why a position does not fit its log.
 
     Attributes:
-        kind: LOG_RECREATED: the log has another uuid. OFFSET_BEYOND_END: the log ends before the position. RETENTION:
-            entries from the position on are deleted. TERM_MISMATCH: the record before the position has another term
-            or another check.
+        kind: LOG_RECREATED: the log has another uuid, and does not continue the position's log up to there.
+            OFFSET_BEYOND_END: the log ends before the position. RETENTION: entries from the position on are deleted.
+            TERM_MISMATCH: the record before the position has another term or another check.
         position: the reader's position.
         view: what can be read of the log now.
         found: of a TERM_MISMATCH the record that the log contains before the position.
@@ -99,14 +100,18 @@ def find_loss(position: LogPosition, view: LogRange, record: Callable[[int], Ent
         record: returns term and check of the record at an index; called at most once, and only for an index that
             ``view`` contains.
     """
-    if position.log_uuid is not None and view.log_uuid is not None and position.log_uuid != view.log_uuid:
+    is_other = position.log_uuid is not None and view.log_uuid is not None and position.log_uuid != view.log_uuid
+    if is_other and not follows(view.chain, str(position.log_uuid), position.next_index - 1):
         return Loss(LossKind.LOG_RECREATED, position, view)
     if position.next_index > view.end:
         return Loss(LossKind.OFFSET_BEYOND_END, position, view)
     if position.next_index < view.first_index:
         return Loss(LossKind.RETENTION, position, view)
-    if position.next_index == view.first_index or (position.term < 0 and position.check is None):
+    if position.term < 0 and position.check is None:
         return None
+    if position.next_index == view.first_index:
+        # The record before is deleted. In another log it could have been another one, and nothing can tell.
+        return Loss(LossKind.LOG_RECREATED, position, view) if is_other else None
     found = record(position.next_index - 1)
     same_term = position.term < 0 or position.term == found.term
     same_check = position.check is None or position.check == found.check

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dledger_core.checksum import Buffer
 from dledger_core.config import Peer
+from dledger_core.continuation import Chain
 from dledger_core.control import Part, TransactionId
 from dledger_core.digest import RangeDigest
 from dledger_core.record import Columns, Fetch, Isolation
@@ -79,12 +80,14 @@ class LogRange:
         end: index after the last readable entry.
         commit_index: commit index of the replica with that end; -1 where none is known.
         log_uuid: identity of the log; None if it has none.
+        chain: the logs that it continues, oldest first.
     """
 
     first_index: int
     end: int
     commit_index: int
     log_uuid: str | None = None
+    chain: Chain = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ class Metadata:
         nodes: each node of the peers string, in its order.
         log_uuid: identity of the log, None before its first leader.
         preferred_leaders: nodes that should lead once caught up, best first, as configured.
+        chain: the logs that the log continues, oldest first.
     """
 
     leader_id: str | None
@@ -128,6 +132,7 @@ class Metadata:
     nodes: tuple[NodeStatus, ...]
     log_uuid: str | None = None
     preferred_leaders: tuple[str, ...] = ()
+    chain: Chain = ()
 
     @property
     def lacks_votes(self) -> bool:

@@ -118,6 +118,8 @@ class Reader:
         else:
             found = await self._requests.to_any(header, decode, choice=choice, wait_s=wait_s)
         self._view.saw_commit(found.commit_index)
+        if found.batch.num_rows:
+            self._view.saw_entry(found.batch.column("index")[-1].as_py(), found.batch.column("term")[-1].as_py())
         return found
 
     async def get(self, index: int) -> Entry:

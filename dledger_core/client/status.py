@@ -19,6 +19,7 @@ from dledger_core.client.protocol import (
 from dledger_core.client.routing.cluster_view import ClusterView, Described
 from dledger_core.client.routing.retry import Deadline
 from dledger_core.config import Peer
+from dledger_core.continuation import chain_of_rows
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError
 from dledger_core.net import messages
@@ -47,7 +48,8 @@ def metadata_of(peers: Sequence[Peer], responses: Described) -> Metadata:
     leading = [r.node[0] for r in decoded.values() if r.node[1] == "leader" and r.term == newest.term]
     uuid = next((response.log for response in decoded.values() if response.log), None)
     leader = leading[0] if leading else newest.leader
-    return Metadata(leader, newest.term, nodes, uuid, tuple(newest.preferred))
+    chain = max((chain_of_rows(response.chain) for response in decoded.values()), key=len)
+    return Metadata(leader, newest.term, nodes, uuid, tuple(newest.preferred), chain)
 
 
 def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> LogRange:
@@ -58,7 +60,7 @@ def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> Lo
     if isolation == "read_uncommitted":
         commit = max((node.commit_index for node in nodes), default=-1)
         end = commit + 1
-    return LogRange(max(0, first), max(0, end), commit, metadata.log_uuid)
+    return LogRange(max(0, first), max(0, end), commit, metadata.log_uuid, metadata.chain)
 
 
 async def bounds_reaching(read_bounds: Callable[[], Awaitable[LogRange]], min_end: int, wait_ms: int) -> LogRange:

@@ -63,6 +63,10 @@ class MetadataRequest:
     pin: list[Any] | None = wire("pin", "any", _PIN, default=None, optional=True)
     start: int = wire("start", "int", "first index that a pin keeps", low=0, default=0)
     space: bool = wire("space", "bool", "whether to count the space of orphaned attempts", default=False)
+    seen: list[Any] | None = wire(
+        "seen", "list", "[uuid of the client's log, index and term of an entry of it, -1 and -1 = none]", low=3, high=3,
+        accepts=_row(str, int, int), default=None, optional=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,14 @@ class MetadataResponse:
     leader: str | None = wire("leader", "str", "leader's node id, nil if none is known", optional=True)
     term: int = wire("term", "int", "current term")
     log: str | None = wire("log", "str", "uuid of the log, nil while it is not known here", optional=True)
+    chain: list[list[Any]] | None = wire(
+        "chain", "list", "[log uuid, index, term, check or -1] where this log continues another one, oldest first",
+        accepts=_rows(str, int, int, int), default=None, optional=True,
+    )  # fmt: skip
+    follows: bool | None = wire(
+        "follows", "bool", "whether this log continues the one that was seen, with that entry", default=None,
+        optional=True,
+    )  # fmt: skip
     node: list[Any] = wire(
         "self",
         "list",

@@ -265,7 +265,7 @@ class StoreLog:
             end = view.committed_end("end") if self._uncommitted else view.visible_end
             self._check_end(view)
             if end >= min_end or time.monotonic() >= deadline:
-                return LogRange(max(0, view.first_index), end, -1, view.log_uuid)
+                return LogRange(max(0, view.first_index), end, -1, view.log_uuid, view.chain)
             time.sleep(_STORE_POLL_S)
 
     def _check_end(self, view: StoreReader) -> None:

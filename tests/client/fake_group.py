@@ -16,6 +16,7 @@ from dledger_core.checksum import crc32
 from dledger_core.client import AsyncLogClient, NodeClient
 from dledger_core.client.routing.retry import Timeouts
 from dledger_core.config import Peer, format_peers, parse_peers
+from dledger_core.continuation import chain_of_rows, follows
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError, OtherLogError
 from dledger_core.net import codec, messages
 from dledger_core.net.connection import serve
@@ -135,6 +136,7 @@ class FakeNode:
         self.names = ...  # the leader that this node names; ... = the real one
         self.damaged = False
         self.log_uuid = "uuid"
+        self.chain = []  # rows of METADATA
 
     @property
     def address(self):
@@ -206,7 +208,10 @@ class FakeNode:
         state = {"leader": self.leader, "term": 1, "log": self.log_uuid, "self": me, "is_recovering": False}
         members = self.group.members or [[node.node_id, "", node.address, "voter"] for node in self.group]
         group = {"peers": "", "groups": [], "preferred": [], "time": None, "members": members}
-        group |= {"configuration": self.group.configuration}
+        group |= {"configuration": self.group.configuration, "chain": self.chain or None}
+        uuid, index, entry_term = header.get("seen") or (self.log_uuid, -1, -1)
+        if uuid != self.log_uuid:
+            group["follows"] = follows(chain_of_rows(self.chain), uuid, index) and entry_term in (-1, 1)
         return {"t": Type.METADATA_OK} | state | group, []
 
     def on_append(self, header, payload):

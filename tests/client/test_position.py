@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from dledger_core import EntryCheck, LogPosition, LogRange, LossKind, check_of, find_loss
 from dledger_core.client import Lag, measure_lag
+from dledger_core.continuation import ContinuedLog
 from dledger_core.record import READ_SCHEMA
 
 KNOWN = EntryCheck(3, 0xAB)
 VIEW = LogRange(10, 100, 99, "log-a")
 JAVA = LogRange(10, 100, -1)
+CONTINUED = LogRange(10, 100, 99, "log-c", (ContinuedLog("log-b", 20, 2, 0xCD), ContinuedLog("log-a", 49, 3, 0xAB)))
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,13 @@ JAVA = LogRange(10, 100, -1)
         pytest.param(LogPosition(50, "log-a", 3), VIEW, None, id="only term known"),
         pytest.param(LogPosition(50, "log-b", 3, 0xAB), VIEW, LossKind.LOG_RECREATED, id="other log"),
         pytest.param(LogPosition(101, "log-b", 3, 0xAB), VIEW, LossKind.LOG_RECREATED, id="other log, beyond its end"),
+        pytest.param(LogPosition(50, "log-a", 3, 0xAB), CONTINUED, None, id="continued log, at its end"),
+        pytest.param(LogPosition(15, "log-b", 3, 0xAB), CONTINUED, None, id="log continued before"),
+        pytest.param(LogPosition(15, "log-a"), CONTINUED, None, id="continued log, no record known"),
+        pytest.param(LogPosition(51, "log-a", 3, 0xAB), CONTINUED, LossKind.LOG_RECREATED, id="read beyond its end"),
+        pytest.param(LogPosition(22, "log-b", 3, 0xAB), CONTINUED, LossKind.LOG_RECREATED, id="read beyond that end"),
+        pytest.param(LogPosition(40, "log-a", 3, 0xAC), CONTINUED, LossKind.TERM_MISMATCH, id="lost entry of that log"),
+        pytest.param(LogPosition(10, "log-a", 3, 0xAB), CONTINUED, LossKind.LOG_RECREATED, id="entry before deleted"),
         pytest.param(LogPosition(101, "log-a", 3, 0xAB), VIEW, LossKind.OFFSET_BEYOND_END, id="beyond end"),
         pytest.param(LogPosition(9, "log-a", 3, 0xAB), VIEW, LossKind.RETENTION, id="deleted"),
         pytest.param(LogPosition(50, "log-a", 4, 0xAB), VIEW, LossKind.TERM_MISMATCH, id="other term"),

@@ -125,6 +125,35 @@ class TestMembers:
             assert [node.reachable for node in nodes] == [True, False, True]
             assert "OTHER_LOG" in nodes[1].reason
 
+    @pytest.mark.parametrize("name", [name for name in CALLS if name not in ("read of a node", "transfer")])
+    async def test_client_follows_log_that_continues_its_own(self, kind: str, name: str) -> None:
+        async with FakeGroup("n1") as group, client_of(kind, group.peers) as client:
+            await client.append([b"x"])
+            for node in group:
+                node.log_uuid, node.chain = "new", [["older", -1, -1, -1], ["uuid", 0, 1, 7]]
+            await CALLS[name](client)
+            assert (await client.metadata()).log_uuid == "new"
+            assert (await client.bounds()).chain[-1].index == 0
+
+    async def test_client_that_saw_entry_after_continuation_gets_error_naming_both_logs(self, kind: str) -> None:
+        async with FakeGroup("n1") as group, client_of(kind, group.peers, timeout_ms=2_000) as client:
+            await client.append([b"x", b"y"])
+            for node in group:
+                node.log_uuid, node.chain = "new", [["uuid", 0, 1, 7]]
+            for call in (client.append([b"z"]), client.read(0, 10)):
+                with pytest.raises(OtherLogError) as caught:
+                    await call
+                values = caught.value.values
+                assert (values["ours"], values["theirs"], values["continued_index"]) == ("uuid", "new", 0)
+            assert group.log.end == 2
+
+    async def test_client_stays_with_log_that_has_a_leader_still(self, kind: str) -> None:
+        async with FakeGroup("n1") as group, client_of(kind, group.peers) as client:
+            await client.append([b"x"])
+            group.nodes.n2.log_uuid, group.nodes.n2.chain = "new", [["uuid", 0, 1, 7]]
+            await client.append([b"y"])
+            assert (await client.metadata()).log_uuid == "uuid"
+
     async def test_wait_for_entries_names_log(self, kind: str) -> None:
         async with FakeGroup("n1") as group, client_of(kind, group.peers) as client:
             await client.append([b"x"])

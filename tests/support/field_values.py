@@ -33,6 +33,8 @@ def good_value(field: Field) -> object:
         return {"q": "query", "b": 7, "r": "run"}
     if field.key == "seen" and field.kind == "map":
         return {"group": 3}
+    if field.key == "seen" and field.kind == "list":
+        return ["log", 3, 1]
     if field.key == "self":
         return ["n0", "leader", 1, 0, 9, 9, 10, 500]
     value = {"int": 5, "str": "x", "bool": True, "bytes": b"x", "list": [1] * field.low, "map": {}, "any": ["x", 1]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, Final
 from dledger_core.client.protocol import ReadFrom
 from dledger_core.client.routing.channel import Channel, ChannelPool, as_responded
 from dledger_core.config import Peer, parse_peer
+from dledger_core.continuation import chain_of_rows
 from dledger_core.errors import (
     BadRequestError,
     DLedgerError,
@@ -37,6 +39,7 @@ UNRESPONSIVE_S: Final = 10.0
 """How long a node counts as unresponsive after a timeout."""
 UNRESPONSIVE_TIMEOUT_S: Final = 0.25
 """Timeout of a request to an unresponsive node."""
+_LOG = logging.getLogger(__name__)
 FAILED_S: Final = 10.0
 """How long a replica that failed a read is asked after the others."""
 LEADER_KEPT_S: Final = 10.0
@@ -61,9 +64,6 @@ class ReplicaChoice:
 
 
 ANY_REPLICA: Final = ReplicaChoice()
-_METADATA: Final = messages.METADATA.encode(messages.MetadataRequest())
-
-
 _NOTHING: Final = (-2, -2)
 """Before every (term, index) of a configuration."""
 
@@ -83,6 +83,7 @@ class ClusterView:
     Attributes:
         log_uuid: the log, None while it is not known.
         commit_seen: highest commit index that a response proved; reads never show less than this.
+        entry_seen: index and term of the last entry that was appended or read; -1 and -1 = none.
     """
 
     def __init__(self, peers: Sequence[Peer], group: str, log_uuid: str | None = None) -> None:
@@ -90,6 +91,7 @@ class ClusterView:
         self.group = group
         self.log_uuid = log_uuid
         self.commit_seen = -1
+        self.entry_seen = (-1, -1)
         self._listed = tuple(peers)
         self._newest = _NOTHING
         self._refreshed = float("-inf")
@@ -134,6 +136,8 @@ class ClusterView:
             # More nodes have the group's log than one that another cluster has at an old address.
             named = Counter(response.log for response in found if response.log is not None)
             self.log_uuid = max(named, key=named.__getitem__, default=None)
+        elif (successor := self._successor(found)) is not None:
+            self._follow(successor)
         ours = [response for response in found if response.log in (None, self.log_uuid)]
         newest = max(ours, key=_configuration, default=None)
         if newest is not None and newest.members and _configuration(newest) > self._newest:
@@ -141,12 +145,42 @@ class ClusterView:
             await self._set_members(parse_peer(f"{node}-{address}") for node, _, address, _ in newest.members)
         return {node: self._of_this_log(node, response) for node, response in responses.items()}
 
+    def metadata_request(self, *, space: bool = False) -> dict[str, Any]:
+        """Return METADATA; a node whose log continues this one says whether it contains what the client has seen."""
+        seen = None if self.log_uuid is None else [self.log_uuid, *self.entry_seen]
+        return messages.METADATA.encode(messages.MetadataRequest(space=space, seen=seen))
+
+    def _successor(self, found: Sequence[messages.MetadataResponse]) -> str | None:
+        """Return the log that continues this one, if no node leads this one any more."""
+        if any(response.log == self.log_uuid and response.leader is not None for response in found):
+            return None
+        named = Counter(response.log for response in found if response.follows and response.log is not None)
+        return max(named, key=named.__getitem__, default=None)
+
+    def _follow(self, log_uuid: str) -> None:
+        """Switch to a log that continues this one and contains the entries that the client has seen."""
+        _LOG.warning("following the log that continues: group=%s log=%s before=%s", self.group, log_uuid, self.log_uuid)
+        self.log_uuid = log_uuid
+        self.commit_seen = min(self.commit_seen, self.entry_seen[0])
+        self._newest = _NOTHING
+        self._leader = None
+
     def _of_this_log(
         self, node_id: str, response: messages.MetadataResponse | DLedgerError
     ) -> messages.MetadataResponse | DLedgerError:
         if isinstance(response, DLedgerError) or response.log in (None, self.log_uuid):
             return response
         values = {"group": self.group, "node": node_id, "ours": self.log_uuid, "theirs": response.log}
+        link = next((link for link in chain_of_rows(response.chain) if link.log_uuid == self.log_uuid), None)
+        if link is not None and response.follows is False:
+            index, term = self.entry_seen
+            return OtherLogError(
+                f"log {response.log} continues log {self.log_uuid} up to index {link.index}, and without the entry at "
+                f"index {index} of term {term} that this client has seen",
+                self._address(node_id),
+                "the entry was lost with most nodes: compare the data, then continue with a new client",
+                values | {"continued_index": link.index, "continued_term": link.term, "index": index, "term": term},
+            )
         return OtherLogError(
             f"{node_id} has another log of group {self.group} than this client",
             self._address(node_id),
@@ -194,6 +228,16 @@ class ClusterView:
         except DLedgerError:
             self._forget_leader(node_id)
             raise
+
+    async def other_log(self, timeout_s: float) -> OtherLogError | None:
+        """Ask all nodes for the log now; return why it cannot be followed to another one, or None."""
+        try:
+            await self._find_leader(timeout_s)
+        except OtherLogError as error:
+            return error
+        except DLedgerError:
+            pass
+        return None
 
     async def _find_leader(self, timeout_s: float) -> str:
         discovery = self._discovery or self._start_discovery()
@@ -243,7 +287,7 @@ class ClusterView:
         return newest
 
     async def _describe(self, node_id: str) -> tuple[str, messages.MetadataResponse | DLedgerError]:
-        response = await self._ask(node_id, _METADATA, ASK_TIMEOUT_S)
+        response = await self._ask(node_id, self.metadata_request(), ASK_TIMEOUT_S)
         if isinstance(response, DLedgerError):
             return node_id, response
         return node_id, messages.METADATA_OK.decode(response.header)
@@ -331,6 +375,11 @@ class ClusterView:
     def saw_commit(self, commit_index: int) -> None:
         """Record a commit index that a response proved."""
         self.commit_seen = max(self.commit_seen, commit_index)
+
+    def saw_entry(self, index: int, term: int) -> None:
+        """Record an entry that was appended or read: a log that continues this one must contain it."""
+        if index > self.entry_seen[0] and term >= 0:
+            self.entry_seen = (index, term)
 
     # --- all nodes ------------------------------------------------------------------------------------------------
 

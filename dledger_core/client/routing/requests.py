@@ -151,6 +151,14 @@ class Requests:
                 else:
                     self._view.served(node_id)
                     return response
+            if any(isinstance(failure, OtherLogError) for failure in failures.values()):
+                log_uuid = self._view.log_uuid
+                refusal = await self._view.other_log(retry.attempt_s)
+                if refusal is not None:
+                    raise refusal
+                if self._view.log_uuid != log_uuid:
+                    failures.clear()
+                    continue
             await retry.failed(self._verdict(list(failures.values()), has_time=timeouts.retry_s is not None))
 
     def _verdict(self, failures: Sequence[DLedgerError], *, has_time: bool) -> DLedgerError:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from dledger_core import control
 from dledger_core.config import LIMITS, Limits, RaftConfig
-from dledger_core.continuation import Chain
+from dledger_core.continuation import Chain, follows
 from dledger_core.errors import (
     BadRequestError,
     DiskFailedError,
@@ -233,6 +233,16 @@ class Replica:
     def chain(self) -> Chain:
         """The logs that this log continues, oldest first."""
         return self.tables.chain if self.tables.log_uuid == self.log_uuid else self.log.chain
+
+    def follows(self, log_uuid: str, index: int, term: int) -> bool | None:
+        """Whether this log continues another one and contains its entry of this index and term; None if it is it.
+
+        Only committed entries count: a learner may still hold entries that the new log does not have.
+        """
+        if log_uuid == self.log_uuid:
+            return None
+        contained = index == NO_INDEX or (index <= self.commit_index and self.raft.term_at(Index(index)) == term)
+        return contained and follows(self.chain, log_uuid, index)
 
     @property
     def profile_b(self) -> bool:

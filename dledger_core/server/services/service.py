@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from dledger_core.checksum import Buffer
 from dledger_core.config import format_peers
+from dledger_core.continuation import chain_rows
 from dledger_core.control import TransactionId
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, UnknownGroupError, one_line
 from dledger_core.ids import NodeId
@@ -291,6 +292,8 @@ class ClientService:
             leader=replica.leader_node,
             term=status.term,
             log=replica.log_uuid,
+            chain=chain_rows(replica.chain) or None,
+            follows=None if message.seen is None else replica.follows(*message.seen),
             node=me,
             peers=format_peers(self._members.peers),
             members=[[m.node_id, m.store_uuid, m.address, m.role] for m in request.group.members.members],

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES
+from dledger_core.continuation import Chain
 from dledger_core.errors import BadRequestError, CorruptRecordError, StoreIncompleteError, StoreMismatchError
 from dledger_core.ids import GroupName, Index, NodeId, Position
 from dledger_core.raft.batch import TermRange
@@ -278,6 +279,11 @@ class StoreReader:
     def log_uuid(self) -> str | None:
         """Identity of the log; None in a store without one, like all of Java's."""
         return self._origin.meta.log_uuid if self._origin.meta is not None else None
+
+    @property
+    def chain(self) -> Chain:
+        """The logs that the log continues, oldest first; Java's continue none."""
+        return self._origin.meta.continues if self._origin.meta is not None else ()
 
     @property
     def group(self) -> GroupName | None:
