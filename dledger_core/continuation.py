@@ -1,4 +1,4 @@
-"""The decisions of ``dledger recover --lost``: a new log continues one whose majority is lost for good. No I/O.
+"""The decisions of ``dledger recover --lost``: a new log continues one whose majority is lost permanently. No I/O.
 
 A log is a chain: it *continues* the logs before it, each up to one entry that index, term and check identify. The
 recovery asks all nodes, decides with ``decide`` on one ``Action``, carries it out, and asks again. It keeps no state
@@ -129,7 +129,7 @@ class ContinuationRecord:
 
     @property
     def point(self) -> ContinuedLog:
-        """Where the new log continues the old one."""
+        """The end of the old log that the new one contains."""
         return self.continues[-1]
 
     @property
@@ -360,7 +360,7 @@ class GiveUpLog:
 
 @dataclass(frozen=True, slots=True)
 class TakeRecord:
-    """Send a record to ``nodes``, in this order, one after the other."""
+    """Send a record to ``nodes``, in this order, one at a time."""
 
     record: ContinuationRecord
     nodes: tuple[NodeId, ...]
@@ -556,7 +556,7 @@ def _new_record(lost: AbstractSet[NodeId], found: Answers, new_uuid: Callable[[]
 
 
 def preview(lost: AbstractSet[NodeId], answers: Answers) -> dict[str, Any]:
-    """Return what a recovery keeps and what it may lose, as plain values; for ``--dry-run``.
+    """Return the entries that a recovery keeps and those that it may lose, as plain values; for ``--dry-run``.
 
     Entries up to ``committed_end`` are certain. Those in ``unconfirmed`` are kept, although no survivor knows whether
     they are committed. From ``may_be_lost_from`` on, entries are lost that only lost nodes had.
@@ -594,7 +594,7 @@ def preview(lost: AbstractSet[NodeId], answers: Answers) -> dict[str, Any]:
 
 
 class Response(Enum):
-    """What a store does that learns of a log which continues its own."""
+    """Reaction of a store to a log that continues its own."""
 
     STOP = "stop"
     """Set the store aside: the new log has all that it has, or all that can be committed."""
@@ -612,7 +612,7 @@ def respond(
     agrees: Callable[[ContinuedLog], bool],
     is_leader: bool,
 ) -> Response | None:
-    """Return what a store does that learns of a log with this chain; None if that log does not continue its own.
+    """Return the reaction of a store to a log with this chain; None if that log does not continue its own.
 
     Args:
         chain: chain of the other log.

@@ -151,7 +151,7 @@ class ClusterView:
         return messages.METADATA.encode(messages.MetadataRequest(space=space, seen=seen))
 
     def _successor(self, found: Sequence[messages.MetadataResponse]) -> str | None:
-        """Return the log that continues this one, if no node leads this one any more."""
+        """Return the log that continues this one, if this one has no leader now."""
         if any(response.log == self.log_uuid and response.leader is not None for response in found):
             return None
         named = Counter(response.log for response in found if response.follows and response.log is not None)
