@@ -84,7 +84,7 @@ def test_recovery_lets_all_survivors_give_up_before_one_of_them_gets_record() ->
     assert record.term == 4
 
 
-def test_recovery_continues_record_that_a_survivor_holds_and_completes_it_once_all_do() -> None:
+def test_recovery_continues_record_of_survivor_and_completes_it_once_all_hold_it() -> None:
     two = [answer("n1"), answer("n2", end=end(3, 8))]
     given_up = [after_giving_up(each) for each in two]
     four = (*MEMBERS, KnownMember(NODES[3], "store of n3", "host:3", True))
@@ -258,7 +258,7 @@ def test_two_recoveries_in_all_interleavings_make_one_log() -> None:
     assert search.violation is None
 
 
-def test_search_finds_two_logs_where_record_is_complete_before_all_survivors_hold_it() -> None:
+def test_search_finds_two_logs_where_record_is_complete_before_all_hold_it() -> None:
     search = Search(early=True)
     search.run()
     assert search.violation is not None
@@ -320,7 +320,7 @@ CHAIN = (ContinuedLog("older", 3, 1, 5), ContinuedLog("old", 9, 3, 7))
         (end(4, 10, 10), True, True, Response.STAY),
     ],
 )
-def test_store_stops_for_continuing_log_only_if_nothing_above_point_is_committed(
+def test_store_stops_for_continuing_log_only_if_nothing_more_is_committed(
     found: LogEnd, agrees: bool, leads: bool, expected: Response
 ) -> None:
     assert respond(CHAIN, "old", found, agrees=lambda _: agrees, is_leader=leads) is expected

@@ -135,7 +135,7 @@ class TestMembers:
             assert (await client.metadata()).log_uuid == "new"
             assert (await client.bounds()).chain[-1].index == 0
 
-    async def test_client_that_saw_entry_after_continuation_gets_error_naming_both_logs(self, kind: str) -> None:
+    async def test_client_gets_error_naming_both_logs_if_it_saw_entry_that_was_lost(self, kind: str) -> None:
         async with FakeGroup("n1") as group, client_of(kind, group.peers, timeout_ms=2_000) as client:
             await client.append([b"x", b"y"])
             for node in group:
