@@ -33,6 +33,8 @@
     '- ClientError
        |- NoLeaderError               retriable
        |- UnreachableError            retriable; no peer responded
+       |- DuplicateStoreError         another node holds the same store
+       |- UnknownFeatureError         the group uses a feature that the other node does not know
        |- OtherLogError               the node has another log of the group than the request names
        |- RequestTimedOutError        outcome_unknown
        |- BusyError                   retriable; retry_after_ms
@@ -60,6 +62,7 @@ __all__ = [
     "DLedgerError",
     "DiskFailedError",
     "DiskFullError",
+    "DuplicateStoreError",
     "FencedError",
     "FoundingRefusedError",
     "IndexOutOfRangeError",
@@ -87,6 +90,7 @@ __all__ = [
     "StoreMismatchError",
     "TransactionError",
     "TransferringError",
+    "UnknownFeatureError",
     "UnknownGroupError",
     "UnreachableError",
     "UnsupportedError",
@@ -412,6 +416,20 @@ class OtherLogError(ClientError):
 
     code = 652
     name = "OTHER_LOG"
+
+
+class DuplicateStoreError(ClientError):
+    """Another node that answers holds the same store: a directory was copied."""
+
+    code = 653
+    name = "DUPLICATE_STORE"
+
+
+class UnknownFeatureError(ClientError):
+    """The group uses a feature that the other node does not know."""
+
+    code = 654
+    name = "UNKNOWN_FEATURE"
 
 
 class RequestTimedOutError(ClientError):

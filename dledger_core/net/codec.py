@@ -6,16 +6,16 @@ are safe for the core and the log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.control import Part, check_parts
 from dledger_core.errors import BadRequestError, CorruptRecordError, ProtocolError
-from dledger_core.ids import NUMBER_MAX, Index, NodeId, Term
-from dledger_core.net.fields import Field, Table, str_field
+from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
+from dledger_core.net.fields import Field, Table, int_field
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.protocol import Type
 from dledger_core.raft.batch import Batch
@@ -157,11 +157,7 @@ def _number(key: str, meaning: str, **limits: Any) -> Field:
     return Field(key, "int", meaning, **({"high": NUMBER_MAX} | limits))
 
 
-_ENDS: Final = (
-    Field("s", "str", "node id of the sender", name="sender"),
-    Field("to", "str", "node id of the target", name="target"),
-)
-_PREFIX: Final = (*_ENDS, _number("term", "sender's term", name="term"))
+_PREFIX: Final = (_number("term", "sender's term", name="term"),)
 _CRC: Final = _number("k", "CRC-32 of the payload", name="crc", low=0)
 
 VOTE: Final = Table(
@@ -239,15 +235,14 @@ HEARTBEATS: Final = Table(
     Type.HEARTBEATS,
     Heartbeat,
     (
-        *_ENDS,
         Field("w", "int", "sender's wall clock, ms since the epoch", name="wall_ms", default=0),
-        Field("h", "list", "[group, term, commit index, round, log time in ms] of each group", name="beats", low=0),
+        Field("h", "list", "[number, term, commit index, round, log time in ms] of each group", name="beats", low=0),
     ),
 )
 HEARTBEATS_OK: Final = Table(
     Type.HEARTBEATS_OK,
     HeartbeatResponse,
-    (*_ENDS, Field("h", "list", "[group, term, round, last index] of each group", name="beats", low=0)),
+    (Field("h", "list", "[number, term, round, last index] of each group", name="beats", low=0),),
 )
 PEER_TABLES: Final[tuple[Table[Any], ...]] = (
     VOTE,
@@ -260,7 +255,7 @@ PEER_TABLES: Final[tuple[Table[Any], ...]] = (
     HEARTBEATS,
     HEARTBEATS_OK,
 )
-"""All messages between replicas. Every one but the heartbeats, which are of many groups, also has ``g``, the group."""
+"""All messages between replicas. Each but the heartbeats, which are of many groups, also has ``a``, its number."""
 _PLAIN: Final[dict[int, Table[Any]]] = {
     table.number: table for table in (VOTE, VOTE_OK, APPEND_ENTRIES_OK, TIMEOUT_NOW, INSTALL_SNAPSHOT_OK)
 }
@@ -271,25 +266,37 @@ _OF_CLASS: Final[dict[type, Table[Any]]] = {table.message: table for table in _P
 # --- encode -------------------------------------------------------------------------------------------------------
 
 
-def message_to_frame(group: str, message: Message) -> list[Buffer]:
-    """Return the frame of one message between replicas of ``group``.
+class Ends(NamedTuple):
+    """Group, sender and target of a message: what the number stands for that its target gave to the sender."""
+
+    group: str
+    sender: MemberId
+    target: MemberId
+
+
+EndsOf: TypeAlias = Callable[[int], Ends | None]
+"""Returns the ends of the messages with a number; None if the number is unknown, and such messages are dropped."""
+
+
+def message_to_frame(number: int, message: Message) -> list[Buffer]:
+    """Return the frame of one message between replicas; ``number`` is that of the target's attach.
 
     The batches of AppendEntries have records.
     """
     match message:
         case AppendEntries():
-            return _append_entries_frame(group, message)
+            return _append_entries_frame(number, message)
         case InstallSnapshot():
-            header = INSTALL_SNAPSHOT.encode(message, {"crc": crc32(message.data)}, g=group)
+            header = INSTALL_SNAPSHOT.encode(message, {"crc": crc32(message.data)}, a=number)
             return encode_frame(header, message.data)
         case Heartbeat():
-            return heartbeats_frames([(group, message)])
+            return heartbeats_frames([(number, message)])
         case HeartbeatResponse():
-            return heartbeat_responses_frames([(group, message)])
-    return encode_frame(_OF_CLASS[type(message)].encode(message, g=group))
+            return heartbeat_responses_frames([(number, message)])
+    return encode_frame(_OF_CLASS[type(message)].encode(message, a=number))
 
 
-def _append_entries_frame(group: str, message: AppendEntries) -> list[Buffer]:
+def _append_entries_frame(number: int, message: AppendEntries) -> list[Buffer]:
     blocks = [records_of(batch) for batch in message.batches]
     payload = records_payload(blocks)
     crc = 0
@@ -297,26 +304,25 @@ def _append_entries_frame(group: str, message: AppendEntries) -> list[Buffer]:
         crc = crc32(part, crc)
     rows = [(batch.first_index, batch.count, batch.term) for batch in message.batches]
     computed = {"batches": rows, "count": sum(block.count for block in blocks), "crc": crc}
-    return encode_frame(APPEND_ENTRIES.encode(message, computed, g=group), *payload)
+    return encode_frame(APPEND_ENTRIES.encode(message, computed, a=number), *payload)
 
 
-def heartbeats_frames(beats: Sequence[tuple[str, Heartbeat]], wall_ms: int = 0) -> list[Buffer]:
+def heartbeats_frames(beats: Sequence[tuple[int, Heartbeat]], wall_ms: int = 0) -> list[Buffer]:
     """Return the frames of the heartbeats of all groups between two nodes, at least one; 0 = no wall clock."""
-    _, first = beats[0]
-    rows = [(group, beat.term, beat.commit_index, beat.round, beat.log_time_ms) for group, beat in beats]
-    return _beats_frames(HEARTBEATS, {"sender": first.sender, "target": first.target, "wall_ms": wall_ms}, rows)
+    rows = [(number, beat.term, beat.commit_index, beat.round, beat.log_time_ms) for number, beat in beats]
+    return _beats_frames(HEARTBEATS, {"wall_ms": wall_ms}, rows)
 
 
-def heartbeat_responses_frames(beats: Sequence[tuple[str, HeartbeatResponse]]) -> list[Buffer]:
+def heartbeat_responses_frames(beats: Sequence[tuple[int, HeartbeatResponse]]) -> list[Buffer]:
     """Return the frames of the heartbeat responses of all groups between two nodes, as ``heartbeats_frames`` does."""
-    _, first = beats[0]
-    rows = [(group, beat.term, beat.round, beat.last_index) for group, beat in beats]
-    return _beats_frames(HEARTBEATS_OK, {"sender": first.sender, "target": first.target}, rows)
+    return _beats_frames(
+        HEARTBEATS_OK, {}, [(number, beat.term, beat.round, beat.last_index) for number, beat in beats]
+    )
 
 
-def alive_frame(sender: NodeId, target: NodeId, wall_ms: int = 0) -> list[Buffer]:
+def alive_frame(wall_ms: int = 0) -> list[Buffer]:
     """Return a frame that only shows that its sender runs, and its wall clock: heartbeats of no group."""
-    return _beats_frames(HEARTBEATS, {"sender": sender, "target": target, "wall_ms": wall_ms}, [])
+    return _beats_frames(HEARTBEATS, {"wall_ms": wall_ms}, [])
 
 
 def wall_clock(frame: Frame) -> int:
@@ -325,7 +331,7 @@ def wall_clock(frame: Frame) -> int:
     return int(found)
 
 
-def _beats_frames(table: Table[Any], fields: dict[str, Any], rows: Sequence[tuple[str | int, ...]]) -> list[Buffer]:
+def _beats_frames(table: Table[Any], fields: dict[str, Any], rows: Sequence[tuple[int, ...]]) -> list[Buffer]:
     return [
         buffer
         for at in range(0, max(len(rows), 1), HEARTBEATS_MAX)
@@ -336,51 +342,57 @@ def _beats_frames(table: Table[Any], fields: dict[str, Any], rows: Sequence[tupl
 # --- decode -------------------------------------------------------------------------------------------------------
 
 
-def frame_to_messages(frame: Frame) -> list[tuple[str, Message]]:
+def frame_to_messages(frame: Frame, ends_of: EndsOf) -> list[tuple[str, Message]]:
     """Return the messages of one frame with their groups: one, or many in a frame of heartbeats.
 
     Raises:
         ProtocolError: the frame is not a message between replicas, or malformed.
     """
-    header = frame.header
-    kind = header["t"]
-    if kind == Type.APPEND_ENTRIES:
-        return [(str_field(header, "g"), _append_entries(frame))]
+    kind = frame.header["t"]
     if kind == Type.HEARTBEATS:
-        values = HEARTBEATS.read(header)
-        sender, target = values["sender"], values["target"]
+        found = [(ends_of(row[0]), row) for row in _beats(HEARTBEATS.read(frame.header)["beats"], 5)]
         return [
             (
-                group,
+                ends.group,
                 Heartbeat(
-                    sender=sender, target=target, term=term, commit_index=commit, round=number, log_time_ms=log_time_ms
+                    sender=ends.sender,
+                    target=ends.target,
+                    term=Term(term),
+                    commit_index=Index(commit),
+                    round=number,
+                    log_time_ms=log_time_ms,
                 ),
             )
-            for group, term, commit, number, log_time_ms in _beats(values["beats"], 4)
+            for ends, (_, term, commit, number, log_time_ms) in found
+            if ends is not None
         ]
     if kind == Type.HEARTBEATS_OK:
-        values = HEARTBEATS_OK.read(header)
-        sender, target = values["sender"], values["target"]
+        found = [(ends_of(row[0]), row) for row in _beats(HEARTBEATS_OK.read(frame.header)["beats"], 4)]
         return [
-            (group, HeartbeatResponse(sender=sender, target=target, term=term, round=number, last_index=last))
-            for group, term, number, last in _beats(values["beats"], 3)
+            (
+                ends.group,
+                HeartbeatResponse(
+                    sender=ends.sender, target=ends.target, term=Term(term), round=number, last_index=Index(last)
+                ),
+            )
+            for ends, (_, term, number, last) in found
+            if ends is not None
         ]
-    if kind == Type.INSTALL_SNAPSHOT:
-        return [(str_field(header, "g"), _install_snapshot(frame))]
-    table = _PLAIN.get(kind)
-    if table is None:
+    read = _READERS.get(kind)
+    if read is None:
         raise ProtocolError("not a message between replicas", "header", "", {"type": kind})
-    return [(str_field(header, "g"), table.decode(header))]
+    ends = ends_of(int_field(frame.header, "a"))
+    return [] if ends is None else [(ends.group, read(frame, {"sender": ends.sender, "target": ends.target}))]
 
 
-def _install_snapshot(frame: Frame) -> Message:
+def _install_snapshot(frame: Frame, ends: Mapping[str, Any]) -> Message:
     values, data = INSTALL_SNAPSHOT.read(frame.header), bytes(frame.payload)
     if crc32(data) != values.pop("crc"):
         raise ProtocolError("a chunk of a snapshot does not match its CRC", "payload")
-    return InstallSnapshot(data=data, **values)
+    return InstallSnapshot(data=data, **values, **ends)
 
 
-def _append_entries(frame: Frame) -> Message:
+def _append_entries(frame: Frame, ends: Mapping[str, Any]) -> Message:
     values = APPEND_ENTRIES.read(frame.header)
     rows, n, crc, term = values.pop("batches"), values.pop("count"), values.pop("crc"), values["term"]
     prev_index, last_term = values["prev_index"], values["prev_term"]
@@ -392,7 +404,7 @@ def _append_entries(frame: Frame) -> Message:
         expected, last_term = first + count, batch_term
     if n != expected - prev_index - 1:
         raise ProtocolError("batches and records differ in number", "header", "", {"count": n})
-    return AppendEntries(batches=_batches(frame.payload, crc, rows, n), **values)
+    return AppendEntries(batches=_batches(frame.payload, crc, rows, n), **values, **ends)
 
 
 def _batches(payload: Buffer, crc: int, rows: Sequence[Sequence[int]], n: int) -> tuple[Batch, ...]:
@@ -422,11 +434,17 @@ def _ints(row: Any, count: int) -> list[int]:
     return row
 
 
-def _beats(rows: list[Any], count: int) -> list[tuple[Any, ...]]:
-    """Return each row of ``h`` as its group and its ``count`` integers."""
-    found = []
-    for row in rows:
-        if type(row) is not list or not row or type(row[0]) is not str:
-            raise ProtocolError("a row of field 'h' is malformed", "header", "", {"row": repr(row)[:80]})
-        found.append((row[0], *_ints(row[1:], count)))
-    return found
+def _beats(rows: list[Any], count: int) -> list[list[int]]:
+    """Return the rows of ``h``, each checked to be a number and ``count - 1`` integers."""
+    return [_ints(row, count) for row in rows]
+
+
+def _plain(table: Table[Any]) -> _Read:
+    return lambda frame, ends: table.message(**table.read(frame.header), **ends)
+
+
+_Read: TypeAlias = Callable[[Frame, Mapping[str, Any]], Message]
+_READERS: Final[dict[int, _Read]] = {
+    Type.APPEND_ENTRIES: _append_entries,
+    Type.INSTALL_SNAPSHOT: _install_snapshot,
+} | {number: _plain(table) for number, table in _PLAIN.items()}

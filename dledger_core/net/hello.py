@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from dledger_core.config import is_node_id
@@ -24,14 +24,18 @@ class Hello:
     Attributes:
         role: ``client``, or ``peer`` for a node (a server's response is always a peer's).
         node_id: the node's id; None for a client.
-        logs: uuid of the log of each group of the node, None while it is not known.
+        node_uuid: identity of a node's data directory; empty for a client.
+        start: [number, nonce] of a node's start: the same process has the same one. Empty for a client.
+        address: HOST:PORT under which a node wants to be reached; empty = not known.
         versions: supported protocol versions; in a response the chosen one.
         features: names of optional features; in a response those that both sides support.
     """
 
     role: Role = "client"
     node_id: NodeId | None = None
-    logs: Mapping[str, str | None] = field(default_factory=dict)
+    node_uuid: str = ""
+    start: tuple[int, ...] = ()
+    address: str = ""
     versions: tuple[int, ...] = (VERSION,)
     features: frozenset[str] = FEATURES
 
@@ -44,7 +48,15 @@ class Hello:
         return self._common(Type.HELLO_OK) | {"v": self.versions[0]}
 
     def _common(self, number: Type) -> dict[str, Any]:
-        return {"t": number, "f": sorted(self.features), "node": self.node_id, "logs": dict(self.logs)}
+        header: dict[str, Any] = {"t": number, "f": sorted(self.features), "node": self.node_id}
+        if self.node_id is not None:
+            header |= {"nu": self.node_uuid, "st": list(self.start), "addr": self.address}
+        return header
+
+    @property
+    def process(self) -> tuple[object, ...]:
+        """Identity of the process: node, data directory and start."""
+        return self.node_id, self.node_uuid, self.start
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> Hello:
@@ -59,20 +71,32 @@ class Hello:
         if role == "peer" and node is None:
             raise ProtocolError("the hello of a node has no node id", "hello")
         versions = (values["versions"],) if is_response else tuple(values["versions"])
-        return cls(role, node, values["logs"], versions, frozenset(values["features"]))
+        return cls(
+            role,
+            node,
+            values["node_uuid"],
+            tuple(values["start"]),
+            values["address"],
+            versions,
+            frozenset(values["features"]),
+        )
 
 
 _COMMON: Final = (
     Field("f", "list", "names of optional features", name="features", low=0, accepts=all_of(str)),
     Field("node", "str", "node id, nil for a client", name="node_id", optional=True, accepts=is_node_id),
+    Field("nu", "str", "uuid of the node's data directory", name="node_uuid", default=""),
     Field(
-        "logs",
-        "map",
-        "uuid of the log of each group, nil while it is not known",
-        name="logs",
+        "st",
+        "list",
+        "[number, nonce] of the node's start",
+        name="start",
         low=0,
-        accepts=lambda logs: all_of(str, type(None))(logs.values()) and all_of(str)(logs),
+        high=2,
+        default=(),
+        accepts=all_of(int),
     ),
+    Field("addr", "str", "HOST:PORT under which the node wants to be reached", name="address", default=""),
 )
 HELLO: Final = Table(
     Type.HELLO,

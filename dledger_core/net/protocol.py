@@ -10,8 +10,8 @@ ways, integers big-endian::
     payload             the rest, raw
 
 Every header has ``t`` (the message number); requests and their responses have ``r`` (request id, chosen by the client,
-above 0); most have ``g`` (group). Columns in payloads are little-endian uint32. The response is either the request's
-own ``*_OK`` or FAILURE.
+above 0); most have ``g`` (group), and messages between replicas ``a`` (the number of an attach). Columns in payloads
+are little-endian uint32. The response is either the request's own ``*_OK`` or FAILURE.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dledger_core.config import BATCH_BYTES_MAX
 
 PREFACE: Final = b"DLGR\x01"
 VERSION: Final = 1
-HELLO_BYTES_MAX: Final = 64 << 10
-"""Limit on a frame before hello is accepted: it names every group of a node, with its log."""
+HELLO_BYTES_MAX: Final = 4 << 10
+"""Limit on a frame before hello is accepted."""
 HELLO_TIMEOUT_S: Final = 5.0
 HEADER_BYTES_MAX: Final = 1 << 20
 FRAME_BYTES_MAX: Final = 32 << 20
@@ -34,7 +34,7 @@ CLIENT_FRAME_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
 
 
 class Type(IntEnum):
-    """Message numbers; ``hello``, ``messages`` and ``codec`` have their field tables.
+    """Message numbers; ``hello``, ``attach``, ``messages`` and ``codec`` have their field tables.
 
     FAILURE has one field, ``e``: the map of ``DLedgerError.to_wire``.
     """
@@ -81,5 +81,7 @@ class Type(IntEnum):
     TIMEOUT_NOW = 46
     INSTALL_SNAPSHOT = 47
     INSTALL_SNAPSHOT_OK = 48
+    ATTACH = 50
+    ATTACH_REFUSED = 51
     ADMIT = 58
     ADMIT_OK = 59

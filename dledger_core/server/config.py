@@ -10,12 +10,8 @@ from typing import Final
 from dledger_core.config import Limits, Peer, RaftConfig, StorageConfig, parse_groups
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
-from dledger_core.net.protocol import HELLO_BYTES_MAX
 from dledger_core.server.maintenance.retention import RetentionPolicy
 
-_GROUP_HELLO_BYTES: Final = 40
-"""Bytes of a group in a hello in addition to its name: the uuid of its log, and lengths."""
-_REST_OF_HELLO_BYTES: Final = 4096
 _RESERVE_BYTES_MIN: Final = 256 << 20
 
 
@@ -68,12 +64,6 @@ class ServerConfig:
                 f"use one of {', '.join(p.node_id for p in self.peers)}",
             )
         parse_groups(",".join(self.groups))
-        if sum(len(group) + _GROUP_HELLO_BYTES for group in self.groups) > HELLO_BYTES_MAX - _REST_OF_HELLO_BYTES:
-            raise ConfigError(
-                f"{len(self.groups)} groups are too many for one node",
-                "",
-                "host fewer groups on a node, or give them shorter names",
-            )
         if self.disk_full_bytes and self.disk_full_bytes < self.storage.preallocate_bytes:
             raise ConfigError(
                 f"disk-full-bytes {self.disk_full_bytes} is below preallocate-bytes {self.storage.preallocate_bytes}",

@@ -31,16 +31,19 @@ from dledger_core.errors import (
     OtherLogError,
     QuarantinedError,
     TransferringError,
+    UnknownFeatureError,
     UnreachableError,
     invariant,
 )
-from dledger_core.ids import NodeId, member_id
-from dledger_core.raft import Configuration, Message
+from dledger_core.ids import Index, NodeId, Term, member_id, node_of
+from dledger_core.net.attach import GROUP_VERSION
+from dledger_core.raft import Configuration, ConfigurationInForce, Message
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs
+from dledger_core.server.replica.attachments import StoreIdentity
 from dledger_core.server.replica.environment import event_loop_environment
-from dledger_core.server.replica.peers import GroupMembers, Members
+from dledger_core.server.replica.members import GroupMembers, Members
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.flow import Budget
@@ -83,6 +86,8 @@ class GroupHost:
         budget: bytes of appends without a response.
         live_repairs: repairs ranges of open logs.
         send: sends a message of a group to a peer.
+        on_hosted: called with the name of a group that is hosted now.
+        on_configuration: called with each configuration that comes into force in a group.
         role_listeners: called with each role change.
         open_log_prefix: opens the CommitLog that precedes a log.
         on_quarantined: called when a group was quarantined, with the reason.
@@ -96,6 +101,8 @@ class GroupHost:
     budget: Budget
     live_repairs: LiveRepairs
     send: Callable[[str, Message], None]
+    on_hosted: Callable[[str], None]
+    on_configuration: Callable[[str, ConfigurationInForce], None]
     role_listeners: Sequence[OnRole]
     open_log_prefix: OpenLogPrefix | None
     on_quarantined: Callable[[BaseException], None]
@@ -237,6 +244,7 @@ class Group:
             ),
             log=log,
             send=host.send,
+            on_configuration=host.on_configuration,
             on_failed=self._stopped,
             environment=event_loop_environment(host.running_ms),
             reserve_bytes=config.reserve_bytes,
@@ -254,6 +262,7 @@ class Group:
             roles=roles,
         )
         self._state = GroupState.HOSTED
+        host.on_hosted(self.name)
 
     # --- quarantine ------------------------------------------------------------------------------------------
 
@@ -294,6 +303,61 @@ class Group:
         """Deliver a message of a peer; drop it unless the group is HOSTED. Raises ProtocolError."""
         if (hosted := self.hosted) is not None:
             hosted.replica.step(message)
+
+    # --- attach ----------------------------------------------------------------------------------------------
+
+    def identity(self) -> StoreIdentity | None:
+        """Return the store that this node shows to others, None unless the group is HOSTED."""
+        hosted = self.hosted
+        if hosted is None:
+            return None
+        replica, status = hosted.replica, hosted.replica.raft.status()
+        last_term, last_index = replica.end
+        return StoreIdentity(
+            replica.member,
+            replica.log_uuid,
+            status.term,
+            Term(last_term),
+            Index(last_index),
+            GROUP_VERSION,
+            is_recovering=status.is_recovering,
+        )
+
+    def check_attach(self, theirs: StoreIdentity) -> None:
+        """Check another node's store of this group.
+
+        Raises:
+            UnreachableError: the group is not hosted now; the other node tries again.
+            OtherLogError: the store has another log.
+            UnknownFeatureError: the node does not know a feature that the group uses.
+        """
+        replica = self.services().replica
+        ours, node_id = replica.log_uuid, str(node_of(theirs.member))
+        if None not in (ours, theirs.log_uuid) and ours != theirs.log_uuid:
+            raise OtherLogError(
+                f"{node_id} has another log of group {self.name} than {self._host.config.self_id}",
+                "",
+                "one of the two stores belongs to another cluster: find out which, and move it away",
+                {"group": self.name, "ours": ours, "theirs": theirs.log_uuid},
+            )
+        needed = replica.raft.configuration.version
+        if needed > theirs.version:
+            raise UnknownFeatureError(
+                f"group {self.name} has version {needed}, {node_id} understands {theirs.version}",
+                "",
+                f"upgrade {node_id}",
+                {"group": self.name, "needed": needed, "understood": theirs.version},
+            )
+
+    def attach_refused(self, node_id: NodeId, error: DLedgerError) -> None:
+        """Report that another node refused this node's store; a group there that is not hosted now is no news."""
+        if not error.retriable:
+            _LOG.warning("attach refused by peer: group=%s peer=%s error=%s", self.name, node_id, error)
+
+    def report_address(self, node_id: NodeId, address: str) -> None:
+        """Record that a node advertises another address than the known one."""
+
+    # --- input -----------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Count one tick."""

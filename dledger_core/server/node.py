@@ -6,27 +6,32 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 import uvloop
 
 from dledger_core.config import STOP_WITH_STDIN
-from dledger_core.errors import ConfigError, StoreMismatchError, UnreachableError, invariant
-from dledger_core.ids import NodeId, node_of
+from dledger_core.errors import DLedgerError, UnknownGroupError, UnreachableError, invariant
+from dledger_core.ids import NodeId
 from dledger_core.net.connection import Connection, Handler, Server, serve
 from dledger_core.net.deadlines import Deadlines
 from dledger_core.net.hello import Hello
-from dledger_core.raft import Message, even_group_warning
+from dledger_core.raft import ConfigurationInForce, Message, even_group_warning
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup, hosted_logs
+from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
+from dledger_core.server.replica.attachments import StoreIdentity
 from dledger_core.server.replica.environment import monotonic_ms
 from dledger_core.server.replica.log_time import RunningTime
-from dledger_core.server.replica.peers import Members, PeerLinks
+from dledger_core.server.replica.members import Members
+from dledger_core.server.replica.peers import PeerLinks
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.port import ForeignPort, PortNode
@@ -40,7 +45,24 @@ _LOG = logging.getLogger(__name__)
 READ_THREADS: Final = 2
 _IDLE_TIMEOUTS: Final = 4
 """Election timeouts without received bytes after which a link to a peer is closed."""
-_UNHOSTED_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStart:
+    """Data directory and start of this process.
+
+    Attributes:
+        node_uuid: identity of the data directory.
+        start: (number, nonce) of the start.
+    """
+
+    node_uuid: str
+    start: tuple[int, int]
+
+    @classmethod
+    def new(cls) -> NodeStart:
+        """Return the start of a data directory that has no identity."""
+        return cls(uuid.uuid4().hex, (0, secrets.randbits(62)))
 
 
 class NodeServer:
@@ -69,15 +91,16 @@ class NodeServer:
         self._started = False
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
-        self._unhosted: dict[str, float] = {}
+        self._start_of_process = NodeStart.new()
         self.members = Members(config.self_id, config.peers)
         self.links = PeerLinks(
             config.self_id,
             self.members,
             hello=self._hello,
-            check_hello=self._check_logs,
+            groups=self,
             deliver=self._deliver,
             on_lost=self._on_lost,
+            on_address=self._on_address,
             idle_ticks_max=_IDLE_TIMEOUTS * config.raft.election_ticks_max,
             limits=config.limits,
         )
@@ -93,6 +116,8 @@ class NodeServer:
             budget=self.budget,
             live_repairs=self._repairs,
             send=self.links.send,
+            on_hosted=self.links.attach,
+            on_configuration=self._configured,
             role_listeners=[listener for listener in (on_role, self._role_command) if listener is not None],
             open_log_prefix=open_log_prefix,
             on_quarantined=self._quarantined,
@@ -249,30 +274,13 @@ class NodeServer:
     # --- connections -----------------------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
-        return Hello(role="peer", node_id=self._config.self_id, logs=hosted_logs(self.groups))
+        start = self._start_of_process
+        return Hello("peer", self._config.self_id, start.node_uuid, start.start, self._config.me.address)
 
     def _accept(self, hello: Hello) -> Hello:
         if not self._started:
             raise UnreachableError(f"{self._config.self_id} is still opening its stores", "", "retry")
-        if hello.role == "peer":
-            if not self.links.knows(hello.node_id):
-                raise ConfigError(
-                    f"{hello.node_id} is not a peer of {self._config.self_id}", "", "use one peers string on all nodes"
-                )
-            self._check_logs(hello)
         return self._hello()
-
-    def _check_logs(self, hello: Hello) -> None:
-        """Raise StoreMismatchError if the peer has another log of a group that is hosted here."""
-        for name, theirs in hello.logs.items():
-            ours = self.groups[name].log_uuid if name in self.groups else None
-            if None not in (ours, theirs) and ours != theirs:
-                raise StoreMismatchError(
-                    f"{hello.node_id} has another log of group {name}",
-                    self._config.self_id,
-                    "one of the two stores belongs to another cluster: move it away",
-                    {"ours": ours, "theirs": theirs},
-                )
 
     def _handler_for(self, connection: Connection) -> Handler:
         if connection.peer_hello.role == "peer":
@@ -281,25 +289,38 @@ class NodeServer:
         return self.service
 
     def _deliver(self, name: str, message: Message) -> None:
-        group = self.groups.get(name)
-        if group is None:
-            self._drop(name, node_of(message.sender))
-            return
-        group.step(message)
+        self.groups[name].step(message)
 
-    def _drop(self, name: str, sender: NodeId) -> None:
-        """Log from time to time that a peer hosts a group which this node does not; the other groups continue."""
-        name = name[:127]
-        now, interval_s = asyncio.get_running_loop().time(), self._config.limits.unhosted_log_s
-        if now - self._unhosted.get(name, -interval_s) >= interval_s:
-            if len(self._unhosted) >= _UNHOSTED_MAX:
-                self._unhosted.clear()
-            self._unhosted[name] = now
-            _LOG.warning(
-                "message dropped, group not hosted here: group=%r peer=%s remedy=start all nodes with the same groups",
-                name,
-                sender,
-            )
+    def _configured(self, name: str, found: ConfigurationInForce) -> None:
+        self.members.set_configuration(name, found)
+        self.links.update()
+
+    def _on_address(self, node_id: NodeId, address: str) -> None:
+        _LOG.info("peer advertises another address: peer=%s address=%s", node_id, address)
+        for group in self.groups.values():
+            group.report_address(node_id, address)
+
+    # --- attached groups ---------------------------------------------------------------------------------------
+
+    def hosted_groups(self) -> list[str]:
+        """Return the names of the groups to attach to each link."""
+        return list(self.hosted)
+
+    def identity(self, group: str) -> StoreIdentity | None:
+        """Return this node's store of a group, None unless it is hosted now."""
+        return self.groups[group].identity()
+
+    def check_attach(self, group: str, theirs: StoreIdentity) -> None:
+        """Raise the error that refuses another node's store of a group."""
+        found = self.groups.get(group)
+        if found is None:
+            what, remedy = f"group not hosted here: {self._config.self_id}", "start all nodes with the same groups"
+            raise UnknownGroupError(what, "", remedy, {"group": group[:127]})
+        found.check_attach(theirs)
+
+    def attach_refused(self, group: str, node_id: NodeId, error: DLedgerError) -> None:
+        """Handle that another node refused this node's store."""
+        self.groups[group].attach_refused(node_id, error)
 
     def _on_lost(self, node_id: NodeId) -> None:
         for group in self.groups.values():

@@ -79,11 +79,11 @@ def raft_messages() -> list:
 
 
 def _hello(role: str = "peer") -> dict:
-    return Hello(role, N1, {"g": "0" * 32, "h": None}).to_header()
+    return Hello(role, N1, "0" * 32, (3, 4), "127.0.0.1:1").to_header()
 
 
 def frame() -> Seeds:
-    sent = [_joined(codec.message_to_frame("g", message)) for message in raft_messages()]
+    sent = [_joined(codec.message_to_frame(7, message)) for message in raft_messages()]
     yield "messages", b"\1\6" + b"".join(sent)
     yield "hello", b"\3\0" + _joined(encode_frame(_hello()))
     yield "large", b"\0\x7f" + _joined(encode_frame({"t": 15, "n": 1}, bytes(66_000)))[:400]
@@ -92,10 +92,10 @@ def frame() -> Seeds:
 
 
 def connection() -> Seeds:
-    beat = _joined(codec.message_to_frame("g", raft_messages()[5]))
+    beat = _joined(codec.message_to_frame(7, raft_messages()[5]))
     yield "accepted", b"\1\0" + PREFACE + _joined(encode_frame(_hello())) + beat
     yield "client", b"\1\x60" + PREFACE + _joined(encode_frame(_hello("client"))) + beat
-    answer = Hello("peer", N1, {"g": None}).to_response()
+    answer = Hello("peer", N1, "0" * 32, (3, 4)).to_response()
     yield "answer", b"\3\3" + _joined(encode_frame(answer)) + beat
     refusal = {"t": Type.FAILURE, "e": NotLeaderError("no", "here", "retry", {"leader": "n0"}).to_wire()}
     yield "refusal", b"\3\x70" + _joined(encode_frame(refusal))
@@ -106,7 +106,7 @@ def connection() -> Seeds:
 
 def message() -> Seeds:
     for each in raft_messages():
-        sent = _joined(codec.message_to_frame("g", each))
+        sent = _joined(codec.message_to_frame(7, each))
         size = int.from_bytes(sent[4:8], "big")
         name = type(each).__name__.lower() + ("-probe" if getattr(each, "batches", None) == () else "")
         yield (

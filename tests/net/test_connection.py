@@ -37,7 +37,7 @@ class Recorder:
 
 
 CLIENT = Hello()
-NODE = Hello("peer", "n0", {"default": "uuid-1"}, features=frozenset({"a", "b"}))
+NODE = Hello("peer", "n0", "uuid-1", (1, 2), "127.0.0.1:1", features=frozenset({"a", "b"}))
 
 
 class Echo:
@@ -87,7 +87,8 @@ async def test_hello_is_negotiated_and_frames_flow():
         assert connection.version == 1
         assert connection.features == {"b"}
         assert connection.peer_hello.node_id == "n0"
-        assert connection.peer_hello.logs == {"default": "uuid-1"}
+        assert connection.peer_hello.process == ("n0", "uuid-1", (1, 2))
+        assert connection.peer_hello.address == "127.0.0.1:1"
         payloads = [b"", b"small", b"x" * 70_000, b"y" * 3_000_000]
         for number, payload in enumerate(payloads):
             connection.send({"t": 12, "r": number}, payload)
@@ -102,15 +103,6 @@ async def test_hello_is_negotiated_and_frames_flow():
         assert handler.closed == [None]
         assert not node.server.connections
         connection.send({"t": 1})  # no effect, no error
-
-
-async def test_hello_of_many_groups_is_accepted_both_ways():
-    logs = {f"{number:0127d}": f"{number:032x}" for number in range(200)}
-    async with Echo(lambda _: Hello("peer", "n0", logs)) as node:
-        connection, _ = await node.connect(Hello("peer", "n1", logs))
-        assert connection.peer_hello.logs == logs
-        (served,) = node.server.connections
-        assert served.peer_hello.logs == logs
 
 
 async def test_frames_of_one_read_are_delivered_in_one_iteration():

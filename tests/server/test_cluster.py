@@ -207,7 +207,7 @@ def test_store_of_another_log_does_not_join(tmp_path):
         foreign.rename(cluster.store_path("n0"))
         identity = (cluster.store_path("n0") / "meta" / "log.json").read_text()
         cluster.restart("n0")
-        soon(lambda: "STORE_MISMATCH" in cluster.log_path("n0").read_text())
+        soon(lambda: "OTHER_LOG" in cluster.log_path("n0").read_text())
         cluster.leader()
         assert client.append([b"without it"]).last_index > before
         cluster.stop("n0")

@@ -15,7 +15,6 @@ import pytest
 from dledger_core.config import Limits, format_peers
 from dledger_core.connect import AsyncClient
 from dledger_core.errors import (
-    ConfigError,
     CorruptRecordError,
     DiskFailedError,
     DLedgerError,
@@ -23,15 +22,13 @@ from dledger_core.errors import (
     UnreachableError,
 )
 from dledger_core.ids import NodeId
-from dledger_core.net.frame import encode_frame
-from dledger_core.net.hello import Hello
-from dledger_core.net.protocol import HELLO_BYTES_MAX, Type
+from dledger_core.net.protocol import Type
 from dledger_core.raft import AppendEntries
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import GroupState
 from dledger_core.server.node import NodeServer
 from dledger_core.server.node import run as run_node
-from dledger_core.server.replica.peers import Members
+from dledger_core.server.replica.members import Members
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
@@ -122,25 +119,6 @@ async def test_even_number_of_nodes_is_warned_about(tmp_path, caplog, count, adv
     warnings = [record.getMessage() for record in caplog.records if "survives the failure" in record.getMessage()]
     assert len(warnings) == bool(advice)
     assert all(advice in warning for warning in warnings)
-
-
-@pytest.mark.parametrize("name_length", [4, 30, 127])
-def test_hello_of_most_groups_is_within_its_limit(tmp_path, name_length):
-    def config(count):
-        return config_of(tmp_path, groups=tuple(f"{number:0{name_length}d}" for number in range(count)))
-
-    def may_host(count):
-        try:
-            config(count)
-        except ConfigError:
-            return False
-        return True
-
-    most = next(count for count in range(200, 10_000, 10) if not may_host(count + 10))
-    hello = Hello("peer", "n" * 64, dict.fromkeys(config(most).groups, "f" * 32))
-    for header in (hello.to_header(), hello.to_response()):
-        (frame,) = encode_frame(header)
-        assert len(frame) <= HELLO_BYTES_MAX
 
 
 # --- a group's life -------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
+import shutil
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -12,13 +14,17 @@ from itertools import pairwise
 import pytest
 
 from dledger_core.config import LIMITS, Peer
-from dledger_core.errors import ProtocolError, UnreachableError
-from dledger_core.ids import Index, NodeId, Term
+from dledger_core.errors import DuplicateStoreError, OtherLogError, UnknownGroupError, UnreachableError
+from dledger_core.ids import Index, NodeId, Term, member_id
 from dledger_core.net import codec
+from dledger_core.net.attach import ATTACH, Attach
 from dledger_core.net.connection import connect, serve
+from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
-from dledger_core.raft import Heartbeat, RequestVote, Role
-from dledger_core.server.replica.peers import Members, PeerLinks
+from dledger_core.raft import Configuration, ConfigurationInForce, Heartbeat, Role
+from dledger_core.server.replica.attachments import StoreIdentity
+from dledger_core.server.replica.members import Members
+from dledger_core.server.replica.peers import PeerLinks
 from tests.support.server_group import RawClient, ServerGroup, eventually, free_peers
 
 IDLE_TICKS = 40
@@ -26,10 +32,19 @@ TICK_S = 0.005
 
 
 class Node:
-    """The links of one node with its listening port, and a clock that ticks while ``ticking``."""
+    """The links of one node with its listening port, and a clock that ticks; it hosts ``stores``, one per group."""
 
-    def __init__(self, me: Peer, peers: tuple[Peer, ...], check_hello=lambda _: None, **options) -> None:
+    def __init__(
+        self, me: Peer, peers: tuple[Peer, ...], *, stores=None, log_uuid="log", address="", **options
+    ) -> None:
         self.me = me
+        self.stores = {"g": f"store-{me.node_id}"} if stores is None else stores
+        self.log_uuid = log_uuid
+        self.address = address
+        self.refusals = []
+        self.refuse = None
+        self.errors = []
+        self.start = (1, random.getrandbits(60))
         self.got = []
         self.lost = []
         self.opened = 0
@@ -38,7 +53,7 @@ class Node:
             me.node_id,
             Members(me.node_id, peers),
             hello=self.hello,
-            check_hello=check_hello,
+            groups=self,
             deliver=lambda group, message: self.got.append((group, message)),
             on_lost=self.lost.append,
             idle_ticks_max=IDLE_TICKS,
@@ -47,7 +62,37 @@ class Node:
 
     def hello(self) -> Hello:
         self.dialled_at.append(asyncio.get_running_loop().time())
-        return Hello(role="peer", node_id=self.me.node_id)
+        if self.errors:
+            raise self.errors.pop()
+        return self.introduction()
+
+    def introduction(self) -> Hello:
+        return Hello("peer", self.me.node_id, f"dir-{self.me.node_id}", self.start, self.address or self.me.address)
+
+    def member(self, group="g"):
+        return member_id(self.me.node_id, self.stores[group])
+
+    def hosted_groups(self):
+        return list(self.stores)
+
+    def identity(self, group):
+        if group not in self.stores:
+            return None
+        return StoreIdentity(self.member(group), self.log_uuid, Term(1), Term(1), Index(0), 1)
+
+    def check_attach(self, group, theirs):
+        if self.refuse is not None:
+            raise self.refuse
+        if group not in self.stores:
+            raise UnknownGroupError("not hosted here")
+        if theirs.log_uuid != self.log_uuid:
+            raise OtherLogError("another log")
+
+    def attach_refused(self, group, node_id, error):
+        self.refusals.append((group, node_id, type(error)))
+
+    def beat(self, other, number=1, group="g"):
+        self.links.send(group, beat(self.member(group), other.member(group), number))
 
     def handler_for(self, connection):
         self.opened += 1
@@ -58,7 +103,7 @@ class Node:
         self.server = await serve(
             self.me.host,
             self.me.port,
-            accept=lambda _: Hello(role="peer", node_id=self.me.node_id),
+            accept=lambda _: self.introduction(),
             handler_for=self.handler_for,
         )
         self.links.start()
@@ -121,7 +166,12 @@ def beat(sender, target, number=1):
 
 
 async def both_connected(one, other):
-    await eventually(lambda: one.links.connected() and other.links.connected())
+    await eventually(lambda: attached(one, other) and attached(other, one))
+
+
+def attached(one, other, group="g"):
+    """Whether messages of a group can leave ``one`` for ``other``."""
+    return one.links.is_attached(group, other.member(group))
 
 
 @asynccontextmanager
@@ -137,10 +187,11 @@ async def test_idle_link_stays_open():
     async with pair() as (n0, n1):
         await asyncio.sleep(4 * IDLE_TICKS * TICK_S)
         assert (n0.lost, n1.lost, n1.opened) == ([], [], 1)
-        n0.links.send("g", beat("n0", "n1"))
-        n1.links.send("g", beat("n1", "n0"))
+        n0.beat(n1)
+        n1.beat(n0)
         await eventually(lambda: n0.got and n1.got)
-        assert (n0.got, n1.got) == ([("g", beat("n1", "n0"))], [("g", beat("n0", "n1"))])
+        assert n0.got == [("g", beat(n1.member(), n0.member()))]
+        assert n1.got == [("g", beat(n0.member(), n1.member()))]
 
 
 async def test_half_open_link_is_closed_and_connected_again():
@@ -152,10 +203,9 @@ async def test_half_open_link_is_closed_and_connected_again():
             proxy.swallow()
             await eventually(lambda: n0.lost and n1.lost)
             await both_connected(n0, n1)
-            n0.links.send("g", beat("n0", "n1", 7))
+            n0.beat(n1, 7)
             await eventually(lambda: n1.got)
-            assert n1.got == [("g", beat("n0", "n1", 7))]
-            assert len(proxy.pairs) == n1.opened == 2
+            assert n1.got == [("g", beat(n0.member(), n1.member(), 7))]
 
 
 async def test_peer_whose_clock_differs_is_reported(caplog):
@@ -172,17 +222,21 @@ async def test_peer_whose_clock_differs_is_reported(caplog):
 
 
 async def test_many_heartbeats_in_one_iteration_arrive_in_order():
-    async with pair() as (n0, n1):
-        groups = [f"g{number}" for number in range(20_000)]
+    groups = [f"g{number}" for number in range(3_000)]
+    peers = free_peers(2)
+    stores = dict.fromkeys(groups, "")
+    async with Node(peers[0], peers, stores=stores) as n0, Node(peers[1], peers, stores=stores) as n1:
+        await eventually(lambda: all(attached(n0, n1, group) for group in groups))
         for group in groups:
-            n0.links.send(group, beat("n0", "n1"))
+            n0.beat(n1, group=group)
         await eventually(lambda: len(n1.got) == len(groups))
         assert [group for group, _ in n1.got] == groups
         assert n1.lost == []
 
 
 async def test_pause_grows_while_link_breaks_at_once():
-    async with pair() as (n0, n1):
+    peers = free_peers(2)
+    async with Node(peers[1], peers[1:]) as n1, Node(peers[0], peers) as n0:  # n1 does not dial: it does not list n0
         for number in range(5):
             await eventually(n1.links.connected)
             for connection in list(n1.server.connections):
@@ -218,15 +272,11 @@ async def test_invalid_host_name_does_not_stop_reconnecting(host, caplog, monkey
 
 async def test_links_reconnect_after_unexpected_error(caplog):
     peers = free_peers(2)
-    errors = [RuntimeError("broken on purpose"), RuntimeError("again")]
-
-    def check(_):
-        if errors:
-            raise errors.pop()
-
-    async with Node(peers[1], peers) as n1, Node(peers[0], peers, check_hello=check) as n0:
+    n0 = Node(peers[0], peers)
+    n0.errors = [RuntimeError("broken on purpose"), RuntimeError("again")]
+    async with Node(peers[1], peers) as n1, n0:
         await both_connected(n0, n1)
-    assert not errors
+    assert not n0.errors
     assert any("broken on purpose" in str(record.exc_info) for record in caplog.records)
 
 
@@ -251,30 +301,25 @@ async def test_messages_for_unhosted_groups_are_dropped(tmp_path, caplog):
     assert {sum(f"'{name}'" in line for line in lines) for name in ("mine", "alone")} == {2}, lines
 
 
-async def test_message_from_another_node_closes_link():
-    peers = free_peers(2)
-    async with Node(peers[1], peers) as n1:
-        connection = await connect(
-            peers[1].host, peers[1].port, Hello(role="peer", node_id="n0"), n1.links, timeout_s=60
-        )
-        stranger = RequestVote(
-            sender=NodeId("n7"),
-            target=NodeId("n1"),
-            term=Term(1),
-            last_index=Index(-1),
-            last_term=Term(-1),
-            pre=True,
-        )
-        connection.send_buffers(codec.message_to_frame("g", stranger))
-        await connection.closed
-        assert n1.got == []
-
-
-async def as_n0(n1: Node, handler=None):
-    """Connect as n0, which says nothing more."""
-    return await connect(
-        n1.me.host, n1.me.port, Hello(role="peer", node_id="n0"), handler or SilentHandler(), timeout_s=60
+async def as_n0(n1: Node, handler=None, *, start=(9, 9), frames=()):
+    """Connect as another process of n0, which sends these frames and nothing more."""
+    connection = await connect(
+        n1.me.host, n1.me.port, Hello("peer", "n0", "dir-n0", start), handler or SilentHandler(), timeout_s=60
     )
+    for frame in frames:
+        connection.send_buffers(frame)
+    return connection
+
+
+def attach_frame(store="store-n0", number=1, log_uuid="log"):
+    message = Attach(
+        group="g", number=number, log_uuid=log_uuid, store_uuid=store, term=1, last_term=1, last_index=0, version=1
+    )
+    return encode_frame(ATTACH.encode(message))
+
+
+def as_sent(number, *ends):
+    return [attach_frame(), codec.message_to_frame(1, beat(*ends, number))]
 
 
 class SilentHandler:
@@ -285,26 +330,30 @@ class SilentHandler:
         pass
 
 
+N0 = "n0/store-n0"
+
+
 async def test_newcomer_displaces_no_link_that_works():
     async with pair() as (n0, n1):
-        newcomer = await as_n0(n1)
-        newcomer.send_buffers(codec.message_to_frame("g", beat("n0", "n1", 666)))
+        newcomer = await as_n0(n1, frames=as_sent(666, N0, n1.member()))
         await newcomer.closed
         assert (n0.lost, n1.lost) == ([], [])
-        n0.links.send("g", beat("n0", "n1", 1))
+        n0.beat(n1, 1)
         await eventually(lambda: n1.got)
-        assert n1.got == [("g", beat("n0", "n1", 1))], "a newcomer's messages are dropped"
+        assert n1.got == [("g", beat(n0.member(), n1.member(), 1))], "a newcomer's messages are dropped"
 
 
 async def test_newcomer_replaces_silent_link_and_one_newcomer_waits():
     peers = free_peers(2)
     async with Node(peers[1], peers) as n1:
-        silent, newcomer = await as_n0(n1), await as_n0(n1)
+        silent = await as_n0(n1)
+        newcomer = await as_n0(n1, frames=[attach_frame()])
         with pytest.raises(UnreachableError):
             await as_n0(n1)
         await silent.closed
         assert newcomer.is_open
-        newcomer.send_buffers(codec.message_to_frame("g", beat("n0", "n1", 2)))
+        await eventually(lambda: n1.links.is_attached("g", N0))
+        newcomer.send_buffers(codec.message_to_frame(1, beat(N0, n1.member(), 2)))
         await eventually(lambda: n1.got)
 
 
@@ -312,22 +361,174 @@ async def test_newcomer_replaces_closed_link_at_once():
     peers = free_peers(2)
     async with Node(peers[1], peers) as n1:
         n1.clock.cancel()
-        first, newcomer = await as_n0(n1), await as_n0(n1)
+        first, newcomer = await as_n0(n1), await as_n0(n1, frames=[attach_frame()])
         first.close()
         await eventually(lambda: n1.lost)
-        newcomer.send_buffers(codec.message_to_frame("g", beat("n0", "n1", 2)))
+        newcomer.send_buffers(codec.message_to_frame(1, beat(N0, n1.member(), 2)))
         await eventually(lambda: n1.got)
 
 
-async def test_node_accepts_no_link_from_larger_id():
+async def test_connection_dialed_by_smaller_id_stays():
     peers = free_peers(2)
     async with Node(peers[0], peers) as n0:
-        with pytest.raises(ProtocolError):
-            await connect(n0.me.host, n0.me.port, Hello(role="peer", node_id="n1"), SilentHandler(), timeout_s=60)
+        theirs = Node(peers[1], peers).introduction()
+        dialed = await connect(n0.me.host, n0.me.port, theirs, SilentHandler(), timeout_s=60)
+        again = await connect(n0.me.host, n0.me.port, theirs, SilentHandler(), timeout_s=60)
+        assert dialed.is_open, "both were dialed by the larger id, so the second one waits"
+        again.close()
+        async with Node(peers[1], peers) as n1:
+            n1.start = theirs.start
+            await eventually(lambda: not dialed.is_open)
+            await eventually(n0.links.connected)
+
+
+async def test_node_with_larger_id_dials_too():
+    peers = free_peers(2)
+    nowhere = (Peer(NodeId("n0"), "127.0.0.1", peers[0].port), Peer(NodeId("n1"), "127.0.0.1", free_peers(1)[0].port))
+    async with Node(peers[0], nowhere) as n0, Node(peers[1], peers) as n1:
+        await both_connected(n0, n1)
+
+
+# --- attached groups ---------------------------------------------------------------------------------------------
+
+
+async def test_group_with_another_log_is_refused_alone():
+    peers = free_peers(2)
+    stores = {f"g{number}": f"s{number}" for number in range(4)}
+    async with Node(peers[0], peers, stores=stores) as n0, Node(peers[1], peers, stores=stores) as n1:
+        n1.check_attach = lambda group, theirs: None if group != "g2" else (_ for _ in ()).throw(OtherLogError("x"))
+        await eventually(lambda: n0.refusals)
+        await eventually(lambda: all(attached(n0, n1, group) for group in ("g0", "g1", "g3")))
+        assert n0.refusals[0] == ("g2", "n1", OtherLogError)
+        assert not attached(n0, n1, "g2")
+        n0.beat(n1, group="g2")
+        n0.beat(n1, group="g3")
+        await eventually(lambda: n1.got)
+        assert [group for group, _ in n1.got] == ["g3"]
+
+
+async def test_attach_is_tried_again_while_group_waits():
+    peers = free_peers(2)
+    async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
+        n1.refuse = UnreachableError("the group waits to be founded")
+        await eventually(lambda: len(n0.refusals) >= 2)
+        assert not attached(n0, n1)
+        n1.refuse = None
+        await both_connected(n0, n1)
+
+
+async def test_changed_identity_is_new_attach_and_old_number_is_dropped():
+    async with pair() as (n0, n1):
+        old = n1.member()
+        n1.stores = {"g": "another"}
+        n1.links.attach("g")
+        await eventually(lambda: attached(n0, n1))
+        assert not n0.links.is_attached("g", old)
+        n0.links.send("g", beat(n0.member(), old, 1))
+        n0.beat(n1, 2)
+        await eventually(lambda: n1.got)
+        assert n1.got == [("g", beat(n0.member(), n1.member(), 2))]
+
+
+async def test_group_hosted_later_is_attached():
+    peers = free_peers(2)
+    async with Node(peers[0], peers, stores={}) as n0, Node(peers[1], peers) as n1:
+        await eventually(lambda: n0.links.connected() and n1.refusals)
+        n0.stores = {"g": "late"}
+        n0.links.attach("g")
+        await both_connected(n0, n1)
+
+
+async def test_second_node_with_same_store_is_refused():
+    peers = free_peers(3)
+    async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
+        await both_connected(n0, n1)
+        async with Node(peers[2], peers, stores={"g": "store-n1"}) as copy:
+            await eventually(lambda: ("g", "n0", DuplicateStoreError) in copy.refusals)
+            assert not attached(n0, copy)
+            assert attached(n0, n1)
+
+
+async def test_unlisted_node_attaches_and_is_forgotten_when_it_leaves():
+    peers = free_peers(3)
+    async with Node(peers[0], peers[:2]) as n0:
+        async with Node(peers[2], (peers[0], peers[2])) as n2:
+            await both_connected(n0, n2)
+            n0.beat(n2)
+            await eventually(lambda: n2.got)
+        await eventually(lambda: not n0.links.knows("n2"))
+
+
+async def test_advertised_address_is_reported_but_not_of_loopback():
+    peers = free_peers(2)
+    found = []
+    options = {"on_address": lambda node_id, address: found.append((node_id, address))}
+    async with Node(peers[0], peers, address="127.0.0.1:1"), Node(peers[1], peers, **options) as n1:
+        await eventually(n1.links.connected)
+    assert found == []
+    async with Node(peers[0], peers, address="10.0.0.7:40911"), Node(peers[1], peers, **options) as n1:
+        await eventually(n1.links.connected)
+    assert found == [("n0", "10.0.0.7:40911")]
+
+
+def test_list_that_differs_from_log_is_reported_once_and_changes_nothing(caplog):
+    peers = free_peers(3)
+    members = Members(NodeId("n0"), peers)
+    log = Configuration(
+        frozenset({member_id("n0", "a"), member_id("n1", "b"), member_id("n7", "c")}),
+        addresses={member_id("n7", "c"): "10.0.0.7:1", member_id("n1", "b"): "10.0.0.1:2"},
+    )
+    with caplog.at_level(logging.WARNING):
+        members.set_configuration("g", ConfigurationInForce(Index(5), log))
+        members.set_configuration("g", ConfigurationInForce(Index(5), log))
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "n0,n1,n2" in line
+    assert "n0,n1,n7" in line
+    assert "dledger member list" in line
+    assert {str(peer.node_id): peer.address for peer in members.others} == {
+        "n1": "10.0.0.1:2",
+        "n2": peers[2].address,
+        "n7": "10.0.0.7:1",
+    }
+    assert [(m.node_id, m.store_uuid, m.role) for m in members.of("g").members] == [
+        ("n0", "a", "voter"),
+        ("n1", "b", "voter"),
+        ("n7", "c", "voter"),
+    ]
+
+
+async def test_one_group_with_store_of_another_cluster_is_refused_alone(tmp_path, caplog):
+    groups = ("g0", "g1", "g2", "g3")
+    async with ServerGroup(tmp_path / "other", 1, groups=("g2",)) as other:
+        await RawClient(await other.channel(await other.leader("g2")), "g2").append([b"of another cluster"])
+        await eventually(lambda: other.hosted("n0", "g2").replica.log.log_uuid)
+    async with ServerGroup(tmp_path / "ours", groups=groups) as cluster:
+        leaders = {group: await cluster.leader(group) for group in groups}
+        nodes = ("n0", "n1", "n2")
+        await eventually(lambda: all(cluster.hosted(n, group).replica.log_uuid for n in nodes for group in groups))
+        await cluster.stop("n0")
+        store = cluster.config("n0").store_path("g2")
+        shutil.rmtree(store)
+        shutil.copytree(other.config("n0").store_path("g2"), store)
+        with caplog.at_level(logging.WARNING):
+            n0 = await cluster.start("n0")
+            member = {group: cluster.hosted("n0", group).replica.member for group in groups}
+            n1 = cluster.nodes["n1"].links
+            await eventually(lambda: all(n1.is_attached(group, member[group]) for group in ("g0", "g1", "g3")))
+            await eventually(lambda: "attach refused by peer: group=g2" in caplog.text)
+        assert not n1.is_attached("g2", member["g2"])
+        assert set(n0.links.connected()) == {"n1", "n2"}
+        leaders = {group: await cluster.leader(group) for group in groups}
+        for group in groups:
+            client = RawClient(await cluster.channel(leaders[group]), group)
+            first, _, _ = await client.append([b"the group continues"])
+            reached = cluster.hosted("n0" if group != "g2" else "n1", group).replica
+            await eventually(lambda reached=reached, first=first: reached.readable_end > first)
+        assert all(OtherLogError.name in line for line in caplog.text.splitlines() if "attach refused by peer" in line)
 
 
 @pytest.mark.parametrize(
-    ("kind", "reported"), [("swapped", "the node at this address is"), ("stranger", "a0 is not a peer of n1")]
+    ("kind", "reported"), [("swapped", "the node at this address is"), ("stranger", "peer connected: peer=a0")]
 )
 async def test_node_with_another_peers_string_is_reported_and_left_alone(tmp_path, caplog, kind, reported):
     async with ServerGroup(tmp_path) as cluster:
@@ -344,6 +545,7 @@ async def test_node_with_another_peers_string_is_reported_and_left_alone(tmp_pat
             await eventually(lambda: reported in caplog.text)
             client = await cluster.client()
             await client.append([b"the others continue"])
-            assert alone.links.connected() == []
+            if kind == "swapped":
+                assert alone.links.connected() == []
             assert not alone.hosted["default"].replica.is_leader
             await alone.close()

@@ -17,7 +17,7 @@ from dledger_core.record import Records
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
-from dledger_core.server.replica.peers import Members
+from dledger_core.server.replica.members import Members
 from dledger_core.server.replica.replica import Replica
 from dledger_core.storage import CommitLog
 from dledger_core.storage.check.repair import StoreRepair

@@ -319,7 +319,7 @@ class ReplicaMember(Member):
 
     def receive(self, message: object) -> None:
         for frame in receive(self.sim.shared.decoder, message):
-            for _, decoded in codec.frame_to_messages(frame):
+            for _, decoded in codec.frame_to_messages(frame, self.sim.shared.ends.__getitem__):
                 self.replica.step(decoded)
 
     def unreachable(self, peer: NodeId) -> None:
@@ -492,7 +492,7 @@ class ReplicaMember(Member):
         if isinstance(message, AppendEntries):
             shown = replace(message, batches=tuple(map(shadow_of, message.batches)))
         self.sim.checker.on_send(self, shown)
-        self.sim.send(message, b"".join(codec.message_to_frame(GROUP, message)))
+        self.sim.send(message, b"".join(codec.message_to_frame(self.sim.shared.number_of(message), message)))
 
     # Faults of complete replicas.
 
@@ -582,11 +582,19 @@ class Shared:
         self.damages = Damages(sim)
         self.history = History(sim)
         self.decoder = FrameDecoder(FRAME_BYTES_MAX)
+        self.ends: list[codec.Ends] = []
+        """Group, sender and target of the messages with each number, as attached links know them."""
         self.deleted: dict[int, Row] = {}
         """Trimmed entries by index."""
         # One delay for all iterations of a run, so that they keep their order.
         self.iteration_delay = sim.source.choice((0, 0, 1, 5))
         self._tables: dict[Index, int] = {}
+
+    def number_of(self, message: Message) -> int:
+        ends = codec.Ends(GROUP, message.sender, message.target)
+        if ends not in self.ends:
+            self.ends.append(ends)
+        return self.ends.index(ends)
 
     def compare_tables(self, member: ReplicaMember) -> None:
         self._sim.counters["tables compared"] += 1

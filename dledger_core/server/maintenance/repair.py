@@ -14,13 +14,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dledger_core.config import LIMITS, Limits, Peer
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import Records
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.replica.peers import Members
+from dledger_core.server.replica.members import Members
 from dledger_core.storage import CommitLog
 from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.check.repair import StoreRepair
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from dledger_core.server.replica.replica import Replica
 from dledger_core.errors import (
     DLedgerError,
-    StoreMismatchError,
     UnreachableError,
     error_from_wire,
 )
@@ -58,7 +57,7 @@ class PeerRecordSource(Protocol):
         """The node."""
 
     async def open(self, group: str, log_uuid: str | None) -> None:
-        """Connect, unless connected, and check that the peer has the same log."""
+        """Connect, unless connected; reads then ask for this log and no other."""
 
     async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
         """Return committed records from ``start`` on and the commit index; raise the peer's error."""
@@ -76,18 +75,14 @@ class PeerConnection:
         self._connection: Connection | None = None
         self._response: asyncio.Future[Frame] | None = None
         self._number = 0
+        self._log: dict[str, Any] = {}
 
     async def open(self, group: str, log_uuid: str | None) -> None:
         """See ``PeerRecordSource``."""
-        if self._connection is not None:
-            return
-        self._connection = await connect(
-            self.peer.host, self.peer.port, Hello(), self, timeout_s=self._limits.peer_connect_s
-        )
-        theirs = self._connection.peer_hello.logs.get(group)
-        if log_uuid is not None and theirs is not None and theirs != log_uuid:
-            raise StoreMismatchError(
-                f"{self.peer.node_id} has another log of group {group}", self.peer.address, "correct the peers string"
+        self._log = {} if log_uuid is None else {"lu": log_uuid}
+        if self._connection is None:
+            self._connection = await connect(
+                self.peer.host, self.peer.port, Hello(), self, timeout_s=self._limits.peer_connect_s
             )
 
     async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
@@ -100,7 +95,7 @@ class PeerConnection:
         )
         try:
             async with asyncio.timeout(self._limits.peer_response_s):
-                self._connection.send(messages.READ.encode(request, r=self._number, g=group))
+                self._connection.send(messages.READ.encode(request, r=self._number, g=group, **self._log))
                 frame = await self._response
         except TimeoutError:
             raise UnreachableError("no response in time", self.peer.address) from None

@@ -13,7 +13,7 @@ from dledger_core.config import LIMITS, Limits
 from dledger_core.errors import CorruptRecordError, DLedgerError
 from dledger_core.record import Records
 from dledger_core.server.maintenance.repair import EventLoopRepairs, PeerRecords, RepairEnvironment
-from dledger_core.server.replica.peers import Members
+from dledger_core.server.replica.members import Members
 from dledger_core.server.replica.replica import Replica
 from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.files.segments import read_failure

@@ -1,12 +1,16 @@
-"""The members, and connections to the other ones: one per pair of nodes, whatever the number of groups.
+"""Links to the other nodes: one connection per pair, whatever the number of groups, and the groups attached to it.
 
-The node with the smaller id connects, and again after a loss; both sides use the one connection. The heartbeats of all
-groups to one node that arise in one iteration of the loop travel in one frame. Both sides send at least empty frames,
-and a link without received bytes is closed and connected again: TCP alone takes minutes to detect a lost peer.
+Both sides dial, and again after a loss, the node with the larger id a little later; of two connections of the same two
+processes the one that the smaller id dialed stays. The heartbeats of all groups to one node that arise in one iteration
+of the loop travel in one frame. Both sides send at least empty frames, and a link without received bytes is closed and
+connected again: TCP alone takes minutes to detect a lost peer.
 
 A newcomer that claims to be a connected peer waits: a link that receives bytes meanwhile is the peer's, and the
-newcomer is refused. Only a silent link is replaced, so that no hello can cut a working one. Messages of a connection
-that is not the peer's link are dropped.
+newcomer is refused. Only a silent link is replaced, so that no hello can cut a working one, and a second process with a
+copy of the peer's directory gets no link. Messages of a connection that is not the peer's link are dropped.
+
+A node that neither the list nor a log names may connect: it may wait to be founded, or have been admitted. It is a peer
+only for the groups that it attaches.
 """
 
 from __future__ import annotations
@@ -15,20 +19,23 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Final, cast
 
-from dledger_core.config import LIMITS, Limits, Peer
-from dledger_core.errors import DLedgerError, ProtocolError, UnreachableError, invariant
-from dledger_core.ids import NodeId, node_of
+from dledger_core.config import LIMITS, Limits, Peer, parse_peer
+from dledger_core.errors import DLedgerError, DuplicateStoreError, ProtocolError, UnreachableError
+from dledger_core.ids import MemberId, NodeId, node_of, store_of
 from dledger_core.net import codec
 from dledger_core.net.connection import Connection, connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.protocol import Type
 from dledger_core.raft import Heartbeat, HeartbeatResponse, Message
 from dledger_core.server.replica.append_clock import ClockComparison
+from dledger_core.server.replica.attachments import RETRY_SHARE, AttachHost, Attachments
 from dledger_core.server.replica.environment import monotonic_ms, wall_ms
+from dledger_core.server.replica.members import Members
 
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
@@ -37,77 +44,18 @@ _ALIVE_SHARE: Final = 8
 """Empty frames sent within the time after which a link counts as lost, so that a few may be late."""
 _CLAIM_SHARE: Final = 4
 """A newcomer waits for this share of that time, in which two empty frames are due on a link that works."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member of a log, as clients see it.
-
-    Attributes:
-        node_id: its node.
-        store_uuid: its store, empty where it is not known.
-        address: the newest address of the node, HOST:PORT.
-        role: ``voter`` or ``learner``.
-    """
-
-    node_id: NodeId
-    store_uuid: str
-    address: str
-    role: str
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMembers:
-    """The members of one group's log, and the index of the entry that made them so; -1 for the founding."""
-
-    index: int
-    members: tuple[Member, ...]
-
-
-class Members:
-    """The nodes that replicate the groups of this node, from a source that can change while the node runs.
-
-    Links, repairs and responses to clients ask it each time and keep no copy.
-
-    Args:
-        self_id: this node.
-        peers: the first members, this node included: the peers string.
-    """
-
-    def __init__(self, self_id: NodeId, peers: tuple[Peer, ...]) -> None:
-        self._self_id = self_id
-        self._peers = peers
-
-    @property
-    def peers(self) -> tuple[Peer, ...]:
-        """All members."""
-        return self._peers
-
-    @property
-    def others(self) -> tuple[Peer, ...]:
-        """All members but this node."""
-        return tuple(peer for peer in self._peers if peer.node_id != self._self_id)
-
-    def of(self, group: str) -> GroupMembers:
-        """Return the members of a group's log."""
-        del group
-        return GroupMembers(-1, tuple(Member(peer.node_id, "", peer.address, "voter") for peer in self._peers))
-
-    def find(self, node_id: NodeId | None) -> Peer | None:
-        """Return a member, None if there is no such one."""
-        return next((peer for peer in self._peers if peer.node_id == node_id), None)
-
-    def replace(self, peers: tuple[Peer, ...]) -> None:
-        """Set the members; ``PeerLinks.update`` then connects to the added ones and leaves the removed ones."""
-        ids = [peer.node_id for peer in peers]
-        invariant(len(set(ids)) == len(ids), "a member is listed twice", members=ids)
-        self._peers = peers
+_EARLY_FRAMES_MAX: Final = 4096
+_SECOND: Final = 3
+"""The node with the larger id waits this many times as long before it dials."""
+_UNLISTED_MAX: Final = 64
 
 
 class _Link:
     """The connection to one peer, and the heartbeats that wait for the end of this iteration."""
 
     __slots__ = (
+        "attached",
+        "by_smaller",
         "claim",
         "claim_ticks",
         "clocks",
@@ -119,10 +67,14 @@ class _Link:
         "responses",
         "task",
         "unsent_ticks",
+        "uses",
     )
 
     def __init__(self, peer: Peer, limits: Limits) -> None:
         self.peer = peer
+        self.attached: Attachments | None = None
+        self.by_smaller = False
+        self.uses = 0
         self.clocks = ClockComparison(limits.clock_difference_ms, limits.clock_compare_ms)
         self.connection: Connection | None = None
         self.claim: Connection | None = None  # the newcomer
@@ -131,8 +83,22 @@ class _Link:
         self.received_bytes = 0
         self.idle_ticks = 0
         self.unsent_ticks = 0
-        self.heartbeats: list[tuple[str, Heartbeat]] = []
-        self.responses: list[tuple[str, HeartbeatResponse]] = []
+        self.heartbeats: list[tuple[int, Heartbeat]] = []
+        self.responses: list[tuple[int, HeartbeatResponse]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an open connection."""
+        return self.connection is not None and self.connection.is_open
+
+    def is_same_process(self, newcomer: Connection) -> bool:
+        """Whether a newcomer is the process at the other end of the connection."""
+        return self.connection is not None and self.connection.peer_hello.process == newcomer.peer_hello.process
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0]
+    return host.startswith("127.") or host in ("localhost", "::1")
 
 
 class PeerLinks:
@@ -142,9 +108,10 @@ class PeerLinks:
         self_id: this node.
         members: the nodes to connect to; ``update`` applies a change.
         hello: creates this node's introduction.
-        check_hello: raises if a peer's introduction does not match (another log).
+        groups: the groups of this node, which are attached to each link.
         deliver: gets each received (group, message).
         on_lost: gets the id of a peer whose connection was lost.
+        on_address: gets the id of a peer and the address that it advertises, if that is not the known one.
         idle_ticks_max: ticks without received bytes after which a link is closed.
         wall_ms: this node's wall clock, ms since the epoch.
         limits: the node's limits.
@@ -156,9 +123,10 @@ class PeerLinks:
         members: Members,
         *,
         hello: Callable[[], Hello],
-        check_hello: Callable[[Hello], None],
+        groups: AttachHost,
         deliver: Callable[[str, Message], None],
         on_lost: Callable[[NodeId], None],
+        on_address: Callable[[NodeId, str], None] = lambda node_id, address: None,
         idle_ticks_max: int,
         wall_ms: Callable[[], int] = wall_ms,
         limits: Limits = LIMITS,
@@ -168,16 +136,19 @@ class PeerLinks:
         self._limits = limits
         self._wall_ms = wall_ms
         self._hello = hello
-        self._check_hello = check_hello
+        self._groups = groups
+        self._on_address = on_address
         self._deliver = deliver
         self._on_lost = on_lost
         self._idle_ticks_max = idle_ticks_max
         self._links = {peer.node_id: _Link(peer, limits) for peer in members.others}
+        self._listed = frozenset(self._links)
+        self._early: dict[Connection, list[Frame]] = {}
         self._started = False
         self._flush_scheduled = False
 
     def start(self) -> None:
-        """Start connecting to the nodes with a larger id."""
+        """Start connecting to the other nodes."""
         self._started = True
         self.update()
 
@@ -185,12 +156,14 @@ class PeerLinks:
         """Apply a change of the members: connect to the added ones, close the connections to the removed ones."""
         current = {peer.node_id: peer for peer in self._members.others}
         for node_id, link in list(self._links.items()):
-            if current.get(node_id) != link.peer:
+            if node_id in self._listed and node_id not in current:
                 del self._links[node_id]
                 self._stop(link)
+        self._listed = frozenset(current)
         for node_id, peer in current.items():
             link = self._links.setdefault(node_id, _Link(peer, self._limits))
-            if self._started and link.task is None and self._self_id < node_id:
+            link.peer = peer  # the next connection goes to the new address
+            if self._started and link.task is None:
                 link.task = asyncio.create_task(self._keep_connected(link), name=f"connect-{node_id}")
 
     def _stop(self, link: _Link) -> None:
@@ -208,27 +181,41 @@ class PeerLinks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def knows(self, node_id: NodeId | None) -> bool:
-        """Whether ``node_id`` is one of the other members."""
+        """Whether there is a link of ``node_id``."""
         return node_id in self._links
 
     def connected(self) -> list[NodeId]:
         """Return the peers with an open connection."""
         return [name for name, link in self._links.items() if link.connection is not None and link.connection.is_open]
 
+    def is_attached(self, group: str, member: MemberId) -> bool:
+        """Whether messages of a group can be sent to a member now."""
+        link = self._links.get(node_of(member))
+        return link is not None and link.attached is not None and link.attached.number_of(group, member) is not None
+
     def send(self, group: str, message: Message) -> None:
         """Send a message; drop it if the peer is not connected or far too slow, because Raft sends it again."""
         link = self._links.get(node_of(message.target))
-        if link is None or link.connection is None:
+        if link is None or link.connection is None or link.attached is None:
+            return
+        number = link.attached.number_of(group, message.target)
+        if number is None:
             return
         link.unsent_ticks = 0
         if isinstance(message, Heartbeat):
-            link.heartbeats.append((group, message))
+            link.heartbeats.append((number, message))
             self._flush_later()
         elif isinstance(message, HeartbeatResponse):
-            link.responses.append((group, message))
+            link.responses.append((number, message))
             self._flush_later()
         elif link.connection.write_buffer_bytes < self._limits.link_queue_bytes:
-            link.connection.send_buffers(codec.message_to_frame(group, message))
+            link.connection.send_buffers(codec.message_to_frame(number, message))
+
+    def attach(self, group: str) -> None:
+        """Attach a group to every link, because it is hosted now or its identity has changed."""
+        for link in self._links.values():
+            if link.attached is not None:
+                link.attached.offer(group)
 
     def _flush_later(self) -> None:
         if not self._flush_scheduled:
@@ -257,15 +244,17 @@ class PeerLinks:
             if connection is None or not connection.is_open:
                 continue
             link.unsent_ticks += 1
+            if link.attached is not None:
+                link.attached.tick(self._idle_ticks_max // RETRY_SHARE)
             if link.unsent_ticks * _ALIVE_SHARE >= self._idle_ticks_max:
                 link.unsent_ticks = 0
-                connection.send_buffers(codec.alive_frame(self._self_id, link.peer.node_id, self._wall_ms()))
+                connection.send_buffers(codec.alive_frame(self._wall_ms()))
             link.idle_ticks += 1
             if connection.received_bytes != link.received_bytes:
                 link.received_bytes, link.idle_ticks = connection.received_bytes, 0
                 self._refuse_claim(link)
             elif self._is_claim_due(link):
-                self._use(link, cast("Connection", link.claim))
+                self._use(link, cast("Connection", link.claim), by_smaller=link.peer.node_id < self._self_id)
             elif link.idle_ticks >= self._idle_ticks_max:
                 values = {"ticks": link.idle_ticks}
                 connection.abort(UnreachableError("no bytes received", link.peer.address, "", values))
@@ -275,7 +264,10 @@ class PeerLinks:
     async def _keep_connected(self, link: _Link) -> None:
         limits = self._limits
         pause, logged = limits.link_pause_s, ""
+        waits = link.peer.node_id < self._self_id
         while True:
+            if waits:
+                await self._wait_for_dial(link, pause)
             try:
                 if await self._stay_connected(link) >= limits.link_steady_s:
                     pause = limits.link_pause_s
@@ -289,60 +281,116 @@ class PeerLinks:
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
             pause = min(pause * 1.5, limits.link_pause_max_s)
 
+    async def _wait_for_dial(self, link: _Link, pause: float) -> None:
+        """Give the smaller id time to dial first, from the last loss on, so that two nodes seldom dial at once."""
+        uses = -1
+        while uses != link.uses:
+            uses = link.uses
+            await asyncio.sleep(pause * _SECOND)
+
     async def _stay_connected(self, link: _Link) -> float:
-        """Open a connection and wait until it closes; return its duration in seconds."""
-        loop = asyncio.get_running_loop()
-        connection = await connect(
-            link.peer.host, link.peer.port, self._hello(), self, timeout_s=self._limits.link_dial_s
-        )
-        self._check_response(link, connection)
-        self._use(link, connection)
+        """Open a connection, unless the peer has, and wait until it closes; return its duration in seconds."""
+        loop, connection = asyncio.get_running_loop(), link.connection
+        if connection is None or not connection.is_open:
+            connection = await connect(
+                link.peer.host, link.peer.port, self._hello(), self, timeout_s=self._limits.link_dial_s
+            )
+            self._check_response(link, connection)
+            by_smaller = self._self_id < link.peer.node_id
+            if link.is_open and not self._is_preferred(link, connection, by_smaller=by_smaller):
+                connection.close()  # the peer dialed at the same time
+                connection = cast("Connection", link.connection)
+            else:
+                self._use(link, connection, by_smaller=by_smaller)
         since = loop.time()
         await asyncio.shield(connection.closed)
         return loop.time() - since
 
+    def _is_preferred(self, link: _Link, newcomer: Connection, *, by_smaller: bool) -> bool:
+        """Whether, of two connections between the same two processes, the newcomer is the one that stays."""
+        return link.is_same_process(newcomer) and by_smaller and not link.by_smaller
+
     def _check_response(self, link: _Link, connection: Connection) -> None:
-        try:
-            if connection.peer_hello.node_id != link.peer.node_id:
-                raise ProtocolError(
-                    f"the node at this address is {connection.peer_hello.node_id}, not {link.peer.node_id}",
-                    link.peer.address,
-                    "correct the peers string",
-                )
-            self._check_hello(connection.peer_hello)
-        except DLedgerError:
+        if connection.peer_hello.node_id != link.peer.node_id:
             connection.close()
-            raise
+            raise ProtocolError(
+                f"the node at this address is {connection.peer_hello.node_id}, not {link.peer.node_id}",
+                link.peer.address,
+                "correct the peers string",
+            )
 
     def adopt(self, connection: Connection) -> None:
         """Use a peer's connection to this node from now on, or, where the peer has a link, once that one is silent.
 
         Raises:
-            ProtocolError: this node connects to the peer, not the peer to it.
-            UnreachableError: another newcomer waits already.
+            ProtocolError: it claims to be this node.
+            UnreachableError: another newcomer waits already, or too many unlisted nodes are connected.
         """
-        node_id = connection.peer_hello.node_id
-        invariant(self.knows(node_id), "a connection of an unknown peer is adopted", peer=node_id)
-        link = self._links[cast("NodeId", node_id)]
-        if link.peer.node_id > self._self_id:
-            raise ProtocolError(
-                f"{self._self_id} connects to {node_id} itself", "", "connect to nodes with a larger id"
-            )
-        if link.connection is None or not link.connection.is_open:
-            self._use(link, connection)
+        node_id = cast("NodeId", connection.peer_hello.node_id)
+        if node_id == self._self_id:
+            raise ProtocolError(f"{node_id} is this node", "", "give each node its own id")
+        link = self._links.get(node_id)
+        if link is None:
+            if len(self._links) - len(self._listed) >= _UNLISTED_MAX:
+                raise UnreachableError("too many unlisted nodes are connected", "", "add the node, then retry")
+            address = connection.peer_hello.address or connection.peer_address
+            link = self._links[node_id] = _Link(parse_peer(f"{node_id}-{address}"), self._limits)
+        by_smaller = node_id < self._self_id
+        if not link.is_open or self._is_preferred(link, connection, by_smaller=by_smaller):
+            self._use(link, connection, by_smaller=by_smaller)
         elif link.claim is None:
             link.claim, link.claim_ticks = connection, 0
-            link.received_bytes = link.connection.received_bytes
+            link.received_bytes = cast("Connection", link.connection).received_bytes
         else:
             raise UnreachableError(f"{node_id} is connected already, and a newcomer waits", "", "retry")
 
-    def _use(self, link: _Link, connection: Connection) -> None:
+    def _use(self, link: _Link, connection: Connection, *, by_smaller: bool) -> None:
         connection.limit_unacknowledged(self._limits.link_unacknowledged_s)
+        claim = link.claim
         old, link.connection, link.claim = link.connection, connection, None
+        link.by_smaller = by_smaller
+        link.uses += 1
         link.received_bytes = link.idle_ticks = link.unsent_ticks = 0
+        link.heartbeats, link.responses = [], []
         if old is not None:
             old.close()
-        _LOG.info("peer connected: peer=%s address=%s", link.peer.node_id, link.peer.address)
+        if claim is not None and claim is not connection:
+            claim.close()
+        node_id, address = link.peer.node_id, connection.peer_hello.address
+        _LOG.info("peer connected: peer=%s address=%s", node_id, link.peer.address)
+        link.attached = Attachments(node_id, self._groups, partial(self._check_holder, link), connection.send_buffers)
+        # The response to hello of an accepted connection leaves after this call, and must be the first frame.
+        asyncio.get_running_loop().call_soon(self._offer_all, link, link.attached)
+        for frame in self._early.pop(connection, ()):
+            self._take_attach(link, frame)
+        if address and address != link.peer.address and not _is_loopback(address):
+            self._on_address(node_id, address)
+
+    def _offer_all(self, link: _Link, attached: Attachments) -> None:
+        if link.attached is attached:
+            attached.offer_all()
+
+    def _check_holder(self, link: _Link, group: str, member: MemberId) -> None:
+        """Raise DuplicateStoreError if another node that answers holds the store."""
+        if not store_of(member):
+            return
+        for other in self._links.values():
+            holds = other is not link and other.is_open and other.attached is not None
+            if holds and other.attached is not None and store_of(member) in other.attached.stores_of(group):
+                raise DuplicateStoreError(
+                    f"{other.peer.node_id} holds the same store of group {group}",
+                    str(link.peer.node_id),
+                    "stop the node with the copy; a copied directory is not a store of its own",
+                    {"group": group, "store": store_of(member), "holder": str(other.peer.node_id)},
+                )
+
+    def _take_attach(self, link: _Link, frame: Frame) -> None:
+        if link.attached is None:
+            return
+        error = link.attached.on_frame(frame)
+        if error is not None and not error.retriable:
+            group = str(frame.header.get("g"))[:127]
+            _LOG.warning("attach refused: group=%r peer=%s error=%s", group, link.peer.node_id, error)
 
     def _is_claim_due(self, link: _Link) -> bool:
         """Count a tick in which a link received nothing while a newcomer waits."""
@@ -361,11 +409,18 @@ class PeerLinks:
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Deliver a peer's frame; raise ProtocolError if it is not a message between replicas."""
         link = self._links.get(cast("NodeId", connection.peer_hello.node_id))
-        if link is None or link.connection is not connection:
+        if link is None:
             return
-        for group, message in codec.frame_to_messages(frame):
-            if node_of(message.sender) != connection.peer_hello.node_id or node_of(message.target) != self._self_id:
-                raise ProtocolError("a message from or to another node", connection.peer_address)
+        is_attach = frame.header["t"] in (Type.ATTACH, Type.ATTACH_REFUSED)
+        if link.connection is not connection or link.attached is None:
+            early = self._early.setdefault(connection, [])  # a newcomer, or a dialed one that is not in use yet
+            if is_attach and len(early) < _EARLY_FRAMES_MAX:
+                early.append(frame)
+            return
+        if is_attach:
+            self._take_attach(link, frame)
+            return
+        for group, message in codec.frame_to_messages(frame, link.attached.ends_of):
             self._deliver(group, message)
         if (peer_ms := codec.wall_clock(frame)) != 0:
             self._compare_clocks(link, peer_ms)
@@ -381,6 +436,7 @@ class PeerLinks:
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
         """Remove a connection that was lost."""
+        self._early.pop(connection, None)
         node_id = connection.peer_hello.node_id
         link = self._links.get(node_id) if node_id is not None else None
         if link is None:
@@ -388,8 +444,10 @@ class PeerLinks:
         if link.claim is connection:
             link.claim = None
         if link.connection is connection:
-            link.connection = None
+            link.connection = link.attached = None
             _LOG.info("peer disconnected: peer=%s error=%s", node_id, error or "closed")
             self._on_lost(link.peer.node_id)
             if link.claim is not None:
-                self._use(link, link.claim)
+                self._use(link, link.claim, by_smaller=link.peer.node_id < self._self_id)
+            elif link.peer.node_id not in self._listed:
+                del self._links[link.peer.node_id]

@@ -16,7 +16,7 @@ from dledger_core.net.messages import ReadRequest
 from dledger_core.record import Columns, Records
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group, HostedGroup
-from dledger_core.server.replica.peers import Members
+from dledger_core.server.replica.members import Members
 from dledger_core.server.services.appends import AppendedRange
 
 READABLE_S: Final = 5.0

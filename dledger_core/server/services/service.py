@@ -24,7 +24,7 @@ from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group, HostedGroup, hosted_logs
-from dledger_core.server.replica.peers import Members
+from dledger_core.server.replica.members import Members
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
 from dledger_core.server.services.flow import Budget, ClientFlow
 from dledger_core.server.services.reads import grown_groups

@@ -11,6 +11,7 @@ import msgpack
 
 from dledger_core.checksum import crc32
 from dledger_core.errors import ProtocolError
+from dledger_core.ids import MemberId
 from dledger_core.net import codec, protocol
 from dledger_core.net.connection import Connection
 from dledger_core.net.frame import RECEIVE_BYTES, Frame, FrameDecoder, encode_frame
@@ -103,19 +104,19 @@ class _Handler:
     """Accepts the frames that a node accepts from its peers."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        codec.frame_to_messages(frame)
+        codec.frame_to_messages(frame, lambda number: codec.Ends(str(number), MemberId("n0"), MemberId("n1")))
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
         pass
 
 
-OURS = Hello("peer", "n0", {"g": "0" * 32})
+OURS = Hello("peer", "n0", "0" * 32, (1, 2), "127.0.0.1:1")
 
 
 class _Server:
     def on_hello(self, connection: Connection, hello: Hello) -> tuple[Hello, _Handler]:
         version, features = negotiate(hello, OURS)
-        sorted((group, uuid or "") for group, uuid in hello.logs.items())  # what a node does with them: compare
+        hash(hello.process)  # what a node does with it: compare
         return replace(OURS, versions=(version,), features=features), _Handler()
 
 

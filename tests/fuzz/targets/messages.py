@@ -11,6 +11,7 @@ import numpy as np
 from dledger_core.checksum import crc32
 from dledger_core.config import StorageConfig
 from dledger_core.errors import DLedgerError, ProtocolError, error_from_wire
+from dledger_core.ids import MemberId
 from dledger_core.net import codec
 from dledger_core.net.frame import Frame, FrameDecoder
 from dledger_core.net.messages import TABLES, AppendRequest, AwaitRequest, TransactionRequest
@@ -50,10 +51,14 @@ def _frame(data: bytes) -> Frame | None:
     return frame
 
 
+def ends_of(number: int) -> codec.Ends:
+    return codec.Ends(str(number), MemberId("n0"), MemberId("n1"))
+
+
 def _resent(group: str, message: Any) -> tuple[bytes, str, Any]:
-    sent = b"".join(map(bytes, codec.message_to_frame(group, message)))
+    sent = b"".join(map(bytes, codec.message_to_frame(int(group), message)))
     [frame] = receive(FrameDecoder(_FRAME_BYTES_MAX), sent)
-    [(received_group, received)] = codec.frame_to_messages(frame)
+    [(received_group, received)] = codec.frame_to_messages(frame, ends_of)
     return sent, received_group, received
 
 
@@ -79,7 +84,7 @@ def run_message(data: bytes) -> None:
         if frame is None:
             return
         try:
-            messages = codec.frame_to_messages(frame)
+            messages = codec.frame_to_messages(frame, ends_of)
         except ProtocolError:
             return
     expect(len(messages) <= len(data), "more messages than bytes")

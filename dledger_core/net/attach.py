@@ -1,0 +1,46 @@
+"""Attaching a group to a connection between two nodes: each side shows its store, the other one takes or refuses it.
+
+After hello each side sends one ATTACH per group that it hosts, with a number that it chose. Messages to that replica
+carry this number in place of the group's name and of both members. A replica whose identity changes attaches again,
+with a new number; the old one is void from then on, and a message with an unknown number is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dledger_core.ids import NUMBER_MAX
+from dledger_core.net.fields import Table, table_of, wire
+from dledger_core.net.protocol import Type
+
+GROUP_VERSION: Final = 1
+"""The highest group version that this node understands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attach:
+    """Attach a group: show the store that receives the messages with this number."""
+
+    group: str = wire("g", "str", "name of the group")
+    number: int = wire("nr", "int", "number of the messages to this replica", low=1, high=NUMBER_MAX)
+    log_uuid: str | None = wire("lu", "str", "uuid of the log, nil while it is not known", optional=True)
+    store_uuid: str = wire("su", "str", "uuid of the store, empty while it has none")
+    term: int = wire("term", "int", "the store's term", high=NUMBER_MAX)
+    last_term: int = wire("lt", "int", "term of its last entry", high=NUMBER_MAX)
+    last_index: int = wire("li", "int", "index of its last entry", high=NUMBER_MAX)
+    version: int = wire("gv", "int", "highest group version that the node understands", low=0)
+    is_recovering: bool = wire("rv", "bool", "whether it is a recovering voter", default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachRefused:
+    """Refuse an attach; after a retriable error, as that of a group that waits to be founded, it is sent again."""
+
+    number: int = wire("nr", "int", "number of the refused attach", low=1, high=NUMBER_MAX)
+    error: dict[str, Any] = wire("e", "map", "the map of DLedgerError.to_wire", low=1)
+
+
+ATTACH: Final = table_of(Attach, Type.ATTACH)
+ATTACH_REFUSED: Final = table_of(AttachRefused, Type.ATTACH_REFUSED)
+ATTACH_TABLES: Final[tuple[Table[Any], ...]] = (ATTACH, ATTACH_REFUSED)

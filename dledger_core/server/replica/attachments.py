@@ -1,0 +1,186 @@
+"""The groups that are attached to one connection between two nodes.
+
+This node offers each group that it hosts with a number of its own, and takes the offers of the other side after a check
+of the store that they show. Messages flow once both have taken the other's offer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dledger_core.checksum import Buffer
+from dledger_core.errors import DLedgerError, error_from_wire
+from dledger_core.ids import Index, MemberId, NodeId, Term, member_id, store_of
+from dledger_core.net.attach import ATTACH, ATTACH_REFUSED, Attach, AttachRefused
+from dledger_core.net.codec import Ends
+from dledger_core.net.frame import Frame, encode_frame
+from dledger_core.net.protocol import Type
+
+RETRY_SHARE: Final = 4
+"""A refused attach is sent again after this share of the time in which a silent link counts as lost."""
+_GROUPS_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """State of a group's store, as its node shows it in an attach.
+
+    Attributes:
+        member: node and store.
+        log_uuid: identity of the log, None while it is not known.
+        term: the store's term.
+        last_term: term of its last entry.
+        last_index: index of its last entry.
+        version: the highest group version that the node understands.
+        is_recovering: whether it is a recovering voter, which counts on no entry after its end.
+    """
+
+    member: MemberId
+    log_uuid: str | None
+    term: Term
+    last_term: Term
+    last_index: Index
+    version: int
+    is_recovering: bool = False
+
+
+class AttachHost(Protocol):
+    """The groups of this node, as links see them."""
+
+    def hosted_groups(self) -> Iterable[str]:
+        """Return the names of the groups to attach."""
+
+    def identity(self, group: str) -> StoreIdentity | None:
+        """Return this node's store of a group, None unless it is hosted now."""
+
+    def check_attach(self, group: str, theirs: StoreIdentity) -> None:
+        """Raise the DLedgerError that refuses another node's store."""
+
+    def attach_refused(self, group: str, node_id: NodeId, error: DLedgerError) -> None:
+        """Handle that another node refused this node's store."""
+
+
+class Attachments:
+    """The attached groups of one connection.
+
+    Args:
+        node_id: the other node.
+        host: the groups of this node.
+        check_holder: raises the error for a store that another node holds.
+        send: sends buffers to the other node.
+    """
+
+    def __init__(
+        self, node_id: NodeId, host: AttachHost, check_holder: Callable[[str, MemberId], None],
+        send: Callable[[list[Buffer]], object],
+    ) -> None:  # fmt: skip
+        self._node_id = node_id
+        self._host = host
+        self._check_holder = check_holder
+        self._send = send
+        self._numbers = 0
+        self._offered: dict[int, tuple[str, MemberId]] = {}
+        self._offer_of: dict[str, int] = {}
+        self._theirs: dict[str, tuple[int, MemberId]] = {}
+        self._refused: dict[str, bool] = {}  # group → whether to try again
+        self._ticks = 0
+
+    # --- offers of this node ---------------------------------------------------------------------------------
+
+    def offer_all(self) -> None:
+        """Offer every group that is hosted here and not offered yet."""
+        for group in self._host.hosted_groups():
+            if group not in self._offer_of:
+                self.offer(group)
+
+    def offer(self, group: str) -> None:
+        """Offer a group under a new number; its previous number becomes void."""
+        identity = self._host.identity(group)
+        self._offered.pop(self._offer_of.pop(group, 0), None)
+        self._refused.pop(group, None)
+        if identity is None:
+            return
+        self._numbers += 1
+        self._offered[self._numbers] = group, identity.member
+        self._offer_of[group] = self._numbers
+        message = Attach(
+            group=group,
+            number=self._numbers,
+            log_uuid=identity.log_uuid,
+            store_uuid=store_of(identity.member),
+            term=identity.term,
+            last_term=identity.last_term,
+            last_index=identity.last_index,
+            version=identity.version,
+            is_recovering=identity.is_recovering,
+        )
+        self._send(encode_frame(ATTACH.encode(message)))
+
+    def tick(self, retry_ticks: int) -> None:
+        """Count a tick; offer the refused groups again after a pause."""
+        self._ticks += 1
+        if self._ticks >= retry_ticks:
+            self._ticks = 0
+            for group in [group for group, again in self._refused.items() if again]:
+                self.offer(group)
+
+    # --- their offers and responses ----------------------------------------------------------------------------
+
+    def on_frame(self, frame: Frame) -> DLedgerError | None:
+        """Take an ATTACH or its refusal; return the error with which an attach was refused here."""
+        if frame.header["t"] == Type.ATTACH:
+            return self._take(ATTACH.decode(frame.header))
+        self._on_refused(ATTACH_REFUSED.decode(frame.header))
+        return None
+
+    def _take(self, message: Attach) -> DLedgerError | None:
+        group, member = message.group, member_id(self._node_id, message.store_uuid)
+        theirs = StoreIdentity(
+            member,
+            message.log_uuid,
+            Term(message.term),
+            Term(message.last_term),
+            Index(message.last_index),
+            message.version,
+            message.is_recovering,
+        )
+        self._theirs.pop(group, None)
+        try:
+            self._check_holder(group, member)
+            self._host.check_attach(group, theirs)
+        except DLedgerError as error:
+            refusal = AttachRefused(number=message.number, error=error.to_wire())
+            self._send(encode_frame(ATTACH_REFUSED.encode(refusal)))
+            return error
+        if len(self._theirs) < _GROUPS_MAX:
+            self._theirs[group] = message.number, member
+        if group in self._refused or group not in self._offer_of:
+            self.offer(group)  # the other side hosts the group now
+        return None
+
+    def _on_refused(self, message: AttachRefused) -> None:
+        offered = self._offered.get(message.number)
+        if offered is not None:
+            group, error = offered[0], error_from_wire(message.error)
+            self._refused[group] = error.retriable
+            self._host.attach_refused(group, self._node_id, error)
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def number_of(self, group: str, target: MemberId) -> int | None:
+        """Return the number of messages to a member; None if it is not attached, or refused this node's store."""
+        number, member = self._theirs.get(group, (None, None))
+        return number if member == target and group in self._offer_of and group not in self._refused else None
+
+    def ends_of(self, number: int) -> Ends | None:
+        """Return group, sender and target of a received message; None if its number is unknown."""
+        group, target = self._offered.get(number, ("", None))
+        _, sender = self._theirs.get(group, (None, None))
+        return None if sender is None or target is None else Ends(group, sender, target)
+
+    def stores_of(self, group: str) -> set[str]:
+        """Return the uuid of the attached store of a group, if it has one."""
+        found = self._theirs.get(group)
+        return {store_of(found[1])} if found is not None else set()

@@ -1,0 +1,126 @@
+"""The nodes to connect to, and the members of each group's log with their newest addresses.
+
+The peers string only says where to look first. The members of a group are in its log: ``set_configuration`` takes each
+configuration that comes into force. A list that names other nodes than the log is reported and changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dledger_core.config import Peer, format_peers, parse_peer
+from dledger_core.errors import ConfigError, invariant
+from dledger_core.ids import MemberId, NodeId, node_of, store_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dledger_core.raft import Configuration, ConfigurationInForce
+
+_LOG = logging.getLogger(__name__)
+_FOUNDING: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a log, as clients see it.
+
+    Attributes:
+        node_id: its node.
+        store_uuid: its store, empty where it is not known.
+        address: the newest address of the node, HOST:PORT.
+        role: ``voter`` or ``learner``.
+    """
+
+    node_id: NodeId
+    store_uuid: str
+    address: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMembers:
+    """The members of one group's log, and the index of the entry that made them so; -1 for the founding."""
+
+    index: int
+    members: tuple[Member, ...]
+
+
+class Members:
+    """The nodes that replicate the groups of this node; links, repairs and responses ask it each time.
+
+    Args:
+        self_id: this node.
+        peers: the nodes of the peers string, this node included.
+    """
+
+    def __init__(self, self_id: NodeId, peers: tuple[Peer, ...]) -> None:
+        self._self_id = self_id
+        self._listed = peers
+        self._groups: dict[str, ConfigurationInForce] = {}
+        self._reported: dict[str, frozenset[NodeId]] = {}
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The nodes of the list and all members of the logs, with their newest addresses."""
+        found = {peer.node_id: peer for peer in self._listed}
+        for known in sorted(self._groups.values(), key=lambda each: each.index):
+            found |= {peer.node_id: peer for peer in _addressed(known.configuration)}
+        return tuple(found.values())
+
+    @property
+    def others(self) -> tuple[Peer, ...]:
+        """All of them but this node."""
+        return tuple(peer for peer in self.peers if peer.node_id != self._self_id)
+
+    def find(self, node_id: NodeId | None) -> Peer | None:
+        """Return a node, None if there is no such one."""
+        return next((peer for peer in self.peers if peer.node_id == node_id), None)
+
+    def of(self, group: str) -> GroupMembers:
+        """Return the members of a group's log; the nodes of the list where the log names none yet."""
+        known = self._groups.get(group)
+        addresses = {peer.node_id: peer.address for peer in self.peers}
+        if known is None or known.configuration.is_unknown:
+            listed = (Member(peer.node_id, "", peer.address, "voter") for peer in self._listed)
+            return GroupMembers(_FOUNDING, tuple(listed))
+        found = known.configuration
+
+        def member(each: MemberId) -> Member:
+            address = found.addresses.get(each) or addresses.get(node_of(each), "")
+            return Member(node_of(each), store_of(each), address, "voter" if found.is_voter(each) else "learner")
+
+        return GroupMembers(known.index, tuple(member(each) for each in found.members if addresses.get(node_of(each))))
+
+    def set_configuration(self, group: str, found: ConfigurationInForce) -> None:
+        """Take the configuration that is in force in a group now; report it if the list names other nodes."""
+        self._groups[group] = found
+        members = frozenset(map(node_of, found.configuration.members))
+        listed = frozenset(peer.node_id for peer in self._listed)
+        if members in (listed, frozenset()) or self._reported.get(group) == members:
+            return
+        self._reported[group] = members
+        _LOG.warning(
+            "peers string names other nodes than the log, the log decides: group=%s peers=%s members=%s "
+            "remedy=dledger member list, then restart with --peers '%s' when convenient",
+            group,
+            ",".join(sorted(listed)),
+            ",".join(sorted(members)),
+            format_peers(tuple(peer for peer in self.peers if peer.node_id in members)),
+        )
+
+    def replace(self, peers: tuple[Peer, ...]) -> None:
+        """Set the list; ``PeerLinks.update`` then connects to the added nodes and leaves the removed ones."""
+        ids = [peer.node_id for peer in peers]
+        invariant(len(set(ids)) == len(ids), "a member is listed twice", members=ids)
+        self._listed = peers
+
+
+def _addressed(configuration: Configuration) -> Iterable[Peer]:
+    for member in configuration.members:
+        try:
+            yield parse_peer(f"{node_of(member)}-{configuration.addresses[member]}")
+        except (KeyError, ConfigError):
+            continue
