@@ -239,6 +239,9 @@ class Limits:
         await_groups: groups in one AWAIT [4096].
         watch_wait_ms: longest wait of WATCH [60,000 ms].
         transfer_s: wait for the target of a leadership transfer [3 s].
+        member_commit_s: wait for the commit of a change of members [5 s].
+        member_settle_s: a new leader takes no step of a change before this, nor again after a refusal [2 s].
+        admit_s: wait for a node whose store is admitted to a log [3 s].
         pins: readers that pin a group's entries on one node [1000].
         pin_ms: longest pin [86,400,000 ms = 24 h].
         pin_name_bytes: length of a pin's name, in bytes [128].
@@ -300,6 +303,9 @@ class Limits:
     await_groups: int = 4096
     watch_wait_ms: int = 60_000
     transfer_s: float = 3.0
+    member_commit_s: float = 5.0
+    member_settle_s: float = 2.0
+    admit_s: float = 3.0
     pins: int = 1000
     pin_ms: int = 24 * 3_600_000
     pin_name_bytes: int = 128

@@ -24,6 +24,7 @@ import click
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, peers_option
 from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, say, show_rows
+from dledger_core.cli.survival import Survival, survival_of
 from dledger_core.config import Peer, parse_peers
 from dledger_core.connect import Client
 from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
@@ -250,10 +251,20 @@ def _votes(nodes: tuple[Peer, ...], peers: str) -> Iterator[_Check]:
         for group in groups:
             with Client(peers, group, timeout_ms=_TIMEOUT_MS) as client:
                 metadata = client.metadata()
+                survival = survival_of(client, metadata)
+            if survival is not None:
+                yield _survival(group, survival)
             if metadata.lacks_votes:
                 recovering = ", ".join(node.node_id for node in metadata.nodes if node.is_recovering)
                 remedy = f"start all nodes, then run dledger recover --group {group}"
                 yield _Check(f"votes in group {group}", "wrong", f"no leader, recovering: {recovering}", remedy)
+
+
+def _survival(group: str, found: Survival) -> _Check:
+    what = f"members of group {group}"
+    if found.failures > 0 or found.voters == 1:
+        return _Check(what, "ok", str(found))
+    return _Check(what, "note", str(found), "start the missing voters, or add some with dledger member add")
 
 
 def _refusal(peer: Peer) -> DLedgerError | None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
 from dledger_core.cli.output import EXIT_FINDING, Format, emit, say, show_result, show_rows
+from dledger_core.cli.survival import Survival, survival_of
 from dledger_core.raft import even_group_warning
 
 if TYPE_CHECKING:
-    from dledger_core.client import RoleChange
+    from dledger_core.client import Metadata, RoleChange
 
 
 @command(epilog=examples("dledger status", "dledger status --group default --format json", "dledger status --watch"))
@@ -24,8 +25,9 @@ def status(connection: Connection, watch: bool, output: Format) -> int:
     """Show the nodes of a group.
 
     For each node: its role, the range of its log, and the space of orphaned attempts of Spark tasks, which readers do
-    not see and retention removes. Exit 1 if a node or the leader is missing. With --watch, one line per change (JSON:
-    one object per line); a leader is RocketMQ's master, all others are slaves.
+    not see and retention removes. Then how many more voters may fail before the group has no majority. Exit 1 if a node
+    or the leader is missing. With --watch, one line per change (JSON: one object per line); a leader is RocketMQ's
+    master, all others are slaves.
     """
     group = connection.group
     with connection.client() as client:
@@ -33,10 +35,20 @@ def status(connection: Connection, watch: bool, output: Format) -> int:
         if watch:
             for change in client.role_changes():
                 _show_change(group, change, output)
+        survival = survival_of(client, metadata)
     nodes = [dataclasses.asdict(node) for node in metadata.nodes]
     if output == "json":
-        summary = {"group": group, "leader_id": metadata.leader_id, "term": metadata.term}
-        show_result(summary | {"preferred_leaders": metadata.preferred_leaders, "nodes": nodes}, output)
+        show_result(
+            {
+                "group": group,
+                "leader_id": metadata.leader_id,
+                "term": metadata.term,
+                "preferred_leaders": metadata.preferred_leaders,
+                "survives_failures": None if survival is None else survival.failures,
+                "nodes": nodes,
+            },
+            output,
+        )
     else:
         leader = metadata.leader_id or "none"
         # Show values that an unreachable node, or Java's protocol, does not report as "-".
@@ -49,22 +61,30 @@ def status(connection: Connection, watch: bool, output: Format) -> int:
         shown = [{k: v for k, v in node.items() if k not in ("is_recovering", "reason")} for node in shown]
         preferred = f", preferred {', '.join(metadata.preferred_leaders)}" if metadata.preferred_leaders else ""
         show_rows(shown, output, f"group {group}: leader {leader}, term {metadata.term}{preferred}")
+    _remark(metadata, survival, output)
+    return EXIT_FINDING if metadata.leader_id is None or not all(node.reachable for node in metadata.nodes) else 0
+
+
+def _remark(metadata: Metadata, survival: Survival | None, output: Format) -> None:
+    """Write warnings to stderr."""
     missing = [str(node.node_id) for node in metadata.nodes if not node.reachable]
     for node in metadata.nodes:
         if not node.reachable:
             say(f"unreachable: {node.node_id}{': ' if node.reason else ''}{node.reason}")
-    if (warning := even_group_warning(len(nodes))) is not None:
+    voters = len(metadata.nodes) if survival is None else survival.voters
+    if (warning := even_group_warning(voters)) is not None:
         say(warning)
+    if survival is not None and output != "json":
+        say(str(survival))
     for node in metadata.nodes:
         if node.is_recovering:
             say(f"{node.node_id} lost the end of its log: it is recovering, and votes once a leader has sent the rest")
     if metadata.lacks_votes:
         say("no leader: too many nodes are recovering; start all nodes, then run 'dledger recover'")
     elif metadata.leader_id is None:
-        elects = 2 * len(missing) < len(nodes)
+        elects = 2 * len(missing) < len(metadata.nodes)
         reason = "an election takes some seconds" if elects else "a majority of the nodes must be running and connected"
         say(f"no leader: {reason}")
-    return EXIT_FINDING if missing or metadata.leader_id is None else 0
 
 
 def _show_change(group: str, change: RoleChange, output: Format) -> None:

@@ -1,6 +1,7 @@
 """Clients of a group: append batches, read ranges, follow the leader."""
 
 from dledger_core.client.async_client import AsyncLogClient
+from dledger_core.client.members import GroupMembers, MemberStatus
 from dledger_core.client.node_client import NodeClient
 from dledger_core.client.position import (
     EntryCheck,
@@ -48,12 +49,14 @@ __all__ = [
     "DigestReport",
     "Entry",
     "EntryCheck",
+    "GroupMembers",
     "Lag",
     "LogClient",
     "LogPosition",
     "LogRange",
     "Loss",
     "LossKind",
+    "MemberStatus",
     "Metadata",
     "NodeClient",
     "NodeStatus",

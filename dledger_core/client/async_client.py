@@ -127,6 +127,11 @@ class AsyncLogClient:
     wait_for_entries = _forwarded(OptionalOperations.wait_for_entries)
     describe = _forwarded(OptionalOperations.describe)
     transfer_leadership = _forwarded(LogClient.transfer_leadership)
+    members = _forwarded(OptionalOperations.members)
+    add_member = _forwarded(OptionalOperations.add_member)
+    remove_member = _forwarded(OptionalOperations.remove_member)
+    promote_member = _forwarded(OptionalOperations.promote_member)
+    replace_member = _forwarded(OptionalOperations.replace_member)
 
     async def role_changes(self) -> AsyncGenerator[RoleChange, None]:
         """Yield the role of each node, then every change of it, without end; unreachable is a role too."""

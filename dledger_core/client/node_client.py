@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from dledger_core.checksum import Buffer
 from dledger_core.client.appends import AppendBatcher, columns_of
+from dledger_core.client.members import GroupMembers, members_of
 from dledger_core.client.protocol import (
     READ_BYTES,
     AppendResult,
@@ -292,6 +293,28 @@ class NodeClient:
 
     def role_changes(self) -> AsyncGenerator[RoleChange, None]:
         return self._watches.changes()
+
+    async def members(self) -> GroupMembers:
+        return await self._member(messages.MemberRequest(operation="list"), idempotent=True)
+
+    async def add_member(self, node_id: str, address: str, *, learner: bool = False) -> GroupMembers:
+        return await self._member(
+            messages.MemberRequest(operation="add", node=node_id, address=address, learner=learner)
+        )
+
+    async def remove_member(self, node_id: str) -> GroupMembers:
+        return await self._member(messages.MemberRequest(operation="remove", node=node_id))
+
+    async def promote_member(self, node_id: str) -> GroupMembers:
+        return await self._member(messages.MemberRequest(operation="promote", node=node_id))
+
+    async def replace_member(self, node_id: str, address: str | None = None) -> GroupMembers:
+        return await self._member(messages.MemberRequest(operation="replace", node=node_id, address=address))
+
+    async def _member(self, request: messages.MemberRequest, *, idempotent: bool = False) -> GroupMembers:
+        header = messages.MEMBER.encode(request, g=self.group)
+        frame = await self._requests.to_leader(header, idempotent=idempotent)
+        return members_of(messages.MEMBER_OK.decode(frame.header))
 
     async def transfer_leadership(self, node_id: str) -> None:
         await self._view.check_node(node_id, self._timeouts.request_s)

@@ -14,6 +14,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 import pyarrow as pa
 
 from dledger_core.checksum import Buffer
+from dledger_core.client.members import GroupMembers
 from dledger_core.config import Peer
 from dledger_core.continuation import Chain
 from dledger_core.control import Part, TransactionId
@@ -490,6 +491,44 @@ class OptionalOperations(Protocol):
 
     async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
         """Return a replica's table about the log: ``terms``, ``segments`` or ``producers``; any replica by default."""
+        ...
+
+    async def members(self) -> GroupMembers:
+        """Return the members of the group, as its leader knows them."""
+        ...
+
+    async def add_member(self, node_id: str, address: str, *, learner: bool = False) -> GroupMembers:
+        """Add a waiting node to the group; return when that is committed.
+
+        Args:
+            node_id: the node.
+            address: its HOST:PORT.
+            learner: it stays a learner; otherwise it becomes a voter once it has caught up.
+
+        Raises:
+            MemberChangeRefusedError: the leader refuses it; ``reason`` says why.
+            LeadershipLostError: the outcome is unknown; look at ``members``.
+        """
+        ...
+
+    async def remove_member(self, node_id: str) -> GroupMembers:
+        """Remove a node's member, of a voter and its replacement the latter; raises as ``add_member``."""
+        ...
+
+    async def promote_member(self, node_id: str) -> GroupMembers:
+        """Make a learner that has caught up a voter; raises as ``add_member``."""
+        ...
+
+    async def replace_member(self, node_id: str, address: str | None = None) -> GroupMembers:
+        """Let the waiting store of a node take the place of the store that the group has of that node.
+
+        Args:
+            node_id: the node; its present store must not respond.
+            address: HOST:PORT of the waiting node; None = the address that the group knows.
+
+        Raises:
+            MemberChangeRefusedError: the leader refuses it; ``reason`` says why.
+        """
         ...
 
     def role_changes(self) -> AsyncGenerator[RoleChange, None]:

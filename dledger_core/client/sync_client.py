@@ -201,6 +201,11 @@ class SyncLogClient:
     wait_for_entries = _blocking(AsyncLogClient.wait_for_entries)
     describe = _blocking(AsyncLogClient.describe)
     transfer_leadership = _blocking(AsyncLogClient.transfer_leadership)
+    members = _blocking(AsyncLogClient.members)
+    add_member = _blocking(AsyncLogClient.add_member)
+    remove_member = _blocking(AsyncLogClient.remove_member)
+    promote_member = _blocking(AsyncLogClient.promote_member)
+    replace_member = _blocking(AsyncLogClient.replace_member)
 
     def tail(
         self,

@@ -411,6 +411,43 @@ class AdmitResponse:
     node_uuid: str = wire("uuid", "str", "uuid of the node's data directory")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRequest:
+    """Ask a group's leader for the members, or change one of them."""
+
+    operation: str = wire(
+        "op",
+        "str",
+        "list: only ask; the others change a member",
+        choices=("list", "add", "remove", "promote", "replace"),
+    )
+    node: str | None = wire("node", "str", "node id of the member; nil only for list", default=None, optional=True)
+    address: str | None = wire(
+        "address", "str", "HOST:PORT of the waiting node, for add; for replace nil is the known one", default=None,
+        optional=True,
+    )  # fmt: skip
+    learner: bool = wire("learner", "bool", "for add: the member stays a learner", default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberResponse:
+    """The members of a group as its leader knows them, after the change was committed."""
+
+    configuration: int = wire("configuration", "int", "index of the configuration entry in force, -1 if founded with")
+    is_change_pending: bool = wire("pending", "bool", "whether that entry is not committed yet")
+    members: list[list[Any]] = wire(
+        "members", "list",
+        "of each member: node id, store uuid or '', address or '', voter|learner, whether it becomes a voter, store "
+        "uuid that it replaces or '', whether it responded within an election timeout, last index there, missing "
+        "entries and bytes, ms until it has them or -1",
+        low=0, accepts=_rows(str, str, str, str, bool, str, bool, int, int, int, int),
+    )  # fmt: skip
+    voters_before: list[str] = wire(
+        "before", "list", "while a change is pending: node ids of the voters before it", low=0, accepts=all_of(str),
+    )  # fmt: skip
+    warning: str | None = wire("warning", "str", "about the number of voters", default=None, optional=True)
+
+
 METADATA: Final = table_of(MetadataRequest, Type.METADATA, error=BadRequestError)
 METADATA_OK: Final = table_of(MetadataResponse, Type.METADATA_OK)
 APPEND: Final = table_of(AppendRequest, Type.APPEND, "lengths u32 x n, CRCs u32 x n, bodies", error=BadRequestError)
@@ -443,10 +480,13 @@ FOUND: Final = table_of(FoundRequest, Type.FOUND, "of take: the founding record,
 FOUND_OK: Final = table_of(FoundResponse, Type.FOUND_OK)
 ADMIT: Final = table_of(AdmitRequest, Type.ADMIT, error=BadRequestError)
 ADMIT_OK: Final = table_of(AdmitResponse, Type.ADMIT_OK)
+MEMBER: Final = table_of(MemberRequest, Type.MEMBER, error=BadRequestError)
+MEMBER_OK: Final = table_of(MemberResponse, Type.MEMBER_OK)
 
 TABLES: Final[tuple[Table[Any], ...]] = (
     METADATA, METADATA_OK, APPEND, APPEND_OK, READ, READ_OK, TIME, TIME_OK, PRODUCER, PRODUCER_OK, TRANSACTION,
     TRANSACTION_OK, DIGEST, DIGEST_OK, TRANSFER, TRANSFER_OK, WATCH, WATCH_OK, GROUPS, GROUPS_OK, DESCRIBE, DESCRIBE_OK,
     AWAIT, AWAIT_OK, AT, AT_OK, RECOVER, RECOVER_OK, FOUND, FOUND_OK, ADMIT, ADMIT_OK,
+    MEMBER, MEMBER_OK,
 )  # fmt: skip
 """All messages between clients and nodes, without hello and FAILURE."""

@@ -85,3 +85,5 @@ class Type(IntEnum):
     ATTACH_REFUSED = 51
     ADMIT = 58
     ADMIT_OK = 59
+    MEMBER = 60
+    MEMBER_OK = 61

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 
 from dledger_core.errors import (
     BadRequestError,
@@ -38,6 +39,7 @@ from dledger_core.errors import (
 from dledger_core.ids import Index, NodeId, Term, member_id, node_of
 from dledger_core.net.attach import GROUP_VERSION
 from dledger_core.raft import Configuration, ConfigurationInForce, Message
+from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs
@@ -45,8 +47,10 @@ from dledger_core.server.replica.attachments import StoreIdentity
 from dledger_core.server.replica.environment import event_loop_environment
 from dledger_core.server.replica.members import GroupMembers, Members
 from dledger_core.server.replica.replica import Replica
+from dledger_core.server.services.admission import Admissions
 from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.flow import Budget
+from dledger_core.server.services.membership import Membership
 from dledger_core.server.services.reads import OpenLogPrefix, Positions, Reads
 from dledger_core.server.services.role_events import OnRole, RoleFeed
 from dledger_core.storage import CommitLog
@@ -72,6 +76,7 @@ class HostedGroup:
     reads: Reads
     positions: Positions
     roles: RoleFeed
+    membership: Membership
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,7 @@ class GroupHost:
         open_log_prefix: opens the CommitLog that precedes a log.
         on_quarantined: called when a group was quarantined, with the reason.
         on_failed: called with an error that ends the node.
+        admin_log: gets each change of members.
     """
 
     config: ServerConfig
@@ -107,6 +113,7 @@ class GroupHost:
     open_log_prefix: OpenLogPrefix | None
     on_quarantined: Callable[[BaseException], None]
     on_failed: Callable[[BaseException], None]
+    admin_log: AdminLog
 
 
 class Group:
@@ -260,6 +267,13 @@ class Group:
             reads=Reads(replica, host.executor, config.limits),
             positions=Positions(replica, host.executor, host.open_log_prefix),
             roles=roles,
+            membership=Membership(
+                replica,
+                Admissions(replica, host.members, config.limits).admit,
+                host.admin_log,
+                partial(self.transfer_leadership, timeout_s=config.limits.transfer_s),
+                config.limits,
+            ),
         )
         self._state = GroupState.HOSTED
         host.on_hosted(self.name)
@@ -356,6 +370,8 @@ class Group:
 
     def report_address(self, node_id: NodeId, address: str) -> None:
         """Record that a node advertises another address than the known one."""
+        if (hosted := self.hosted) is not None:
+            hosted.membership.address_reported(node_id, address)
 
     # --- input -----------------------------------------------------------------------------------------------
 
@@ -363,6 +379,7 @@ class Group:
         """Count one tick."""
         if (hosted := self.hosted) is not None:
             hosted.replica.tick()
+            hosted.membership.tick()
 
     def report_unreachable(self, peer: NodeId) -> None:
         """Record that the connection to a peer was lost."""
@@ -416,6 +433,7 @@ class Group:
         """Write queued data and close the store."""
         hosted, self._state = self._hosted, GroupState.CLOSED
         if hosted is not None:
+            await hosted.membership.close()
             await hosted.replica.close()
 
 

@@ -23,6 +23,7 @@ from dledger_core.net.connection import Connection, Handler, Server, serve
 from dledger_core.net.deadlines import Deadlines
 from dledger_core.net.hello import Hello
 from dledger_core.raft import ConfigurationInForce, Message, even_group_warning
+from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
@@ -122,6 +123,7 @@ class NodeServer:
             open_log_prefix=open_log_prefix,
             on_quarantined=self._quarantined,
             on_failed=self._fail,
+            admin_log=AdminLog(config.directory),
         )
         self.groups = {name: Group(name, host) for name in config.groups}
         self.service = ClientService(config, self.members, self.groups)

@@ -47,6 +47,8 @@ CALLS = {
     "producer": lambda client: client.producer("p"),
     "metadata": lambda client: client.metadata(),
     "transfer_leadership": lambda client: client.transfer_leadership("n0"),
+    "members": lambda client: client.members(),
+    "add_member": lambda client: client.add_member("n3", "127.0.0.1:1"),
     "tail": lambda client: anext(client.tail(0)),
     "role_changes": lambda client: anext(client.role_changes()),
 }

@@ -119,7 +119,8 @@ class Members:
 
 
 def _addressed(configuration: Configuration) -> Iterable[Peer]:
-    for member in configuration.members:
+    replaced = frozenset(configuration.replaces.values())
+    for member in sorted(configuration.members, key=lambda each: each not in replaced):  # its replacement counts
         try:
             yield parse_peer(f"{node_of(member)}-{configuration.addresses[member]}")
         except (KeyError, ConfigError):

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from dledger_core.checksum import Buffer
-from dledger_core.config import format_peers
+from dledger_core.config import format_peers, is_node_id, parse_peer
 from dledger_core.continuation import chain_rows
 from dledger_core.control import TransactionId
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, UnknownGroupError, one_line
-from dledger_core.ids import NodeId
+from dledger_core.ids import NodeId, node_of, store_of
 from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection
 from dledger_core.net.fields import Table, int_field, str_field
@@ -27,6 +27,7 @@ from dledger_core.server.group import Group, HostedGroup, hosted_logs
 from dledger_core.server.replica.members import Members
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
 from dledger_core.server.services.flow import Budget, ClientFlow
+from dledger_core.server.services.membership import MembersReport
 from dledger_core.server.services.reads import grown_groups
 
 _LOG = logging.getLogger(__name__)
@@ -387,6 +388,24 @@ class ClientService:
         )
         request.respond(messages.WATCH_OK, response)
 
+    async def _member(self, request: GroupRequest, message: messages.MemberRequest) -> None:
+        membership, who = request.hosted.membership, request.connection.peer_address
+        if message.operation == "list":
+            report = membership.report()
+        else:
+            node, address = _node_of(message), _address_of(message)
+            if message.operation == "add":
+                if address is None:
+                    raise BadRequestError("the address of the node is missing", "address", "name HOST:PORT")
+                report = await membership.add(node, address, learner=message.learner, who=who)
+            elif message.operation == "replace":
+                report = await membership.replace(node, address, who=who)
+            elif message.operation == "promote":
+                report = await membership.promote(node, who=who)
+            else:
+                report = await membership.remove(node, who=who)
+        request.respond(messages.MEMBER_OK, _member_response(report))
+
     async def _transfer(self, request: GroupRequest, message: messages.TransferRequest) -> None:
         await request.group.transfer_leadership(NodeId(message.node), self._limits.transfer_s)
         request.respond(messages.TRANSFER_OK, messages.TransferResponse(leader=message.node))
@@ -408,6 +427,7 @@ _IN_TASKS: Final[dict[int, tuple[Table[Any], _InTask]]] = {
     Type.AT: (messages.AT, ClientService._at),
     Type.DIGEST: (messages.DIGEST, ClientService._digest),
     Type.TRANSFER: (messages.TRANSFER, ClientService._transfer),
+    Type.MEMBER: (messages.MEMBER, ClientService._member),
     Type.WATCH: (messages.WATCH, ClientService._watch),
     Type.DESCRIBE: (messages.DESCRIBE, ClientService._describe),
 }
@@ -425,6 +445,42 @@ def _append_columns(message: messages.AppendRequest, columns: Columns, appends: 
         appends.append_produced(columns, ProducerKey(message.producer_id, message.epoch, message.sequence), reply)
     else:
         appends.append(columns, reply)
+
+
+def _node_of(message: messages.MemberRequest) -> NodeId:
+    if message.node is None or not is_node_id(message.node):
+        raise BadRequestError(f"{message.node!r} is not a node id", "node", "name the node")
+    return NodeId(message.node)
+
+
+def _address_of(message: messages.MemberRequest) -> str | None:
+    """Return the address in its normal form, or None; raise ConfigError."""
+    return None if message.address is None else parse_peer(f"{message.node}-{message.address}").address
+
+
+def _member_response(report: MembersReport) -> messages.MemberResponse:
+    return messages.MemberResponse(
+        configuration=report.index,
+        is_change_pending=report.is_change_pending,
+        members=[
+            [
+                node_of(each.member),
+                store_of(each.member),
+                each.address,
+                "voter" if each.is_voter else "learner",
+                each.promote,
+                "" if each.replaces is None else store_of(each.replaces),
+                each.is_active,
+                each.match_index,
+                each.lag_entries,
+                each.lag_bytes,
+                -1 if each.left_ms is None else each.left_ms,
+            ]
+            for each in report.members
+        ],
+        voters_before=[node_of(voter) for voter in report.voters_before],
+        warning=report.warning,
+    )
 
 
 def _transaction_id(fields: dict[str, Any]) -> TransactionId:

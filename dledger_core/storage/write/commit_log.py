@@ -24,6 +24,7 @@ from typing import ClassVar, Final, Self
 from dledger_core.config import StorageConfig
 from dledger_core.continuation import Chain
 from dledger_core.errors import DiskFailedError, StoreMismatchError, invariant
+from dledger_core.founding import LogConstants
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Position, Term
 from dledger_core.raft.batch import Batch, Proposal
 from dledger_core.raft.pointers import LogPointers
@@ -34,6 +35,7 @@ from dledger_core.storage.check.judge import native_rules
 from dledger_core.storage.check.recovery import RecoveredEnd, recover
 from dledger_core.storage.check.repair import write_back
 from dledger_core.storage.files.file_system import DiskSpace, File, Files, OsFiles
+from dledger_core.storage.files.identity import constants_of
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.layout import Layout, LogMeta, claim_store, refuse, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
@@ -215,6 +217,11 @@ class CommitLog(DurableLog):
     def chain(self) -> Chain:
         """The logs that the log continues, oldest first."""
         return self._meta.continues
+
+    @property
+    def constants(self) -> LogConstants:
+        """Constants of the log that are fixed when it is founded."""
+        return constants_of(self._meta, self.config)
 
     @property
     def failure(self) -> DiskFailedError | None:

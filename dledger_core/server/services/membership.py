@@ -1,0 +1,428 @@
+"""Changes of a group's members: commands of clients, and the steps that the leader takes without one.
+
+A learner that is to become a voter is promoted once it has caught up. Replacing a voter takes three entries: a learner
+that names it, its removal once the learner has caught up, the promotion once the removal is committed. ``next_step``
+derives each step from the configuration alone, so any later leader continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dledger_core.config import Limits
+from dledger_core.errors import (
+    BadRequestError,
+    DLedgerError,
+    LeadershipLostError,
+    MemberChangeRefusedError,
+    RequestTimedOutError,
+    TransferringError,
+)
+from dledger_core.ids import Index, MemberId, NodeId, member_id, node_of
+from dledger_core.raft import (
+    AddLearner,
+    Batch,
+    Configuration,
+    MemberChange,
+    ProgressStatus,
+    Promote,
+    Remove,
+    SetAddress,
+    Status,
+    even_group_warning,
+)
+from dledger_core.server.admin_log import AdminAction, AdminLog
+from dledger_core.server.replica.replica import Replica
+
+Admit = Callable[[NodeId, str | None, Configuration], Awaitable[tuple[str, str]]]
+"""Makes the store of a waiting node a store of the log; returns its uuid and the node's address (``Admissions``)."""
+
+LEADER: Final = "leader"
+"""Who, in the admin log, takes the steps that no client asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberProgress:
+    """A member and what its leader knows of it.
+
+    Attributes:
+        member: the member.
+        address: its address, empty if none is recorded.
+        is_voter: whether it votes.
+        promote: whether it becomes a voter once it has caught up.
+        replaces: the voter that it takes the place of, or None.
+        is_active: whether it responded within an election timeout; True for the leader.
+        match_index: last index known to be durable there.
+        lag_entries: entries that it lacks.
+        lag_bytes: bytes that it lacks, at least.
+        left_ms: time until it has them at its present speed; None if that is not known.
+    """
+
+    member: MemberId
+    address: str
+    is_voter: bool
+    promote: bool
+    replaces: MemberId | None
+    is_active: bool
+    match_index: int
+    lag_entries: int
+    lag_bytes: int
+    left_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MembersReport:
+    """The members of a group as its leader knows them.
+
+    Attributes:
+        index: index of the configuration entry in force, -1 for the founding.
+        is_change_pending: whether that entry is not committed yet.
+        members: voters and learners.
+        voters_before: while a change is pending, the voters before it.
+        warning: text about the number of voters, or None.
+    """
+
+    index: Index
+    is_change_pending: bool
+    members: tuple[MemberProgress, ...]
+    voters_before: tuple[MemberId, ...]
+    warning: str | None = None
+
+
+def next_step(configuration: Configuration, progress: Mapping[MemberId, ProgressStatus]) -> MemberChange | None:
+    """Return the change that a leader makes next without a command, or None. No change may be pending.
+
+    A replacement is called off while the old store answers and its removal is not appended: its data may be the only
+    copy of something, and with it back there is nothing to replace.
+    """
+    for learner, old in sorted(configuration.replaces.items()):
+        if configuration.is_voter(old) and old in progress and progress[old].is_active:
+            return Remove(learner)
+    for learner in sorted(configuration.promote):
+        if learner in progress and progress[learner].is_caught_up:
+            replaced = configuration.replaces.get(learner)
+            return Remove(replaced) if replaced in configuration.voters else Promote(learner)
+    return None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether HOST:PORT is reached from its own machine only."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Membership:
+    """The members of one group on this node; lives on the node's event loop.
+
+    Args:
+        replica: the group's replica.
+        admit: see ``Admit``.
+        admin_log: gets each change.
+        transfer: transfers leadership to a node.
+        limits: the node's limits.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        admit: Admit,
+        admin_log: AdminLog,
+        transfer: Callable[[NodeId], Awaitable[None]],
+        limits: Limits,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._replica = replica
+        self._admit = admit
+        self._admin_log = admin_log
+        self._transfer = transfer
+        self._limits = limits
+        self._now_s = now_s
+        self._addresses: dict[NodeId, str] = {}
+        self._samples: dict[MemberId, tuple[float, int]] = {}
+        self._led_since: float | None = None
+        self._steps: set[asyncio.Task[None]] = set()
+
+    # --- reports ---------------------------------------------------------------------------------------------
+
+    def report(self, warning: str | None = None) -> MembersReport:
+        """Return the members; raise NotLeaderError on any other node than the leader."""
+        replica = self._replica
+        if not replica.is_leader:
+            raise replica.not_leader()
+        status = replica.raft.status()
+        configuration = status.configuration
+        before: tuple[MemberId, ...] = ()
+        if status.is_change_pending:
+            before = tuple(sorted(replica.raft.configuration_before(status.configuration_index).configuration.voters))
+        members = tuple(self._progress_of(member, status) for member in configuration.members)
+        return MembersReport(status.configuration_index, status.is_change_pending, members, before, warning)
+
+    def _progress_of(self, member: MemberId, status: Status) -> MemberProgress:
+        configuration, progress = status.configuration, status.progress.get(member)
+        is_leader = member == self._replica.member
+        match = status.last_index if is_leader else progress.match_index if progress is not None else -1
+        lag_bytes = self._bytes_after(match)
+        return MemberProgress(
+            member,
+            configuration.addresses.get(member, ""),
+            configuration.is_voter(member),
+            member in configuration.promote,
+            configuration.replaces.get(member),
+            is_leader or (progress is not None and progress.is_active),
+            match,
+            max(status.last_index - match, 0),
+            lag_bytes,
+            self._left_ms(member, match, lag_bytes),
+        )
+
+    def _bytes_after(self, index: int) -> int:
+        log = self._replica.log
+        if index >= log.last_index():
+            return 0
+        return max(log.staged_end - log.position_of(max(index + 1, log.first_index())), 0)
+
+    def _left_ms(self, member: MemberId, match: int, lag_bytes: int) -> int | None:
+        """Return the time left at the mean speed since this leader first saw the member."""
+        if not lag_bytes:
+            return 0
+        now, first = self._now_s(), self._samples.get(member)
+        if first is None:
+            return None
+        position = self._replica.log.staged_end - lag_bytes
+        speed = (position - first[1]) / max(now - first[0], 1e-3)
+        return int(1000 * lag_bytes / speed) if speed > 0 else None
+
+    # --- commands --------------------------------------------------------------------------------------------
+
+    async def add(self, node: NodeId, address: str, *, learner: bool, who: str) -> MembersReport:
+        """Add a waiting node's store: as a learner, or to become a voter once it has caught up.
+
+        Raises:
+            NotLeaderError: another node leads.
+            MemberChangeRefusedError: a rule refuses it; ``reason`` says which.
+        """
+        configuration = self._leading()
+        if found := _members_of(configuration, node):
+            raise _refused(
+                "already-member", f"{node} is a member already: {found[0]}", f"dledger member replace {node}"
+            )
+
+        async def change() -> AddLearner:
+            store, reached = await self._admit(node, address, configuration)
+            return AddLearner(member_id(node, store), reached, promote=not learner)
+
+        voters = len(configuration.voters) + len(configuration.promote - configuration.replaces.keys()) + 1
+        warning = None if learner else even_group_warning(voters)
+        return await self._run(f"add {node} --address {address}" + " --learner" * learner, who, change, warning)
+
+    async def replace(self, node: NodeId, address: str | None, *, who: str) -> MembersReport:
+        """Let the waiting store of a node take the place of the store that the group has of it; raise as ``add``."""
+        configuration = self._leading()
+        old = next((member for member in _members_of(configuration, node) if configuration.is_voter(member)), None)
+        if old is None:
+            raise _refused("unknown-member", f"{node} has no voter in the group", "add it with dledger member add")
+        progress = self._replica.raft.status().progress.get(old)
+        if old == self._replica.member or (progress is not None and progress.is_active):
+            raise _refused(
+                "still-active", f"the present store of {node} responded within an election timeout", "stop it first"
+            )
+
+        async def change() -> AddLearner:
+            store, reached = await self._admit(node, address, configuration)
+            if (new := member_id(node, store)) == old:
+                raise _refused("no-change", f"the store of {node} is the one that the group has", "start the node")
+            return AddLearner(new, reached, promote=True, replaces=old)
+
+        return await self._run(f"replace {node}" + f" --address {address}" * bool(address), who, change)
+
+    async def promote(self, node: NodeId, *, who: str) -> MembersReport:
+        """Make a learner a voter; raise as ``add``."""
+        configuration = self._leading()
+        learners = [member for member in _members_of(configuration, node) if not configuration.is_voter(member)]
+        if not learners:
+            raise _refused("unknown-member", f"{node} has no learner in the group", "list the members")
+        warning = even_group_warning(len(configuration.voters) + 1)
+        return await self._run(f"promote {node}", who, _given(Promote(learners[0])), warning)
+
+    async def remove(self, node: NodeId, *, who: str) -> MembersReport:
+        """Remove a member; of a node's voter and its replacement, the replacement. Raise as ``add``.
+
+        A leader that is to be removed transfers leadership first; the client then asks the new one.
+        """
+        configuration = self._leading()
+        found = sorted(_members_of(configuration, node), key=configuration.is_voter)
+        if not found:
+            raise _refused("unknown-member", f"{node} is not a member of the group", "list the members")
+        if found[0] == self._replica.member:
+            await self._hand_over(configuration)
+        warning = None
+        if configuration.is_voter(found[0]):
+            warning = even_group_warning(len(configuration.voters) - 1)
+        return await self._run(f"remove {node}", who, _given(Remove(found[0])), warning)
+
+    async def _hand_over(self, configuration: Configuration) -> None:
+        """Transfer leadership to another voter; raise NotLeaderError, which names it."""
+        progress = self._replica.raft.status().progress
+        active = [m for m in configuration.voters if m in progress and progress[m].is_active]
+        if not active:
+            raise _refused("last-voter", "no other voter could lead the group", "add or start another voter first")
+        await self._transfer(node_of(max(active, key=lambda member: progress[member].match_index)))
+        raise self._replica.not_leader()
+
+    def _leading(self) -> Configuration:
+        """Return the configuration in force; raise unless this node leads and no change is pending."""
+        if not self._replica.is_leader:
+            raise self._replica.not_leader()
+        if not self._replica.profile_b:
+            raise BadRequestError(
+                "the members of a log of profile A cannot be changed", self._replica.group, "use a log of profile B"
+            )
+        status = self._replica.raft.status()
+        if status.is_change_pending:
+            raise _refused("change-pending", "another change of members is not committed", "retry")
+        return status.configuration
+
+    async def _run(
+        self,
+        command: str,
+        who: str,
+        change: Callable[[], Awaitable[MemberChange]],
+        warning: str | None = None,
+    ) -> MembersReport:
+        """Make a change, wait until it is committed, and record it."""
+        before = after = self._replica.raft.configuration
+        outcome = "cancelled"
+        try:
+            batch = self._replica.propose_change(await change())
+            after = self._replica.raft.configuration
+            await self._committed(batch)
+            outcome = "committed"
+        except DLedgerError as error:
+            outcome = str(error)
+            raise
+        finally:
+            self._admin_log.record(
+                AdminAction(
+                    group=self._replica.group, who=who, command=command, before=before, after=after, outcome=outcome
+                )
+            )
+        return self.report(warning)
+
+    async def _committed(self, batch: Batch) -> None:
+        """Return when the entry is committed.
+
+        Raises:
+            LeadershipLostError: another leader may have replaced it.
+            RequestTimedOutError: it may be committed later.
+        """
+        replica, deadline = self._replica, self._now_s() + self._limits.member_commit_s
+        while replica.is_leader and replica.soft_state.term == batch.term:
+            if replica.commit_index >= batch.last_index:
+                return
+            if (left := deadline - self._now_s()) <= 0:
+                raise RequestTimedOutError(
+                    "the change of members is not committed yet", "", "look at the members later"
+                )
+            await replica.wait_change(left)
+        raise LeadershipLostError("leadership was lost during the change of members", "", "look at the members")
+
+    # --- steps of the leader ---------------------------------------------------------------------------------
+
+    def address_reported(self, node: NodeId, address: str) -> None:
+        """Record the address that a node names in hello; the leader writes it into the log if it has changed.
+
+        A loopback address is not recorded: another machine cannot use it.
+        """
+        if not is_loopback(address):
+            self._addresses[node] = address
+
+    def tick(self) -> None:
+        """Take the next step, if this node leads and a step is due; called at each tick."""
+        replica = self._replica
+        if not replica.leader_ready:
+            self._led_since = None
+            self._samples.clear()
+            return
+        configuration = replica.raft.configuration
+        if not (configuration.promote or self._addresses):
+            self._samples.clear()
+            return
+        now = self._now_s()
+        if self._led_since is None:
+            self._led_since = now
+        status = replica.raft.status()
+        self._sample(configuration, status, now)
+        # A new leader first hears who is there: a voter that answers is not replaced.
+        heard = now - self._led_since >= self._limits.member_settle_s
+        if status.is_change_pending or status.transferee is not None or self._steps or not heard:
+            return
+        step = next_step(configuration, status.progress) or self._moved(configuration)
+        if step is not None:
+            task = asyncio.create_task(self._take(step), name=f"member-step-{replica.group}")
+            self._steps.add(task)
+            task.add_done_callback(self._steps.discard)
+
+    def _sample(self, configuration: Configuration, status: Status, now: float) -> None:
+        for member in configuration.learners:
+            if member in status.progress and member not in self._samples:
+                match = status.progress[member].match_index
+                self._samples[member] = now, self._replica.log.staged_end - self._bytes_after(match)
+
+    def _moved(self, configuration: Configuration) -> SetAddress | None:
+        """Return the change for a member whose node names another address than the recorded one."""
+        for member in configuration.members:
+            address = self._addresses.get(node_of(member))
+            stays = member not in configuration.replaces.values()
+            if stays and address not in (None, configuration.addresses.get(member)):
+                return SetAddress(member, address)
+        self._addresses.clear()
+        return None
+
+    async def _take(self, step: MemberChange) -> None:
+        try:
+            await self._run(_command_of(step), LEADER, _given(step))
+        except (MemberChangeRefusedError, TransferringError):
+            await asyncio.sleep(self._limits.member_settle_s)  # it is due again at a later tick
+        except DLedgerError:
+            pass  # recorded; a later leader continues
+
+    async def close(self) -> None:
+        """Cancel a step in progress; the entry it has appended stays."""
+        for task in self._steps:
+            task.cancel()
+        await asyncio.gather(*self._steps, return_exceptions=True)
+
+
+def _members_of(configuration: Configuration, node: NodeId) -> list[MemberId]:
+    return [member for member in configuration.members if node_of(member) == node]
+
+
+def _given(change: MemberChange) -> Callable[[], Awaitable[MemberChange]]:
+    async def given() -> MemberChange:
+        return change
+
+    return given
+
+
+def _command_of(step: MemberChange) -> str:
+    match step:
+        case SetAddress(member, address):
+            return f"address {member} {address}"
+        case Promote(member):
+            return f"promote {member}"
+        case Remove(member):
+            return f"remove {member}"
+    return str(step)
+
+
+def _refused(reason: str, what: str, remedy: str = "") -> MemberChangeRefusedError:
+    return MemberChangeRefusedError(what, "", remedy, {"reason": reason})

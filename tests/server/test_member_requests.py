@@ -1,0 +1,61 @@
+"""Member requests of clients to real nodes: reports, refusals and errors over the wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dledger_core.config import format_peers
+from dledger_core.connect import AsyncClient
+from dledger_core.errors import BadRequestError, DLedgerError, MemberChangeRefusedError
+from tests.support.server_group import ServerGroup, eventually, run
+
+
+def test_members_are_reported_and_wrong_changes_refused_over_the_wire(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path, 3) as group, AsyncClient(format_peers(group.peers)) as client:
+            await client.append([b"a"])
+            leader = await group.leader()
+            found = await client.members()
+            assert found.voters == ("n0", "n1", "n2")
+            assert not found.is_change_pending
+            for node in group.nodes:
+                if node != leader:
+                    await eventually(lambda node=node: group.hosted(node).replica.commit_index >= 1)
+            assert (await client.members()).failures_survived() == 1
+            with pytest.raises(MemberChangeRefusedError) as caught:
+                await client.remove_member("n9")
+            assert caught.value.reason == "unknown-member"
+            with pytest.raises(MemberChangeRefusedError) as caught:
+                await client.add_member("n3", "127.0.0.1:1", learner=True)
+            assert caught.value.reason == "store-unknown"
+            for change in (client.add_member("n-3", "127.0.0.1:1"), client.promote_member("")):
+                with pytest.raises(BadRequestError):
+                    await change
+            with pytest.raises(DLedgerError):
+                await client.add_member("n3", "no address")
+            assert (tmp_path / "admin.log").read_text().count('"outcome": "[MEMBER_CHANGE_REFUSED]') == 1
+
+    run(work())
+
+
+def test_removed_node_is_no_member_and_a_restart_keeps_that(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path, 3) as group, AsyncClient(format_peers(group.peers)) as client:
+            await client.append([b"a"])
+            leader = await group.leader()
+            follower = next(node for node in group.nodes if node != leader)
+            await eventually(lambda: all(found.is_active for found in group.hosted(leader).membership.report().members))
+            found = await client.remove_member(follower)
+            left = tuple(node for node in ("n0", "n1", "n2") if node != follower)
+            assert found.voters == left
+            assert found.warning is not None
+            for node in left:
+                await group.stop(node)
+            for node in left:
+                await group.start(node)
+            assert (await client.members()).voters == left
+            await client.append([b"b"])
+
+    run(work())
