@@ -5,6 +5,8 @@ both, so that an intact copy and a cross-check remain; in entries that are commi
 checkpoint covers (a bad record after it counts as a torn tail), and that no member has trimmed. The append time and the
 flags of a record have no cross-check, so they are never damaged alone.
 
+While the members change, and until a lost voter is removed, nothing is damaged: that would be one fault too many.
+
 The end of a log is lost from an entry that the checkpoint covers up to the last one, while its member is down, as after
 a restore of earlier files. The covered entries come back from other members. The acknowledged entries after them are
 lost undetectably; a majority has every committed one, so at least one other member does. A member that lost both copies
@@ -17,13 +19,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dledger_core.ids import NO_TERM, Index
+from dledger_core.raft import ConfigurationInForce
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.members_file import members_file
 from dledger_core.storage.files.meta_files import (
     Checkpoint,
     checkpoint_file,
@@ -31,7 +35,7 @@ from dledger_core.storage.files.meta_files import (
     load_checkpoint,
     recovering_above,
 )
-from dledger_core.storage.files.twin_file import copies
+from dledger_core.storage.files.twin_file import TwinFile, copies
 from tests.support.faulty_files import SECTOR, FaultyFiles, Inode
 
 if TYPE_CHECKING:
@@ -108,8 +112,8 @@ class Damages:
 
     def strike(self, source: random.Random) -> None:
         """Damage something on some member, unless a member has damage or may lack acknowledged entries."""
-        member = source.choice(list(self._members))
-        rows = self._vulnerable(member, source) if self._calm() else ()
+        member = source.choice(self._members)
+        rows = self._vulnerable(member, source) if self.is_calm() and self._has_peer(member) else ()
         if not len(rows):
             return
         patches: list[Patch] = []
@@ -126,7 +130,7 @@ class Damages:
     def lose_end(self, member: ReplicaMember, source: random.Random) -> None:
         """Take the end of the log of a member that just went down, if the log guarantees to survive that."""
         checkpoints = _checkpoints(member)
-        ready = len(checkpoints) == 2 and self._sim.faults_on and self._calm() and member.writing.restart is None
+        ready = len(checkpoints) == 2 and self._may_forget(member) and member.writing.restart is None
         if not ready:
             return
         low, high = checkpoints
@@ -135,7 +139,7 @@ class Damages:
         covered = member.disk.last_index() >= high.durable_index
         if batch is None or not covered or member.disk.term_at(Index(high.durable_index)) != batch.term:
             return
-        first = max(self._first_index_max, end - LOST_ROWS_MAX)
+        first = max(self._first_index_max, end - LOST_ROWS_MAX, self._first_forgettable(member) or 0)
         if first > low.durable_index:
             return
         start = source.randrange(first, low.durable_index + 1)
@@ -153,36 +157,72 @@ class Damages:
     def lose_copy(self, member: ReplicaMember, source: random.Random) -> None:
         """Lose one copy of hard state or checkpoint, where both are equal now and after a crash."""
         layout = Layout(member.path)
-        twin = source.choice((hard_state_file(layout.hard_state), checkpoint_file(layout.checkpoint)))
+        files = (hard_state_file(layout.hard_state), checkpoint_file(layout.checkpoint), members_file(layout))
+        twin: TwinFile[Any] = source.choice(files)
         if all(twin.load(files).equal for files in (member.files, _after_crash(member))):
             self._sim.counters["copies lost"] += 1
             _lose(member, source.choice(copies(twin.path)), source)
 
     def lose_checkpoint(self, member: ReplicaMember, source: random.Random) -> None:
         """Take both copies of the checkpoint of a member that just went down, if no other one is recovering."""
-        settled = member.disk.hard_state.term > 0 and member.lost_after is None
-        if settled and self._sim.faults_on and self._calm() and member.writing.restart is None:
+        if self._may_lose_file(member):
             self._sim.counters["checkpoints lost"] += 1
             for path in copies(Layout(member.path).checkpoint):
                 _lose(member, path, source)
             member.checkpoint_lost = True
 
+    def lose_members(self, member: ReplicaMember, source: random.Random) -> None:
+        """Take both copies of the members file in the same way; of two voters neither may elect the other then."""
+        if self._may_lose_file(member) and self._first_forgettable(member) is None:
+            self._sim.counters["members files lost"] += 1
+            for path in copies(Layout(member.path).members):
+                _lose(member, path, source)
+            member.members_lost = True
+
+    def _may_lose_file(self, member: ReplicaMember) -> bool:
+        settled = member.disk.hard_state.term > 0 and member.lost_after is None
+        return settled and self._may_forget(member) and member.writing.restart is None
+
+    def _may_forget(self, member: ReplicaMember) -> bool:
+        """Whether a member may forget what it acknowledged."""
+        return self._sim.faults_on and member in self._members and self.is_calm() and self._has_peer(member)
+
+    def _has_peer(self, member: ReplicaMember) -> bool:
+        """Whether another voter has all that is committed."""
+        return bool(self._configuration.configuration.voters - {member.node_id})
+
+    def _first_forgettable(self, member: ReplicaMember) -> int | None:
+        """Return the first entry that may be lost, or None: one of two voters that forgot its members would wait for
+        a person."""
+        voters = self._configuration.configuration.voters
+        return self._configuration.index + 1 if member.node_id in voters and len(voters) == 2 else None
+
+    @property
+    def _configuration(self) -> ConfigurationInForce:
+        return self._sim.checker.configuration
+
     @property
     def _members(self) -> list[ReplicaMember]:
-        return list(self._sim.members.values())
+        return [member for member in self._sim.current if member.life]
 
     @property
     def _first_index_max(self) -> int:
         return max(member.first_index_max for member in self._members)
 
-    def _calm(self) -> bool:
-        """Whether no member has damage or may lack entries that it once acknowledged."""
+    def is_calm(self) -> bool:
+        """Whether no member has damage, is lost or changes, or may lack entries that it once acknowledged."""
         self._look()
-        return self._victim is None and not any(
-            m.lost_after is not None
-            or m.checkpoint_lost
-            or recovering_above(m.files, Layout(m.path), NO_TERM) is not None
-            for m in self._members
+        changes = self._sim.changes
+        return (
+            self._victim is None
+            and (changes is None or changes.is_settled())
+            and not any(
+                m.lost_after is not None
+                or m.checkpoint_lost
+                or m.members_lost
+                or recovering_above(m.files, Layout(m.path), NO_TERM) is not None
+                for m in self._members
+            )
         )
 
     def _look(self) -> None:

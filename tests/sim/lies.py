@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.errors import InvariantViolationError, ProtocolError
-from dledger_core.ids import NO_TERM, TERM_JUMP_MAX, Index, NodeId, Term
+from dledger_core.ids import NO_TERM, TERM_JUMP_MAX, Index, MemberId, Term
 from dledger_core.raft import (
     AppendEntries,
     AppendEntriesResponse,
@@ -41,7 +41,7 @@ class Liar:
         random: draws the details.
     """
 
-    def __init__(self, core: RawNode, others: Sequence[NodeId], random: Random) -> None:
+    def __init__(self, core: RawNode, others: Sequence[MemberId], random: Random) -> None:
         self._status = core.status()
         self._core = core
         self._others = others
@@ -62,10 +62,10 @@ class Liar:
                 found.append(self.contradiction)
         return found
 
-    def _other(self) -> NodeId:
+    def _other(self) -> MemberId:
         return self._random.choice([node for node in self._others if node != self._status.leader_id])
 
-    def _follower(self) -> NodeId:
+    def _follower(self) -> MemberId:
         return self._random.choice([node for node in self._others if node in self._status.progress])
 
     def _far(self) -> Term:
@@ -84,7 +84,7 @@ class Liar:
     def second_leader(self) -> Message:
         return self._heartbeat(self._other(), self._status.term)
 
-    def _heartbeat(self, sender: NodeId, term: Term) -> Message:
+    def _heartbeat(self, sender: MemberId, term: Term) -> Message:
         return Heartbeat(sender=sender, target=self._status.node_id, term=term, commit_index=Index(_FAR), round=1)
 
     def acknowledgement_past_the_end(self) -> Message:

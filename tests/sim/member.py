@@ -8,11 +8,12 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from dledger_core.errors import DLedgerError
-from dledger_core.ids import NO_INDEX, Index, NodeId, Term
+from dledger_core.ids import NO_INDEX, Index, MemberId, Term
 from dledger_core.raft import (
     Batch,
     ConfigurationInForce,
     LogPointers,
+    MemberChange,
     Message,
     RawNode,
     Ready,
@@ -43,13 +44,15 @@ class Member:
         core: the Raft core of a member that is up.
     """
 
-    changes_members: ClassVar[bool] = False
-    """Whether the members of a run change."""
+    drives_changes: ClassVar[bool] = False
+    """Whether a leader takes the steps that a configuration asks for without a request."""
     fault_kinds: ClassVar[tuple[str, ...]] = ()
     """Faults of this kind of member, in addition to those of the simulator."""
+    membership_faults: ClassVar[tuple[str, ...]] = ()
+    """The same, in runs whose members change."""
     core: RawNode
 
-    def __init__(self, sim: Simulator, node_id: NodeId) -> None:
+    def __init__(self, sim: Simulator, node_id: MemberId) -> None:
         self.sim = sim
         self.node_id = node_id
         self.disk = MemoryStore()
@@ -62,6 +65,17 @@ class Member:
     def shared(sim: Simulator) -> object:
         """Return the state of a run that its members share."""
         return None
+
+    @staticmethod
+    def name_of(node: int, store: int = 1) -> MemberId:
+        """Return the name of a store of a node; of a core alone, a node has only one."""
+        del store
+        return MemberId(f"n{node}")
+
+    @staticmethod
+    def may_lose(sim: Simulator) -> bool:
+        """Whether no other fault has cost what only the lost store may have."""
+        return True
 
     @property
     def leads(self) -> bool:
@@ -102,7 +116,10 @@ class Member:
     def receive(self, message: object) -> None:
         raise NotImplementedError
 
-    def unreachable(self, peer: NodeId) -> None:
+    def unreachable(self, peer: MemberId) -> None:
+        raise NotImplementedError
+
+    def propose_change(self, change: MemberChange) -> None:
         raise NotImplementedError
 
     def later(self, delay: int, action: Callable[[], object]) -> None:
@@ -136,10 +153,9 @@ class CoreMember(Member):
     (hard state, truncation, batch, batch, ...), possibly none, and never a part of a batch. No confirmed write is lost.
     """
 
-    changes_members = True
     fault_kinds = ("late_output", "campaign", "depose", "trim")
 
-    def __init__(self, sim: Simulator, node_id: NodeId, seed: int) -> None:
+    def __init__(self, sim: Simulator, node_id: MemberId, seed: int) -> None:
         del seed
         super().__init__(sim, node_id)
         self._snapshots = Snapshots(Random(sim.seed).choice((0, 500, 5000)), sim.founded.voters)
@@ -194,8 +210,11 @@ class CoreMember(Member):
     def receive(self, message: object) -> None:
         self.core.step(message)
 
-    def unreachable(self, peer: NodeId) -> None:
+    def unreachable(self, peer: MemberId) -> None:
         self.core.report_unreachable(peer)
+
+    def propose_change(self, change: MemberChange) -> None:
+        self.core.propose_change(change)
 
     def input(self, action: Callable[[], object]) -> None:
         super().input(action)

@@ -2,17 +2,30 @@
 
 Half of the seeds have none. The others start with two to five voters and spare stores, and a store may be lost
 permanently. All draws have a source of their own: a seed without changes has the same other faults as before.
+
+A complete replica that is lost is a disk that was emptied: its node has a new store from then on, another member, which
+waits until a change admits it.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dledger_core.errors import DLedgerError, MemberChangeRefusedError
-from dledger_core.ids import NodeId
-from dledger_core.raft import AddLearner, Configuration, MemberChange, Promote, Remove, SetAddress, Status
+from dledger_core.ids import MemberId, node_of, store_of
+from dledger_core.raft import (
+    AddLearner,
+    Configuration,
+    MemberChange,
+    ProgressStatus,
+    Promote,
+    Remove,
+    SetAddress,
+    Status,
+)
 
 if TYPE_CHECKING:
     from tests.sim.simulator import Simulator
@@ -30,12 +43,16 @@ class MembershipMix:
         rate: probability of a request in each interval of the schedule.
         eager: requests to each new leader, as soon as it leads.
         loss: probability that a request loses the store of a voter instead.
+        emptied: the same for complete replicas, whose new store the driver of leaders admits to the end.
+        file_loss: probability that the file of members is lost, in each interval.
     """
 
     voters: int
     rate: float
     eager: int
     loss: float
+    emptied: float
+    file_loss: float
 
 
 def draw_membership(seed: int) -> MembershipMix | None:
@@ -48,6 +65,8 @@ def draw_membership(seed: int) -> MembershipMix | None:
         rate=source.choice((0.1, 0.4, 0.8)),
         eager=source.choice((0, 3, 6)),
         loss=source.choice((0.0, 0.05)),
+        emptied=source.choice((0.0, 0.1, 0.3)),
+        file_loss=source.choice((0.0, 0.0, 0.05)),
     )
 
 
@@ -62,13 +81,25 @@ def next_step(status: Status) -> MemberChange | None:
     return None
 
 
+def own_step(configuration: Configuration, progress: Mapping[MemberId, ProgressStatus]) -> MemberChange | None:
+    """Return the step that a leader takes without a request; a replacement ends where the old store responds."""
+    for learner, old in sorted(configuration.replaces.items()):
+        if configuration.is_voter(old) and (old not in progress or progress[old].is_active):
+            return Remove(learner)
+    for learner in sorted(configuration.promote):
+        if learner in progress and progress[learner].is_caught_up:
+            replaced = configuration.replaces.get(learner)
+            return Remove(replaced) if replaced in configuration.voters else Promote(learner)
+    return None
+
+
 class MemberChanges:
     """Asks leaders for changes; ``lost`` has the stores that never return."""
 
     def __init__(self, sim: Simulator, mix: MembershipMix) -> None:
         self._sim = sim
         self.mix = mix
-        self.lost: set[NodeId] = set()
+        self.lost: set[MemberId] = set()
 
     def request(self, source: random.Random) -> None:
         """Ask some leader for a change, or lose a store."""
@@ -76,7 +107,8 @@ class MemberChanges:
         if not leaders:
             return
         leader = source.choice(leaders)
-        if source.random() < self.mix.loss and self._may_lose():
+        loss = self.mix.emptied if self._sim.member_type.drives_changes else self.mix.loss
+        if source.random() < loss and self._may_lose():
             self._lose(source.choice(sorted(leader.core.status().configuration.voters)))
         else:
             leader.input(lambda: self._ask(leader, source))
@@ -90,15 +122,24 @@ class MemberChanges:
         if leader.leads and self._sim.faults_on:
             leader.input(lambda: self._ask(leader, random.Random(self._sim.source.getrandbits(32))))
 
+    def drive(self, leader: Any) -> None:
+        """Take the step that is due without a request, as the driver of a leader does."""
+        status = leader.core.status()
+        change = None if status.is_change_pending else own_step(status.configuration, status.progress)
+        if change is not None:
+            self._propose(leader, change, status)
+
     def _ask(self, leader: Any, source: random.Random) -> None:
         status = leader.core.status()
         change = next_step(status) if source.random() < 0.5 else None
         change = change or self._draw(status, leader.node_id, source)
-        if change is None:
-            return
+        if change is not None:
+            self._propose(leader, change, status)
+
+    def _propose(self, leader: Any, change: MemberChange, status: Status) -> None:
         kind = type(change).__name__
         try:
-            leader.core.propose_change(change)
+            leader.propose_change(change)
         except MemberChangeRefusedError as refused:
             self._sim.counters[f"changes refused: {refused.reason}"] += 1
         except DLedgerError:
@@ -111,15 +152,16 @@ class MemberChanges:
             elif isinstance(change, Promote):
                 self._sim.counters["voters replaced"] += change.member in status.configuration.replaces
 
-    def _draw(self, status: Status, leader: NodeId, source: random.Random) -> MemberChange | None:
+    def _draw(self, status: Status, leader: MemberId, source: random.Random) -> MemberChange | None:
         configuration = status.configuration
         voters, learners = sorted(configuration.voters), sorted(configuration.learners)
-        others = sorted(set(self._sim.names) - set(configuration.members) - self.lost)
+        others = sorted(self._sim.members.keys() - set(configuration.members) - self.lost)
         gone = sorted(self.lost & configuration.voters)
         if gone:
             # Until it is removed no other change is asked for: two voters less may be a majority less.
             waiting = gone[0] not in configuration.replaces.values() and others and source.random() < 0.7
-            return AddLearner(source.choice(others), "a:1", replaces=gone[0]) if waiting else Remove(gone[0])
+            same_node = [other for other in others if node_of(other) == node_of(gone[0])] or others
+            return AddLearner(source.choice(same_node), "a:1", replaces=gone[0]) if waiting else Remove(gone[0])
         draw = source.random()
         if draw < 0.4 and others and len(configuration.members) < VOTERS_MAX:
             replaced = source.choice(voters) if source.random() < 0.3 else None
@@ -130,29 +172,36 @@ class MemberChanges:
             return Promote(source.choice(learners))
         return SetAddress(leader, f"a:{source.randrange(1, 9)}") if len(voters) > 1 else None
 
-    def _admit(self, member: NodeId) -> None:
+    def _admit(self, member: MemberId) -> None:
         """Start a store that has never been a member."""
         store = self._sim.members[member]
         if not store.life:
             self._sim.start(store)
 
-    def _may_lose(self) -> bool:
-        """Whether the group certainly survives the loss of one voter: no smaller configuration is about to count."""
+    def is_settled(self) -> bool:
+        """Whether no configuration is about to count but the committed one, and none of its voters is lost."""
         committed = self._sim.checker.configuration
         started = [member for member in self._sim.members.values() if member.life]
         newest = [member.disk.configurations()[-1] for member in started]
         newest += [member.core._state.log.configurations.in_force for member in started if member.up]
         settled = all(found.index <= committed.index for found in newest)
-        return settled and len(committed.configuration.voters) >= 3 and not self.lost & committed.configuration.voters
+        return settled and not self.lost & committed.configuration.voters
 
-    def _lose(self, member: NodeId) -> None:
+    def _may_lose(self) -> bool:
+        """Whether the group certainly survives the loss of one voter."""
+        enough = len(self._sim.checker.configuration.configuration.voters) >= 3
+        return enough and self.is_settled() and self._sim.member_type.may_lose(self._sim)
+
+    def _lose(self, member: MemberId) -> None:
         self.lost.add(member)
         store = self._sim.members[member]
         self._sim.counters["stores lost"] += 1
         if store.running:
             store.die("crashes")
+        if store_of(member):
+            self._sim.empty_disk(node_of(member))
 
 
-def founded(names: list[NodeId], voters: int) -> Configuration:
+def founded(names: list[MemberId], voters: int) -> Configuration:
     """Return the configuration of the founding."""
     return Configuration(frozenset(names[:voters]))

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dledger_core.ids import NodeId
+from dledger_core.ids import MemberId
 from dledger_core.raft import Message
 
-Link = tuple[NodeId, NodeId]
+Link = tuple[MemberId, MemberId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ NO_FAULTS = NetworkFaults()
 class Network:
     """Draws for each message when its copies arrive, if any; no message arrives on an isolated link."""
 
-    def __init__(self, nodes: Sequence[NodeId], faults: NetworkFaults, source: random.Random, counters: Counter[str]):
-        self.nodes = tuple(nodes)
+    def __init__(self, nodes: Sequence[MemberId], faults: NetworkFaults, source: random.Random, counters: Counter[str]):
+        self.nodes = nodes
         self.faults = faults
         self.isolated: set[Link] = set()
         self._source = source
@@ -64,12 +64,12 @@ class Network:
         """Open all links."""
         self.isolated.clear()
 
-    def partition_some(self, leaders: Sequence[NodeId], source: random.Random) -> None:
+    def partition_some(self, leaders: Sequence[MemberId], source: random.Random) -> None:
         """Isolate links of any kind around some node, mostly around a leader."""
         focus = source.choice(leaders if leaders and source.random() < 0.7 else self.nodes)
         self.partition(source.choice(PARTITIONS), focus, source)
 
-    def partition(self, kind: str, focus: NodeId, source: random.Random) -> None:
+    def partition(self, kind: str, focus: MemberId, source: random.Random) -> None:
         """Isolate links as one of ``PARTITIONS`` says; ``focus`` is the node in its center, often the leader."""
         self._counters["partitions"] += 1
         self.heal()
@@ -95,7 +95,7 @@ class Network:
             case _:
                 raise AssertionError(kind)
 
-    def _isolate(self, some: Sequence[NodeId], others: Sequence[NodeId], *, both: bool) -> None:
+    def _isolate(self, some: Sequence[MemberId], others: Sequence[MemberId], *, both: bool) -> None:
         for a in some:
             for b in others:
                 self.isolated.add((a, b))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dledger_core.config import Peer
 from dledger_core.errors import CorruptRecordError, DLedgerError, IndexOutOfRangeError, UnreachableError
+from dledger_core.ids import node_of
 from dledger_core.record import Records
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
@@ -43,7 +44,11 @@ class SimSource:
     def __init__(self, member: ReplicaMember, peer: Peer) -> None:
         self.peer = peer
         self._member = member
-        self._other: ReplicaMember = member.sim.members[peer.node_id]
+
+    @property
+    def _other(self) -> ReplicaMember:
+        found: ReplicaMember = self._member.sim.store_of(self.peer.node_id)
+        return found
 
     async def open(self, group: str, log_uuid: str | None) -> None:
         del group, log_uuid
@@ -208,9 +213,9 @@ class MemberRepairs:
 
     def _config(self) -> ServerConfig:
         member, sim = self._member, self._sim
-        peers = tuple(Peer(node_id, "sim", 1 + at) for at, node_id in enumerate(sim.members))
+        peers = tuple(Peer(node, "sim", 1 + at) for at, node in enumerate(dict.fromkeys(map(node_of, sim.members))))
         groups, root = (member.path.parent.name,), member.path.parents[1]
-        return ServerConfig(self_id=member.node_id, peers=peers, groups=groups, directory=root, storage=sim.mix.storage)
+        return ServerConfig(self_id=member.node, peers=peers, groups=groups, directory=root, storage=sim.mix.storage)
 
     def _run(self, work: object, on_end: Callable[[object], None]) -> None:
         def end(result: object, error: BaseException | None) -> None:

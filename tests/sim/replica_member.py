@@ -25,21 +25,25 @@ from typing import TYPE_CHECKING, ClassVar
 from dledger_core.checksum import crc32
 from dledger_core.config import Limits
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, DLedgerError, NotLeaderError
-from dledger_core.ids import Index, NodeId, Term, member_id
+from dledger_core.ids import NO_INDEX, Index, MemberId, NodeId, Term, member_id, node_of
 from dledger_core.net import codec
 from dledger_core.net.frame import FrameDecoder
 from dledger_core.net.protocol import FRAME_BYTES_MAX
 from dledger_core.raft import (
+    UNKNOWN,
     AppendEntries,
     Batch,
     Configuration,
+    ConfigurationInForce,
     HardState,
     LogPointers,
     LogRestart,
+    MemberChange,
     Message,
     Proposal,
     RawNode,
     Ready,
+    Role,
 )
 from dledger_core.record import Records, records_of
 from dledger_core.server.replica.environment import Environment
@@ -48,6 +52,7 @@ from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.flow import Budget
 from dledger_core.storage import CommitLog
+from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import TablesSnapshot
 from dledger_core.storage.write.appender import Preallocation
 from dledger_core.storage.write.trim import LogStart
@@ -60,7 +65,7 @@ from tests.sim.safety import check
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.frames import receive
 from tests.support.logs import Row, rows_between
-from tests.support.memory_store import NOT_FOUNDED, MemoryStore
+from tests.support.memory_store import MemoryStore, configurations_of
 
 if TYPE_CHECKING:
     from tests.sim.simulator import Simulator
@@ -80,13 +85,25 @@ def fingerprint(records: Records) -> tuple[int, ...]:
     return tuple(crc32(data[start:stop]) for start, stop in pairwise(accumulate(records.sizes.tolist(), initial=0)))
 
 
+class Fingerprint(tuple[int, ...]):  # noqa: SLOT001 - no tuple has slots with values
+    """Payload of a shadow's batch: a checksum of each record, and the body of a configuration."""
+
+    configuration: bytes | None
+
+
 def shadow_of(batch: Batch) -> Batch:
     """Return the batch with its fingerprint as payload."""
-    return replace(batch, payload=fingerprint(records_of(batch)), nbytes=0)
+    payload = Fingerprint(fingerprint(records_of(batch)))
+    payload.configuration = batch.configuration
+    return replace(batch, payload=payload, nbytes=0)
 
 
 def restart_of(start: LogStart) -> LogRestart:
-    return LogRestart(start.first_index, start.previous_term, None, NOT_FOUNDED)
+    return LogRestart(start.first_index, start.previous_term, None, in_force_of(start.members))
+
+
+def in_force_of(found: ConfigurationEntry) -> ConfigurationInForce:
+    return ConfigurationInForce(found.index, Configuration.from_bytes(found.body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +281,18 @@ class ReplicaMember(Member):
         *("transfer", "clock_jump", "disk_error", "trim", "damage", "lose_end"),
         *("lose_copy", "lose_checkpoint"),
     )
+    membership_faults: ClassVar = ("lose_members",)
+    drives_changes = True
     log: WatchedLog
     replica: SimReplica
     appends: Appends
     repairs: MemberRepairs
 
-    def __init__(self, sim: Simulator, node_id: NodeId, seed: int) -> None:
+    def __init__(self, sim: Simulator, node_id: MemberId, seed: int) -> None:
         super().__init__(sim, node_id)
+        self.node: NodeId = node_of(node_id)
+        self.founded = sim.founded if node_id in sim.founded.voters else UNKNOWN
+        self.disk.in_force_before = ConfigurationInForce(NO_INDEX, self.founded)
         self.files = FaultyFiles(seed)
         self.files.before_sync = self._preallocate
         self.writing = Writing()
@@ -279,8 +301,10 @@ class ReplicaMember(Member):
         """The last entry that survived the loss of the end of this log; None again once a start has shown it."""
         self.checkpoint_lost = False
         """Whether both copies of the checkpoint are lost, until a start has shown it."""
+        self.members_lost = False
+        """Whether both copies of the members file are lost, until a start has shown it."""
         self.lose_end_next: Callable[[], None] | None = None
-        self.path = Path("/store") / GROUP / f"dledger-{node_id}"
+        self.path = Path("/store") / GROUP / f"dledger-{self.node}"
 
     @staticmethod
     def shared(sim: Simulator) -> Shared:
@@ -289,6 +313,14 @@ class ReplicaMember(Member):
     @staticmethod
     def clients(sim: Simulator) -> list[SimClient]:
         return all_clients(sim, sim.shared.history)
+
+    @staticmethod
+    def name_of(node: int, store: int = 1) -> MemberId:
+        return member_id(NodeId(f"n{node}"), str(store))
+
+    @staticmethod
+    def may_lose(sim: Simulator) -> bool:
+        return bool(sim.shared.damages.is_calm())
 
     @property
     def core(self) -> RawNode:
@@ -316,14 +348,19 @@ class ReplicaMember(Member):
 
     def tick(self) -> None:
         self.replica.tick()
+        if self.leads and self.sim.changes is not None:
+            self.sim.changes.drive(self)
 
     def receive(self, message: object) -> None:
         for frame in receive(self.sim.shared.decoder, message):
             for _, decoded in codec.frame_to_messages(frame, self.sim.shared.ends.__getitem__):
                 self.replica.step(decoded)
 
-    def unreachable(self, peer: NodeId) -> None:
-        self.replica.report_unreachable(peer)
+    def unreachable(self, peer: MemberId) -> None:
+        self.replica.report_unreachable(node_of(peer))
+
+    def propose_change(self, change: MemberChange) -> None:
+        self.replica.propose_change(change)
 
     def wall_ms(self) -> int:
         """Return the machine's own clock."""
@@ -356,8 +393,8 @@ class ReplicaMember(Member):
         iteration_delay = self.sim.shared.iteration_delay
         self.replica = SimReplica(
             group=GROUP,
-            member=member_id(self.node_id),
-            configuration=Configuration(frozenset(self.sim.members)),
+            member=self.node_id,
+            configuration=self.founded,
             config=self.sim.mix.raft,
             log=log,
             send=lambda _, message: self._send(message),
@@ -404,6 +441,7 @@ class ReplicaMember(Member):
             b for b in before.batches if writing.truncate_from is not None and b.first_index >= writing.truncate_from
         ]
         kept = before.batches[: len(before.batches) - len(truncated)]
+        newest = [before.in_force_before, *configurations_of(kept)][-1].index
         if self.lost_after is not None:
             covered = [batch for batch in kept if batch.last_index <= self.lost_after]
             check(len(found) >= len(covered), "a repair restored too little", self.node_id, found, covered)
@@ -414,12 +452,29 @@ class ReplicaMember(Member):
             check(log.recovering_marker.above is not None, "a node votes that lost its checkpoint", self.node_id)
             self.checkpoint_lost = False
             self.sim.shared.isolate_leader()
+        if self.members_lost:
+            check(log.recovering_marker.above is not None, "a node votes that lost its members", self.node_id)
+            self.sim.shared.isolate_leader()
         check(found[: len(kept)] == kept, "the log lost durable entries", self.node_id, found, kept)
         rest, new = found[len(kept) :], list(map(shadow_of, writing.batches))
         known = rest in (truncated[: len(rest)], new[: len(rest)])
         check(known, "the log contains entries that were never written", self.node_id, rest, truncated, new)
         self.writing = Writing()
         self.disk = MemoryStore(found, hard_state=log.hard_state, first_index=first_index, prev_term=prev_term)
+        self.disk.in_force_before = before.in_force_before
+        self._compare_configurations(newest)
+
+    def _compare_configurations(self, newest: Index) -> None:
+        """Compare what the store knows of its members with the shadow; ``newest`` is the last durable change."""
+        log, expected = self.log, self.disk.configurations()
+        found = [in_force_of(entry) for entry in log.configurations]
+        founded = expected[0].index == NO_INDEX  # then the store gets it at each start
+        if (founded or self.members_lost) and found[:1] != expected[:1]:
+            del expected[0]
+        check(found == expected, "a store knows other members than its log", self.node_id, found, expected)
+        unknown = newest > log.last_index() or self.members_lost
+        check(log.ends_below_members or not unknown, "a store does not notice that it lost its members", self.node_id)
+        self.members_lost = False
 
     def _compare_start(self, first_index: Index) -> Term:
         """Compare the start of the log with the shadow, which starts there afterwards; return the term before it."""
@@ -486,6 +541,8 @@ class ReplicaMember(Member):
         self.sim.on_ready(self, replace(ready, batches=tuple(map(shadow_of, ready.batches)), reads=()))
         if ready.committed is not None and self.sim.chance(0.1):
             self.sim.shared.compare_tables(self)
+        if ready.soft_state is not None and ready.soft_state.role is Role.LEADER and self.sim.changes is not None:
+            self.sim.changes.on_leader(self)
 
     def _send(self, message: Message) -> None:
         shown = message
@@ -497,8 +554,8 @@ class ReplicaMember(Member):
     # Faults of complete replicas.
 
     def transfer(self, random: Random) -> None:
-        target = random.choice(tuple(self.sim.members))
-        if self.replica.is_leader:
+        target = node_of(random.choice(sorted(self.sim.founded.voters)))
+        if self.replica.is_leader and self.sim.store_of(target).node_id in self.core.configuration.voters:
             self.sim.counters["transfers"] += 1
 
             def transfer() -> None:
@@ -550,6 +607,12 @@ class ReplicaMember(Member):
     def lose_checkpoint(self, random: Random) -> None:
         """Crash, and lose both copies of the checkpoint."""
         self.lose_end_next = partial(self.sim.shared.damages.lose_checkpoint, self, random)
+        if not self.die_in_write():
+            self.die("crashes")
+
+    def lose_members(self, random: Random) -> None:
+        """Crash, and lose both copies of the members file."""
+        self.lose_end_next = partial(self.sim.shared.damages.lose_members, self, random)
         if not self.die_in_write():
             self.die("crashes")
 
@@ -619,4 +682,4 @@ class Shared:
 
     def longest(self) -> ReplicaMember:
         """Return a member whose log starts first: a leader may have sent others to where it was about to trim."""
-        return min(self._sim.members.values(), key=lambda member: member.log.first_index())
+        return min(self._sim.current, key=lambda member: member.log.first_index())

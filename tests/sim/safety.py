@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from dledger_core.ids import NO_INDEX, Index, NodeId, Term
+from dledger_core.ids import NO_INDEX, Index, MemberId, Term
 from dledger_core.raft import (
     AppendEntries,
     AppendEntriesResponse,
@@ -61,20 +61,20 @@ class SafetyChecker:
         lost: disks from before they lost the end of their log; their acknowledgements from then still count.
     """
 
-    def __init__(self, members: dict[NodeId, Member], founded: Configuration) -> None:
+    def __init__(self, members: dict[MemberId, Member], founded: Configuration) -> None:
         self.configuration = ConfigurationInForce(NO_INDEX, founded)
         self.committed: list[Batch] = []
         self.acknowledged: dict[object, Index] = {}
-        self.leaders: dict[Term, NodeId] = {}
-        self.lost: list[tuple[NodeId, MemoryStore]] = []
+        self.leaders: dict[Term, MemberId] = {}
+        self.lost: list[tuple[MemberId, MemoryStore]] = []
         self._members = members
         self._firsts: list[int] = []
-        self._votes: dict[tuple[Term, NodeId], NodeId] = {}
+        self._votes: dict[tuple[Term, MemberId], MemberId] = {}
         self._batches: dict[tuple[Index, Term], tuple[object, int, Term]] = {}
         self._commit_points: list[tuple[Index, Term, Term]] = []
         self._reads: dict[int, Index] = {}
-        self._seen: dict[NodeId, tuple[Term, LogPointers]] = {}
-        self._leader_last_index: dict[tuple[NodeId, Term], int] = {}
+        self._seen: dict[MemberId, tuple[Term, LogPointers]] = {}
+        self._leader_last_index: dict[tuple[MemberId, Term], int] = {}
 
     @property
     def commit_index(self) -> Index:
@@ -178,11 +178,11 @@ class SafetyChecker:
             batch = self.committed_batch(first_index)
             check(batch is not None and batch.payload == payload, "an acknowledged append is lost", payload)
 
-    def _wins(self, member: Member, nodes: Iterable[NodeId]) -> bool:
+    def _wins(self, member: Member, nodes: Iterable[MemberId]) -> bool:
         """Whether ``nodes`` are a majority of the configuration that the member has in force."""
         return member.core._state.configuration.is_quorum(set(nodes))
 
-    def _check_vote(self, member: Member, term: Term, candidate: NodeId) -> None:
+    def _check_vote(self, member: Member, term: Term, candidate: MemberId) -> None:
         given = self._votes.setdefault((term, member.node_id), candidate)
         check(given == candidate, "two votes in one term", member.node_id, term, given, candidate)
         durable = member.disk.hard_state

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dledger_core.config import RaftConfig, StorageConfig
-from dledger_core.ids import Index, NodeId
+from dledger_core.ids import Index, MemberId, NodeId, node_of
 from dledger_core.raft import Message, Ready
 from tests.sim.member import TICK, CoreMember, Member
-from tests.sim.membership import SPARES, MemberChanges, draw_membership, founded
+from tests.sim.membership import SPARES, MemberChanges, MembershipMix, draw_membership, founded
 from tests.sim.network import NO_FAULTS, Network, NetworkFaults
 from tests.sim.safety import SafetyChecker
 from tests.sim.virtual_time import VirtualTime
@@ -164,10 +164,14 @@ def draw_lies(source: random.Random, until: int) -> list[Fault]:
     ]
 
 
-def draw_changes(source: random.Random, rate: float, until: int) -> list[Fault]:
-    """Draw when a leader is asked for a change of members; from a source of its own, like lies."""
+def draw_changes(seed: int, membership: MembershipMix, member_type: type[Any], until: int) -> list[Fault]:
+    """Draw when a leader is asked for a change of members, and what befalls the file of members; from a source of
+    their own, like lies."""
+    rates = {"change": membership.rate} | dict.fromkeys(member_type.membership_faults, membership.file_loss)
+    source = random.Random(f"{seed}/changes")
     return [
-        Fault(at + source.randrange(FAULT_INTERVAL), "change", source.getrandbits(32))
+        Fault(at + source.randrange(FAULT_INTERVAL), kind, source.getrandbits(32))
+        for kind, rate in rates.items()
         for at in range(FAULT_INTERVAL, until, FAULT_INTERVAL)
         if source.random() < rate
     ]
@@ -205,9 +209,9 @@ class Simulator:
         self.mix = mix = draw_mix(random.Random(f"{seed}/mix"), whole=member_type is not CoreMember)
         drawn = draw_schedule(random.Random(f"{seed}/faults"), mix, member_type.fault_kinds, FAULT_TIME)
         drawn += draw_lies(random.Random(f"{seed}/lies"), FAULT_TIME)
-        membership = draw_membership(seed) if member_type.changes_members else None
+        membership = draw_membership(seed)
         if membership is not None:
-            drawn += draw_changes(random.Random(f"{seed}/changes"), membership.rate, FAULT_TIME)
+            drawn += draw_changes(seed, membership, member_type, FAULT_TIME)
         self.faults = drawn if faults is None else list(faults)
         self._continuous = {fault.kind for fault in self.faults if fault.kind in CONTINUOUS}
         self.trace = hashlib.blake2b(digest_size=16) if traced else None
@@ -217,12 +221,14 @@ class Simulator:
         self.client_pause = mix.client_pause
         voters = mix.nodes if membership is None else membership.voters
         spares = 0 if membership is None else SPARES
-        self.names = names = [NodeId(f"n{at}") for at in range(voters + spares)]
-        self.founded = founded(names, voters)
+        self.names: list[MemberId] = [member_type.name_of(at) for at in range(voters + spares)]
+        self.founded = founded(self.names, voters)
         self.changes = None if membership is None else MemberChanges(self, membership)
         off = {kind: 0.0 for kind in NETWORK_FAULTS if kind not in self._continuous}
-        self.network = Network(names, replace(mix.network, **off), self.source, self.counters)
-        self.members: dict[NodeId, Any] = {name: member_type(self, name, self.source.getrandbits(32)) for name in names}
+        self.network = Network(self.names, replace(mix.network, **off), self.source, self.counters)
+        self.members: dict[MemberId, Any] = {}
+        for name in self.names:
+            self.members[name] = member_type(self, name, self.source.getrandbits(32))
         self.checker = SafetyChecker(self.members, self.founded)
         self.shared: Any = member_type.shared(self)
         self._number = 0
@@ -240,7 +246,7 @@ class Simulator:
         self._stop_faults()
         self._demand_progress()
         self.checker.check_disks()
-        for member in self.members.values():
+        for member in self.current:
             member.check_end()
         self.counters["events"] = self.time.events
         self.counters["elections"] = len(self.checker.leaders)
@@ -248,6 +254,24 @@ class Simulator:
         return self.counters
 
     # For members and clients.
+
+    @property
+    def current(self) -> list[Any]:
+        """The members by the newest committed configuration, without those that are lost."""
+        lost = set() if self.changes is None else self.changes.lost
+        members = self.checker.configuration.configuration.members
+        return [self.members[name] for name in members if name not in lost]
+
+    def store_of(self, node: NodeId) -> Any:
+        """Return the newest store of a node."""
+        return [member for name, member in self.members.items() if node_of(name) == node][-1]
+
+    def empty_disk(self, node: NodeId) -> None:
+        """Give a node a new store, another member, which does not start before it is admitted."""
+        stores = sum(node_of(name) == node for name in self.members)
+        name = self.member_type.name_of(int(node.removeprefix("n")), stores + 1)
+        self.names.append(name)
+        self.members[name] = self.member_type(self, name, self.source.getrandbits(32))
 
     def number(self) -> int:
         """Return a new number."""
@@ -288,7 +312,7 @@ class Simulator:
         for arrival in self.network.arrivals(message, self.time.now):
             self.time.after(arrival - self.time.now, self._delivery((message.sender, message.target), data))
 
-    def _delivery(self, link: tuple[NodeId, NodeId], data: object) -> Callable[[], None]:
+    def _delivery(self, link: tuple[MemberId, MemberId], data: object) -> Callable[[], None]:
         member = self.members[link[1]]
 
         def deliver() -> None:
@@ -384,8 +408,9 @@ class Simulator:
         self.client_pause = 60 * TICK
         goal = self.checker.commit_index
         slack += len(self.checker.committed) * TICK
-        self._demand("damage is left", slack, lambda: not any(member.is_damaged for member in self.members.values()))
+        self._demand("damage is left", slack, lambda: not any(member.is_damaged for member in self.current))
         self._demand("a member lags", slack, lambda: self._everywhere(goal))
+        self._demand("a learner is not promoted", slack, lambda: not self._promotes())
         calm = self.time.now + CALM_TICKS * TICK
         self._demand("members differ", slack, lambda: self.time.now > calm and self._everywhere(None))
 
@@ -399,11 +424,14 @@ class Simulator:
 
         self.time.run_until(in_time)
 
+    def _promotes(self) -> bool:
+        """Whether a learner waits for the step that leaders take without a request."""
+        driven = self.changes is not None and self.member_type.drives_changes
+        return driven and bool(self.checker.configuration.configuration.promote)
+
     def _everywhere(self, goal: Index | None) -> bool:
         last_index = self.checker.commit_index if goal is None else goal
-        lost = set() if self.changes is None else self.changes.lost
-        members = set(self.checker.configuration.configuration.members) - lost
-        return all(self.members[name].up and self.members[name].readable_end > last_index for name in members)
+        return all(member.up and member.readable_end > last_index for member in self.current)
 
 
 def replay_command(seed: int, member_type: type[Any]) -> str:

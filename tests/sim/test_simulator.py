@@ -34,6 +34,8 @@ HAPPENED: dict[type[Any], tuple[str, ...]] = {
         *("quarantined starts", "damaged starts", "repaired starts", "live repairs", "crashes in a repair"),
         *("repaired: bits flipped", "repaired: rows flipped", "fetches failed", "ends lost"),
         *("copies lost", "checkpoints lost", "preallocations", "lies refused", "lies without effect"),
+        *("changes: AddLearner", "changes: Promote", "changes: Remove", "groups of one", "snapshots installed"),
+        *("stores lost", "members files lost"),
     ),
 }
 """In enough seeds each of these happens; a simulation in which nothing happens proves nothing."""
