@@ -27,6 +27,8 @@
     |  |- StoreBusyError              another process holds the store; exit code 3
     |  |- StoreIncompleteError        a conversion into the store is not finished; exit code 3
     |  |- QuarantinedError            a broken invariant; until dledger repair
+    |  |- IdentityLostError            forgotten votes: until it is replaced
+    |  |- EndLostError                 forgotten entries: it recovers
     |  |- DiskFailedError             the first write or sync error stops the replica
     |  '- DiskFullError               retriable
     |- ProtocolError                  the other side sent invalid data; the connection is closed
@@ -63,8 +65,10 @@ __all__ = [
     "DiskFailedError",
     "DiskFullError",
     "DuplicateStoreError",
+    "EndLostError",
     "FencedError",
     "FoundingRefusedError",
+    "IdentityLostError",
     "IndexOutOfRangeError",
     "InvariantViolationError",
     "LeadershipLostError",
@@ -367,6 +371,20 @@ class NotUnderstoodError(StorageError):
 
     code = 626
     name = "NOT_UNDERSTOOD"
+
+
+class IdentityLostError(StorageError):
+    """The store has forgotten votes or acknowledgements, as another node remembers; it must not vote."""
+
+    code = 627
+    name = "IDENTITY_LOST"
+
+
+class EndLostError(StorageError):
+    """The store ends before an entry that it has acknowledged, as another node remembers."""
+
+    code = 628
+    name = "END_LOST"
 
 
 class DiskFailedError(StorageError):

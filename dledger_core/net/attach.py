@@ -30,7 +30,6 @@ class Attach:
     last_term: int = wire("lt", "int", "term of its last entry", high=NUMBER_MAX)
     last_index: int = wire("li", "int", "index of its last entry", high=NUMBER_MAX)
     version: int = wire("gv", "int", "highest group version that the node understands", low=0)
-    is_recovering: bool = wire("rv", "bool", "whether it is a recovering voter", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,6 +190,10 @@ class RawNode:
         """End the recovery of a voter because a person decides that the lost entries, if any, stay lost."""
         self._state.end_recovery()
 
+    def lose_end(self) -> None:
+        """Become a recovering voter, because another member remembers more of this log than it contains."""
+        self._state.lose_end()
+
     def campaign(self) -> None:
         """Start an election now; do nothing on a leader or a learner."""
         election.campaign(self._state)

@@ -168,6 +168,15 @@ class RaftState:
         """Whether this member is a recovering voter; see ``recovering_above``."""
         return self.recovering_above is not None
 
+    def lose_end(self) -> None:
+        """Become a recovering voter: another member remembers an acknowledgement of an entry that this log lacks.
+
+        In the next term neither a vote nor an acknowledgement of this member is forgotten.
+        """
+        if self.recovering_above is None:
+            self.recovering_above = self.term
+            self.become_follower(Term(self.term + 1), None)
+
     def update_recovery(self) -> None:
         """End the recovery of a voter that has every entry it may have acknowledged; part of ``step`` and ``advance``.
 

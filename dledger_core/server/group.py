@@ -28,6 +28,8 @@ from dledger_core.errors import (
     BadRequestError,
     CorruptRecordError,
     DLedgerError,
+    EndLostError,
+    IdentityLostError,
     InvariantViolationError,
     OtherLogError,
     QuarantinedError,
@@ -301,7 +303,8 @@ class Group:
         if self._hosted is not None:
             self._hosted.replica.stop(error)
             log, reason = self._hosted.replica.log, str(error) or type(error).__name__
-            mark = log.require_verification if isinstance(error, DLedgerError | OSError) else log.quarantine
+            is_disk = isinstance(error, DLedgerError | OSError) and not isinstance(error, IdentityLostError)
+            mark = log.require_verification if is_disk else log.quarantine
             self._task = asyncio.create_task(self._mark(mark, reason), name=f"quarantine-{self.name}")
         self._host.on_quarantined(error)
 
@@ -334,7 +337,6 @@ class Group:
             Term(last_term),
             Index(last_index),
             GROUP_VERSION,
-            is_recovering=status.is_recovering,
         )
 
     def check_attach(self, theirs: StoreIdentity) -> None:
@@ -344,6 +346,7 @@ class Group:
             UnreachableError: the group is not hosted now; the other node tries again.
             OtherLogError: the store has another log.
             UnknownFeatureError: the node does not know a feature that the group uses.
+            IdentityLostError, EndLostError: the store has forgotten what this node remembers.
         """
         replica = self.services().replica
         ours, node_id = replica.log_uuid, str(node_of(theirs.member))
@@ -362,11 +365,23 @@ class Group:
                 f"upgrade {node_id}",
                 {"group": self.name, "needed": needed, "understood": theirs.version},
             )
+        replica.acknowledged.check(self.name, theirs)
 
     def attach_refused(self, node_id: NodeId, error: DLedgerError) -> None:
-        """Report that another node refused this node's store; a group there that is not hosted now is no news."""
+        """Handle that another node refused this node's store; a group that is not hosted there now is no news.
+
+        A store that has forgotten votes must not vote: it stops until it is replaced. One that has forgotten entries
+        becomes a recovering voter.
+        """
         if not error.retriable:
             _LOG.warning("attach refused by peer: group=%s peer=%s error=%s", self.name, node_id, error)
+        if (hosted := self.hosted) is None:
+            return
+        if isinstance(error, IdentityLostError):
+            self.quarantine(error)
+        elif isinstance(error, EndLostError):
+            hosted.replica.lose_end()
+            self._host.on_hosted(self.name)
 
     def report_address(self, node_id: NodeId, address: str) -> None:
         """Record that a node advertises another address than the known one."""

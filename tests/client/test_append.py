@@ -90,6 +90,13 @@ async def test_append_follows_leader_hint_at_once(group, client):
 
 
 @on_group()
+async def test_requests_carry_learned_log_uuid(group, client):
+    await client.append([b"x"])
+    await client.read(0, 1)
+    assert {header.get("lu") for header in group.asked(Type.APPEND) + group.asked(Type.READ)} == {"uuid"}
+
+
+@on_group()
 async def test_append_waits_for_election(group, client):
     await client.append([b"x"])
     group.leader = None

@@ -34,7 +34,6 @@ class StoreIdentity:
         last_term: term of its last entry.
         last_index: index of its last entry.
         version: the highest group version that the node understands.
-        is_recovering: whether it is a recovering voter, which counts on no entry after its end.
     """
 
     member: MemberId
@@ -43,7 +42,6 @@ class StoreIdentity:
     last_term: Term
     last_index: Index
     version: int
-    is_recovering: bool = False
 
 
 class AttachHost(Protocol):
@@ -114,7 +112,6 @@ class Attachments:
             last_term=identity.last_term,
             last_index=identity.last_index,
             version=identity.version,
-            is_recovering=identity.is_recovering,
         )
         self._send(encode_frame(ATTACH.encode(message)))
 
@@ -144,7 +141,6 @@ class Attachments:
             Term(message.last_term),
             Index(message.last_index),
             message.version,
-            message.is_recovering,
         )
         self._theirs.pop(group, None)
         try:

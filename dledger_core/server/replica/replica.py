@@ -44,6 +44,7 @@ from dledger_core.raft import (
 from dledger_core.record import HEADER_BYTES, MAGIC_DATA, ProposedBatch, records_of
 from dledger_core.server.maintenance.disk_space import SpaceGuard
 from dledger_core.server.maintenance.retention import Pins
+from dledger_core.server.replica.acknowledged import Acknowledged
 from dledger_core.server.replica.append_clock import AppendClock
 from dledger_core.server.replica.change_signal import ChangeSignal, response_within
 from dledger_core.server.replica.environment import Environment
@@ -174,6 +175,7 @@ class Replica:
         self.log = log
         self.space = SpaceGuard(group, log, reserve_bytes, limits)
         self.pins = Pins(limits)
+        self.acknowledged = Acknowledged(log.acknowledged, is_durable=log.config.durability == "fsync")
         self._send = send
         self._on_failed = on_failed
         self._on_configuration = on_configuration
@@ -290,6 +292,7 @@ class Replica:
             try:
                 if self.space.admits(message, self.raft):
                     self.raft.step(message)
+                    self.acknowledged.observe(message)
                     if isinstance(message, Heartbeat) and message.term >= self.soft_state.term:
                         self.log_time.observe(message.log_time_ms)
             except ProtocolError as error:
@@ -628,8 +631,19 @@ class Replica:
         """Queue a job for the thread that writes; an error of it stops the replica."""
         self._disk.run(job)
 
+    def lose_end(self) -> None:
+        """Become a recovering voter, because another node remembers more of this log than it contains."""
+        above = self.raft.status().term
+        self._guard(self.raft.lose_end)
+        self._disk.run(partial(self.log.begin_recovery, above))
+
     def save_checkpoint(self) -> None:
-        """Queue a checkpoint: durable index and commit index, and the tables once the log has grown by a segment."""
+        """Queue a checkpoint: durable index and commit index, what other stores acknowledged, and sometimes the tables.
+
+        The tables follow once the log has grown by a segment.
+        """
+        if (known := self.acknowledged.unwritten()) is not None:
+            self._disk.run(partial(self.log.save_acknowledged, known))
         self._disk.run(partial(self.log.save_checkpoint, self.commit_index))
         if self.log.data_bytes - self._tables_saved_at > self.log.config.data_segment_bytes:
             self._tables_saved_at = self.log.data_bytes

@@ -203,6 +203,11 @@ class Layout:
         return self.meta / "members"
 
     @property
+    def acknowledged(self) -> Path:
+        """Votes and acknowledgements of the other stores, as received here."""
+        return self.meta / "acknowledged"
+
+    @property
     def currterm(self) -> Path:
         """Copy of term and vote for Java; never read by a node."""
         return self.root / "currterm"

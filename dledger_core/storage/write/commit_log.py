@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Final, Self
@@ -44,10 +44,12 @@ from dledger_core.storage.files.meta_files import (
     RecoveringMarker,
     checkpoint_file,
     hard_state_file,
+    load_acknowledged,
     load_checkpoint,
     load_hard_state,
     mark_needs_verification,
     mark_recovering,
+    save_acknowledged,
     save_checkpoint,
     save_hard_state,
 )
@@ -101,6 +103,7 @@ class CommitLog(DurableLog):
         if not is_new and (self._checkpoint is None or saved is None or self._has_lost_configuration()):
             # Before recovery changes anything: the end is lost, although the files may not show it.
             mark_recovering(files, layout, self._hard_state.term)
+        self.acknowledged: Final = load_acknowledged(files, layout)
         self.recovering_marker: Final = RecoveringMarker(files, layout, self._hard_state.term)
         end = self._recover(keep_tail=self.recovering_marker.above is not None)
         self.recovered: Final[RecoveredEnd] = end
@@ -386,6 +389,16 @@ class CommitLog(DurableLog):
         with self._writing():
             self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
             self._write_checkpoint()
+
+    def begin_recovery(self, above: Term) -> None:
+        """Write the marker of a recovering voter. Raises like ``persist``."""
+        with self._writing():
+            self.recovering_marker.begin(above)
+
+    def save_acknowledged(self, known: Mapping[str, tuple[int, int]]) -> None:
+        """Record the newest vote or acknowledgement of each other store. Raises like ``persist``."""
+        with self._writing():
+            save_acknowledged(self._files, self._layout, known)
 
     def end_recovery(self, commit_index: int) -> None:
         """Remove the marker of a recovering voter (``Ready.votes_again``). Raises like ``persist``."""
