@@ -215,5 +215,5 @@ def _control(body: bytes) -> str:
         fields = unpack(body)
     except CorruptRecordError:
         return preview(body)
-    kind = fields.pop("k", "no-op")
-    return visible(" ".join([str(kind), *(f"{name}={value}" for name, value in fields.items())]))
+    kind = fields.pop("k", "" if "voters" in fields else "no-op")
+    return visible(" ".join([str(kind), *(f"{name}={value}" for name, value in fields.items())]).strip())

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 
 from dledger_core.cli.formats import EntryFormat
 from dledger_core.cli.previews import preview, shortened, visible
+from dledger_core.control import pack
 from dledger_core.record import RECORD_SCHEMA
 from dledger_core.rocketmq import encode_messages
 from dledger_core.storage import CommitLog
@@ -185,3 +186,11 @@ def test_shortened_text_fits_each_width(text: str) -> None:
     for width in range(40):
         assert cell_len(preview(text.encode(), width)) <= width
         assert cell_len(preview(text.encode() + b"\xff", width)) <= width
+
+
+def test_configuration_entry_shows_its_members(tmp_path: Path) -> None:
+    log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
+    append(log, [], configuration=pack({"voters": ["n0/a"], "version": 1, "t": 5}))
+    log.close(0)
+    (shown,) = run("dump", tmp_path / "s", "--wide").stdout.splitlines()[1:]
+    assert shown.endswith("(membership) voters=['n0/a'] version=1 t=5")
