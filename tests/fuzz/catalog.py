@@ -21,6 +21,7 @@ from tests.fuzz.targets.small_files import (
     run_control,
     run_hard_state,
     run_log_json,
+    run_members,
     run_peers,
     run_tables,
 )
@@ -48,6 +49,7 @@ TARGETS = {
     "hard_state": Target(run_hard_state, seeds.hard_state),
     "log_json": Target(run_log_json, seeds.log_json),
     "checkpoint": Target(run_checkpoint, seeds.checkpoint),
+    "members": Target(run_members, seeds.members),
     "tables": Target(run_tables, seeds.tables),
     "control": Target(run_control, seeds.control),
     "config": Target(run_config, seeds.config),

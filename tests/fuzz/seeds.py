@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dledger_core.control import Part, pack
 from dledger_core.errors import NotLeaderError
-from dledger_core.ids import NUMBER_MAX, Index, NodeId, Term
+from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, NodeId, Term
 from dledger_core.net import codec
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
@@ -25,7 +25,8 @@ from dledger_core.raft.ready import HardState
 from dledger_core.record import Columns, Records, encode, index_records
 from dledger_core.rocketmq.message.layout import RECORD_BYTES_MIN
 from dledger_core.storage.files.index_file import IndexFile
-from dledger_core.storage.files.layout import LogMeta, save_log_meta
+from dledger_core.storage.files.layout import Layout, LogMeta, save_log_meta
+from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
 from dledger_core.storage.files.meta_files import Checkpoint, hard_state_file, save_checkpoint
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.tables.tables import LogTables
@@ -219,6 +220,18 @@ def log_json() -> Seeds:
 def checkpoint() -> Seeds:
     yield "one", _written(save_checkpoint, Checkpoint(99, 90, 123_456))
     yield "none", _written(save_checkpoint, Checkpoint(-1, -1, 0))
+
+
+def members() -> Seeds:
+    def save(files, path, value) -> None:
+        members_file(Layout(path.parent.parent)).save(files, value)
+        files.replace(path, files.read(path.parent / "members"))
+
+    founded = ConfigurationEntry(NO_INDEX, NO_TERM, b"founded")
+    later = ConfigurationEntry(Index(77), Term(3), bytes(range(256)))
+    yield "founded", _written(save, KnownConfigurations((founded,)))
+    yield "later", _written(save, KnownConfigurations((founded, later), next_start=(Index(500), (later,))))
+    yield "lost", _written(save, KnownConfigurations(lost=True))
 
 
 def _bodies() -> list[bytes]:

@@ -14,6 +14,7 @@ from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, S
 from dledger_core.ids import Index
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
+from dledger_core.storage.files.members_file import members_file
 from dledger_core.storage.files.meta_files import load_checkpoint, load_hard_state, save_checkpoint, save_hard_state
 from dledger_core.storage.read.visibility import Visibility
 from dledger_core.storage.tables.tables import LogTables
@@ -94,6 +95,19 @@ def run_checkpoint(data: bytes) -> None:
         again = json.loads(files.read(path) or b"")
         expect(again.keys() == json.loads(data).keys(), "a damaged checkpoint was taken", it=found)
         expect(load_checkpoint(files, path) == found, "the checkpoint changes when written again", it=found)
+
+
+def run_members(data: bytes) -> None:
+    """Input: one copy; the other one is missing. A damaged one counts as lost."""
+    twin = members_file(Layout(STORE))
+    files = files_with(twin.path, data)
+    with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
+        found = twin.load(files).value
+    if found is not None:
+        indexes = [entry.index for entry in found.entries]
+        expect(indexes == sorted(set(indexes)), "configurations out of order", it=found)
+        twin.save(files, found)
+        expect(twin.load(files).value == found, "the configurations change when written again", it=found)
 
 
 def run_tables(data: bytes) -> None:
