@@ -42,6 +42,8 @@ from dledger_core.server.replica.replica import Replica
 Admit = Callable[[NodeId, str | None, Configuration], Awaitable[tuple[str, str]]]
 """Makes the store of a waiting node a store of the log; returns its uuid and the node's address (``Admissions``)."""
 
+_LOOK_S: Final = 0.2
+"""Interval at which a leader checks whether a step is due; a check costs more than a tick."""
 LEADER: Final = "leader"
 """Who, in the admin log, takes the steps that no client asked for."""
 
@@ -149,6 +151,7 @@ class Membership:
         self._addresses: dict[NodeId, str] = {}
         self._samples: dict[MemberId, tuple[float, int]] = {}
         self._led_since: float | None = None
+        self._next_look = 0.0
         self._steps: set[asyncio.Task[None]] = set()
 
     # --- reports ---------------------------------------------------------------------------------------------
@@ -353,10 +356,13 @@ class Membership:
             self._samples.clear()
             return
         configuration = replica.raft.configuration
-        if not (configuration.promote or self._addresses):
+        if not (configuration.learners or self._addresses):
             self._samples.clear()
             return
         now = self._now_s()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_S
         if self._led_since is None:
             self._led_since = now
         status = replica.raft.status()
