@@ -12,6 +12,7 @@ from dledger_core.ids import NO_INDEX, Index, MemberId, Term
 from dledger_core.raft import (
     Batch,
     ConfigurationInForce,
+    HardState,
     LogPointers,
     MemberChange,
     Message,
@@ -51,6 +52,8 @@ class Member:
     membership_faults: ClassVar[tuple[str, ...]] = ()
     """The same, in runs whose members change."""
     core: RawNode
+    recovering_above: Term | None = None
+    """Term above which a core alone, which lost the end of its log, recovers; it survives the process."""
 
     def __init__(self, sim: Simulator, node_id: MemberId) -> None:
         self.sim = sim
@@ -154,6 +157,7 @@ class CoreMember(Member):
     """
 
     fault_kinds = ("late_output", "campaign", "depose", "trim")
+    membership_faults = ("lose_end",)
 
     def __init__(self, sim: Simulator, node_id: MemberId, seed: int) -> None:
         del seed
@@ -162,6 +166,8 @@ class CoreMember(Member):
         if node_id in sim.founded.voters:
             self.disk.in_force_before = ConfigurationInForce(NO_INDEX, sim.founded)
         self._checkpoint = NO_INDEX
+        self.newest_configuration = self.disk.in_force_before.index
+        """Index of the newest configuration entry that this disk had; lowered when the entry is truncated."""
         self._unpersisted: deque[Ready] = deque()
         self._proposed: dict[Index, Batch] = {}
         self._disk_free_at = 0
@@ -188,6 +194,8 @@ class CoreMember(Member):
             noop=lambda _: Proposal(f"noop{self.sim.number()}", 1, 0),
             configuration_entry=configuration_entry,
             snapshot_payloads=self._snapshots,
+            recovering_above=self.recovering_above,
+            ends_below_members=self.newest_configuration > self.disk.last_index(),
         )
         self._snapshots.core = self.core
         self.joined()
@@ -200,9 +208,15 @@ class CoreMember(Member):
         self.sim.counters["writes lost"] += len(writes) - kept
         for write in writes[:kept]:
             self.disk.write(write)
+        self._record_configuration(any(not isinstance(write, HardState) for write in writes[:kept]))
         self.running = self.up = False
         self.life += 1
         self.sim.on_down(self)
+
+    def _record_configuration(self, changed: bool) -> None:
+        """Repeat on the disk which configuration is the newest one of its log, if the log changed."""
+        if changed:
+            self.newest_configuration = self.disk.configurations()[-1].index
 
     def tick(self) -> None:
         self.core.tick()
@@ -239,6 +253,8 @@ class CoreMember(Member):
             self.sim.checker.on_step(self)
 
     def _report(self, ready: Ready) -> None:
+        if ready.votes_again:
+            self.recovering_above = None
         if ready.soft_state is not None and ready.soft_state.role is not Role.LEADER:
             self._proposed.clear()
         if ready.soft_state is not None and ready.soft_state.role is Role.LEADER and self.sim.changes is not None:
@@ -263,6 +279,7 @@ class CoreMember(Member):
         for _ in range(self.sim.source.randrange(1, len(self._unpersisted) + 1) if self.sim.chance(0.3) else 1):
             ready = self._unpersisted.popleft()
             self.disk.apply(ready)
+            self._record_configuration(bool(ready.batches or ready.restart or ready.truncate_from is not None))
             self._send(ready.persisted_messages)
             number = ready.number
         self.input(lambda: self.core.advance(number))
@@ -296,6 +313,20 @@ class CoreMember(Member):
                 RequestVoteResponse(sender=other, target=self.node_id, term=term, granted=False, pre=False)
             )
         )
+
+    def lose_end(self, random: Random) -> None:
+        """Crash, and lose the end of the log, perhaps with the newest configuration; the hard state is kept."""
+        self.die("crashes")
+        batches = self.disk.batches
+        count = min(random.choice((1, 2, 5, 20)), len(batches) - 1)
+        if count < 1 or not self.sim.changes.may_lose_end(self, self.disk.configurations_without(count)):
+            return
+        self.sim.counters["ends lost"] += 1
+        self.sim.checker.lost.append((self.node_id, self.disk.copy()))
+        self.disk.write(batches[-count].first_index)
+        self.sim.counters["ends lost below the members"] += self.newest_configuration > self.disk.last_index()
+        self._checkpoint = min(self._checkpoint, random.choice((NO_INDEX, self.disk.last_index())))
+        self.recovering_above = self.disk.hard_state.term
 
     def trim(self, random: Random) -> None:
         """Delete committed entries of the disk, also such that another member still needs."""

@@ -19,6 +19,7 @@ from dledger_core.ids import MemberId, node_of, store_of
 from dledger_core.raft import (
     AddLearner,
     Configuration,
+    ConfigurationInForce,
     MemberChange,
     ProgressStatus,
     Promote,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tests.sim.simulator import Simulator
 
 SPARES = 4
-VOTERS_MAX = 6
+MEMBERS_MAX = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,9 @@ class MembershipMix:
         loss: probability that a request loses the store of a voter instead.
         emptied: the same for complete replicas, whose new store the driver of leaders admits to the end.
         file_loss: probability that the file of members is lost, in each interval.
+        split: probability that the network splits when a member becomes leader or appends a change, before the others
+            receive it. Dangerous are the changes that some members have and others have not.
+        lost_ends: probability that a member loses the end of its log, in each interval of the schedule.
     """
 
     voters: int
@@ -53,6 +57,8 @@ class MembershipMix:
     loss: float
     emptied: float
     file_loss: float
+    split: float
+    lost_ends: float
 
 
 def draw_membership(seed: int) -> MembershipMix | None:
@@ -61,12 +67,14 @@ def draw_membership(seed: int) -> MembershipMix | None:
     if source.random() < 0.5:
         return None
     return MembershipMix(
-        voters=source.choice((2, 3, 4, 4, 5)),
+        voters=source.choice((2, 3, 4, 4, 4, 5)),
         rate=source.choice((0.1, 0.4, 0.8)),
-        eager=source.choice((0, 3, 6)),
+        eager=source.choice((0, 6, 12)),
         loss=source.choice((0.0, 0.05)),
         emptied=source.choice((0.0, 0.1, 0.3)),
         file_loss=source.choice((0.0, 0.0, 0.05)),
+        split=source.choice((0.0, 0.5, 0.9)),
+        lost_ends=source.choice((0.0, 0.0, 0.05)),
     )
 
 
@@ -115,8 +123,10 @@ class MemberChanges:
 
     def on_leader(self, leader: Any) -> None:
         """Ask a new leader at once, as the driver of a node does that continues what it finds."""
+        if self._sim.strikes("split"):
+            self._split(leader, ("halves",))
         for _ in range(self.mix.eager if self._sim.faults_on else 0):
-            leader.later(self._sim.source.randrange(1, 60), lambda: self._ask_soon(leader))
+            leader.later(self._sim.source.randrange(1, 150), lambda: self._ask_soon(leader))
 
     def _ask_soon(self, leader: Any) -> None:
         if leader.leads and self._sim.faults_on:
@@ -131,8 +141,10 @@ class MemberChanges:
 
     def _ask(self, leader: Any, source: random.Random) -> None:
         status = leader.core.status()
-        change = next_step(status) if source.random() < 0.5 else None
-        change = change or self._draw(status, leader.node_id, source)
+        # Until a lost store is removed no other change is asked for: two voters less may be a majority less.
+        gone = sorted(self.lost & status.configuration.voters)
+        change = next_step(status) if source.random() < 0.5 and not gone else None
+        change = change or (self._replace(status, gone[0], source) if gone else self._draw(status, leader, source))
         if change is not None:
             self._propose(leader, change, status)
 
@@ -147,30 +159,56 @@ class MemberChanges:
         else:
             self._sim.counters[f"changes: {kind}"] += 1
             self._sim.note("change", leader.node_id, change)
+            if self._sim.chance(0.5) and self._sim.strikes("split"):
+                self._split(leader, ("isolate", "cannot send"))
             if isinstance(change, AddLearner):
                 self._admit(change.member)
             elif isinstance(change, Promote):
                 self._sim.counters["voters replaced"] += change.member in status.configuration.replaces
 
-    def _draw(self, status: Status, leader: MemberId, source: random.Random) -> MemberChange | None:
+    def _split(self, leader: Any, kinds: tuple[str, ...]) -> None:
+        self._sim.network.partition(self._sim.source.choice(kinds), leader.node_id, self._sim.source)
+
+    def _others(self, configuration: Configuration) -> list[MemberId]:
+        return sorted(self._sim.members.keys() - set(configuration.members) - self.lost)
+
+    def _replace(self, status: Status, gone: MemberId, source: random.Random) -> MemberChange:
+        """Replace a lost store, by a new one of its node if there is one, or just remove it."""
+        configuration = status.configuration
+        others = self._others(configuration)
+        same_node = [other for other in others if node_of(other) == node_of(gone)] or others
+        waits = gone not in configuration.replaces.values() and others and source.random() < 0.7
+        return AddLearner(source.choice(same_node), "a:1", replaces=gone) if waits else Remove(gone)
+
+    def _draw(self, status: Status, leader: Any, source: random.Random) -> MemberChange | None:
         configuration = status.configuration
         voters, learners = sorted(configuration.voters), sorted(configuration.learners)
-        others = sorted(self._sim.members.keys() - set(configuration.members) - self.lost)
-        gone = sorted(self.lost & configuration.voters)
-        if gone:
-            # Until it is removed no other change is asked for: two voters less may be a majority less.
-            waiting = gone[0] not in configuration.replaces.values() and others and source.random() < 0.7
-            same_node = [other for other in others if node_of(other) == node_of(gone[0])] or others
-            return AddLearner(source.choice(same_node), "a:1", replaces=gone[0]) if waiting else Remove(gone[0])
-        draw = source.random()
-        if draw < 0.4 and others and len(configuration.members) < VOTERS_MAX:
+        others = self._others(configuration)
+        # The size stays near that of the founding: dangerous are even sizes, where a configuration with one voter more
+        # or less and another such one may have majorities without a common member.
+        few, draw = len(voters) < self.mix.voters, source.random()
+        if draw < (0.6 if few else 0.3) and others and len(configuration.members) < MEMBERS_MAX:
             replaced = source.choice(voters) if source.random() < 0.3 else None
-            return AddLearner(source.choice(others), "a:1", promote=source.random() < 0.7, replaces=replaced)
-        if draw < 0.85:
+            return AddLearner(source.choice(others), "a:1", promote=source.random() < 0.8, replaces=replaced)
+        if draw < (0.7 if few else 0.85):
             return Remove(source.choice(voters if source.random() < 0.8 else configuration.members))
         if draw < 0.95 and learners:
             return Promote(source.choice(learners))
-        return SetAddress(leader, f"a:{source.randrange(1, 9)}") if len(voters) > 1 else None
+        return SetAddress(leader.node_id, f"a:{source.randrange(1, 9)}") if len(voters) > 1 else None
+
+    def may_lose_end(self, member: Any, known: list[ConfigurationInForce]) -> bool:
+        """Whether the loss of a member's end loses nothing that is committed, if all goes well.
+
+        Two lost ends at once may lose it, and so may that of the only voter, which continues without.
+        """
+        others = [other for other in self._sim.members.values() if other is not member]
+        alone = known[-1].configuration.is_sole_voter(member.node_id)
+        return not (alone or self.lost or any(other.recovering_above is not None for other in others))
+
+    @property
+    def waits_for_person(self) -> bool:
+        """Whether the group may have no majority that votes, because a voter lost the end of its log."""
+        return any(member.recovering_above is not None for member in self._sim.members.values())
 
     def _admit(self, member: MemberId) -> None:
         """Start a store that has never been a member."""
@@ -189,7 +227,7 @@ class MemberChanges:
 
     def _may_lose(self) -> bool:
         """Whether the group certainly survives the loss of one voter."""
-        enough = len(self._sim.checker.configuration.configuration.voters) >= 3
+        enough = len(self._sim.checker.configuration.configuration.voters) >= 3 and not self.waits_for_person
         return enough and self.is_settled() and self._sim.member_type.may_lose(self._sim)
 
     def _lose(self, member: MemberId) -> None:

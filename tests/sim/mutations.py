@@ -3,10 +3,13 @@
 ``found_by`` names how: ``core`` = seeds of the Raft core alone, ``whole`` = seeds of complete replicas, otherwise the
 test that fails (``FILE::TEST``, of another room ``ROOM/FILE::TEST``), or a file with such tests. The tests serve where
 a random run would have to be lucky. A guard is its text; it occurs once in its room, in whatever file.
+
+python -m tests.sim.mutations NAME --seeds 0..4999    run the seeds without this guard, up to one that fails
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -59,6 +62,7 @@ MUTATIONS: Final = load()
 NAMED: Final = {mutation.name: mutation for mutation in MUTATIONS}
 LIKELY_SEEDS: Final = {
     "a read is answered by old echoes": 273,
+    "majorities of two changes decide without a common member": 495,
     "a recovering voter votes at once": 59,
     "a recovering voter trusts a leader of the same term": 23,
     "the page cache after a failed sync is trusted": 15,
@@ -126,3 +130,23 @@ def attempt(name: str) -> str:
         if mutation.found_by in ("core", "whole"):
             return failing_seed(Path(directory), mutation)
         return failing_test(Path(directory), mutation)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.mutations", description="Run seeds without one guard.")
+    parser.add_argument("name", choices=[name for name, found in NAMED.items() if found.found_by in ("core", "whole")])
+    parser.add_argument("--seeds", default="0..4999", help="first and last seed, inclusive [default: 0..4999]")
+    parser.add_argument("--jobs", type=int, default=1, help="processes [default: 1]")
+    options = parser.parse_args()
+    mutation = NAMED[options.name]
+    core = ["--core"] if mutation.found_by == "core" else []
+    with tempfile.TemporaryDirectory() as directory:
+        mutate(Path(directory), mutation)
+        seeds = ["--seeds", options.seeds, "--jobs", str(options.jobs)]
+        run = run_python(Path(directory), "-m", "tests.sim", *core, "--no-shrink", *seeds)
+    sys.stdout.write(run.stdout + run.stderr)
+    sys.exit(0 if run.returncode else "no seed fails")
+
+
+if __name__ == "__main__":
+    main()

@@ -127,7 +127,7 @@ def draw_mix(source: random.Random, *, whole: bool) -> Mix:
 
 CONTINUOUS = (
     *(*NETWORK_FAULTS, "disk_stall", "late_output", "write_crash", "process_only", "mark_refused"),
-    "preallocate",
+    *("preallocate", "split"),
 )
 """Faults that strike with their rate all the time; the schedule turns each of them on as a whole."""
 TIMED = ("crash", "partition", "heal", "stall", "unreachable")
@@ -165,9 +165,10 @@ def draw_lies(source: random.Random, until: int) -> list[Fault]:
 
 
 def draw_changes(seed: int, membership: MembershipMix, member_type: type[Any], until: int) -> list[Fault]:
-    """Draw when a leader is asked for a change of members, and what befalls the file of members; from a source of
-    their own, like lies."""
-    rates = {"change": membership.rate} | dict.fromkeys(member_type.membership_faults, membership.file_loss)
+    """Draw when a leader is asked for a change of members, and what befalls the ends of logs or the file of members;
+    from a source of their own, like lies."""
+    loss = membership.file_loss if member_type.drives_changes else membership.lost_ends
+    rates = {"change": membership.rate} | dict.fromkeys(member_type.membership_faults, loss)
     source = random.Random(f"{seed}/changes")
     return [
         Fault(at + source.randrange(FAULT_INTERVAL), kind, source.getrandbits(32))
@@ -207,9 +208,10 @@ class Simulator:
         self.member_type = member_type
         self.source = random.Random(seed)
         self.mix = mix = draw_mix(random.Random(f"{seed}/mix"), whole=member_type is not CoreMember)
+        membership = draw_membership(seed)
+        mix.rates["split"] = 0.0 if membership is None or member_type.drives_changes else membership.split
         drawn = draw_schedule(random.Random(f"{seed}/faults"), mix, member_type.fault_kinds, FAULT_TIME)
         drawn += draw_lies(random.Random(f"{seed}/lies"), FAULT_TIME)
-        membership = draw_membership(seed)
         if membership is not None:
             drawn += draw_changes(seed, membership, member_type, FAULT_TIME)
         self.faults = drawn if faults is None else list(faults)
@@ -244,10 +246,16 @@ class Simulator:
                 self.time.after(fault.at, lambda fault=fault: self._strike(fault))
         self.time.run_until(lambda: self.time.now >= FAULT_TIME)
         self._stop_faults()
-        self._demand_progress()
-        self.checker.check_disks()
-        for member in self.current:
-            member.check_end()
+        try:
+            self._demand_progress()
+        except LivenessError:
+            if self.changes is None or not self.changes.waits_for_person:
+                raise
+            self.counters["groups that wait for a person"] += 1
+        else:
+            self.checker.check_disks()
+            for member in self.current:
+                member.check_end()
         self.counters["events"] = self.time.events
         self.counters["elections"] = len(self.checker.leaders)
         self.counters["committed batches"] = len(self.checker.committed)

@@ -26,7 +26,7 @@ HAPPENED: dict[type[Any], tuple[str, ...]] = {
         *("trims", "stalls", "disk stalls", "snapshots installed", "writes lost"),
         *("lies refused", "lies without effect", "lies quarantined"),
         *("changes: AddLearner", "changes: Promote", "changes: Remove", "changes undone", "stores lost"),
-        *("voters replaced", "groups of one", "changes refused: no-commit-in-term"),
+        *("voters replaced", "groups of one", "changes refused: no-commit-in-term", "ends lost below the members"),
     ),
     ReplicaMember: (
         *("elections", "crashes", "power losses", "disk errors", "partitions", "lost", "truncations", "acknowledged"),

@@ -124,6 +124,10 @@ class MemoryStore:
         """Return the configurations of the log, after the one in force before it."""
         return [self.in_force_before, *configurations_of(self.batches)]
 
+    def configurations_without(self, count: int) -> list[ConfigurationInForce]:
+        """Return the same of the log without its last ``count`` batches."""
+        return [self.in_force_before, *configurations_of(self.batches[: len(self.batches) - count])]
+
     def copy(self) -> MemoryStore:
         """Returns an independent disk with the same content."""
         twin = MemoryStore(hard_state=self.hard_state)
