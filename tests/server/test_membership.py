@@ -56,6 +56,10 @@ def test_next_step_follows_from_the_configuration_alone(
     assert next_step(configuration, known) == expected
 
 
+def test_replacement_ends_when_the_old_store_leads() -> None:
+    assert next_step(REPLACING, {N0: progress(), N1: progress(), NEW: progress()}) == Remove(NEW)
+
+
 class Cluster(ReplicaGroup):
     """A group with the membership service of each member.
 

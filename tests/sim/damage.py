@@ -220,6 +220,7 @@ class Damages:
                 m.lost_after is not None
                 or m.checkpoint_lost
                 or m.members_lost
+                or m.disk.configurations()[-1].configuration.is_unknown
                 or recovering_above(m.files, Layout(m.path), NO_TERM) is not None
                 for m in self._members
             )

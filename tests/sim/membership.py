@@ -10,7 +10,6 @@ waits until a change admits it.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +20,12 @@ from dledger_core.raft import (
     Configuration,
     ConfigurationInForce,
     MemberChange,
-    ProgressStatus,
     Promote,
     Remove,
     SetAddress,
     Status,
 )
+from dledger_core.server.services import membership
 
 if TYPE_CHECKING:
     from tests.sim.simulator import Simulator
@@ -79,23 +78,11 @@ def draw_membership(seed: int) -> MembershipMix | None:
 
 
 def next_step(status: Status) -> MemberChange | None:
-    """Return the next step of what the configuration says: promotions, and removals before them."""
+    """Return the next step of a replacement that goes on although the old store responds."""
     configuration = status.configuration
     for learner in sorted(configuration.promote):
         progress = status.progress.get(learner)
         if progress is not None and progress.is_caught_up:
-            replaced = configuration.replaces.get(learner)
-            return Remove(replaced) if replaced in configuration.voters else Promote(learner)
-    return None
-
-
-def own_step(configuration: Configuration, progress: Mapping[MemberId, ProgressStatus]) -> MemberChange | None:
-    """Return the step that a leader takes without a request; a replacement ends where the old store responds."""
-    for learner, old in sorted(configuration.replaces.items()):
-        if configuration.is_voter(old) and (old not in progress or progress[old].is_active):
-            return Remove(learner)
-    for learner in sorted(configuration.promote):
-        if learner in progress and progress[learner].is_caught_up:
             replaced = configuration.replaces.get(learner)
             return Remove(replaced) if replaced in configuration.voters else Promote(learner)
     return None
@@ -134,8 +121,10 @@ class MemberChanges:
 
     def drive(self, leader: Any) -> None:
         """Take the step that is due without a request, as the driver of a leader does."""
+        if not leader.core.configuration.promote:
+            return
         status = leader.core.status()
-        change = None if status.is_change_pending else own_step(status.configuration, status.progress)
+        change = None if status.is_change_pending else membership.next_step(status.configuration, status.progress)
         if change is not None:
             self._propose(leader, change, status)
 

@@ -9,6 +9,7 @@ import pytest
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId, Position, Term
+from dledger_core.raft import UNKNOWN
 from dledger_core.raft.ready import HardState
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.layout import Layout
@@ -295,6 +296,23 @@ def test_store_that_lost_both_copies_recovers_until_a_leader_compared_its_log() 
     log.persist(HardState(Term(2), None), None, [])
     log.end_recovery(3)
     assert not reopened(files).ends_below_members
+
+
+def test_trimmed_store_that_lost_both_copies_knows_no_group_after_its_recovery() -> None:
+    files, log = founded()
+    append(log, [bytes(300)] * 5)
+    assert log.trim(7, NO_TABLES, log.last_index()) > 2
+    log.close()
+    remove(files, *copies(LAYOUT.members))
+    log = reopened(files)
+    unknown = ConfigurationEntry(NO_INDEX, NO_TERM, UNKNOWN.to_bytes())
+    assert (log.ends_below_members, known(log)) == (True, [unknown]), "not what the group was founded with"
+    log.persist(HardState(Term(2), None), None, [])
+    log.end_recovery(log.last_index())
+    log = reopened(files)
+    assert (log.ends_below_members, known(log)) == (False, [unknown])
+    append(log, [], term=2, configuration=b"fourth")
+    assert [found.body for found in known(reopened(files))] == [unknown.body, b"fourth"]
 
 
 def test_new_store_without_the_file_has_lost_nothing() -> None:

@@ -100,10 +100,10 @@ def next_step(configuration: Configuration, progress: Mapping[MemberId, Progress
     """Return the change that a leader makes next without a command, or None. No change may be pending.
 
     A replacement is called off while the old store answers and its removal is not appended: its data may be the only
-    copy of something, and with it back there is nothing to replace.
+    copy of something, and with it back there is nothing to replace. A leader, which has no progress, is back too.
     """
     for learner, old in sorted(configuration.replaces.items()):
-        if configuration.is_voter(old) and old in progress and progress[old].is_active:
+        if configuration.is_voter(old) and (old not in progress or progress[old].is_active):
             return Remove(learner)
     for learner in sorted(configuration.promote):
         if learner in progress and progress[learner].is_caught_up:

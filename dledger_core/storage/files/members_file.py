@@ -17,6 +17,7 @@ from typing import Any
 
 from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, Term
 from dledger_core.raft.batch import Batch
+from dledger_core.raft.configuration import UNKNOWN
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.twin_file import TwinFile
 
@@ -99,6 +100,16 @@ class KnownConfigurations:
             return self
         new_first, entries = self.next_start
         return KnownConfigurations(entries if new_first == first_index else self.entries, self.lost)
+
+    def completed(self, first_index: int) -> KnownConfigurations:
+        """Return the content with UNKNOWN before a log that starts here, if it was lost what precedes the log.
+
+        The configuration that the group was founded with may be out of date: by it, a voter might believe it is alone.
+        """
+        known = bool(self.entries) and self.entries[0].index < first_index
+        if not self.lost or known or first_index == 0:
+            return self
+        return self.with_entries([ConfigurationEntry(NO_INDEX, NO_TERM, UNKNOWN.to_bytes())], self.entries)
 
     def checked(self, first_index: int, last_index: int, term_at: Callable[[int], int]) -> KnownConfigurations:
         """Return the content without entries that were truncated: the log has another term there."""

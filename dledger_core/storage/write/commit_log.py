@@ -144,7 +144,8 @@ class CommitLog(DurableLog):
         covered = NO_INDEX if known.lost or self._checkpoint is None else self._checkpoint.durable_index
         begin = max(end.first_index, covered + 1)
         found = log_queries.configuration_entries(self._reader, begin, end.last_index + 1)
-        return known.with_entries({entry.index: entry for entry in (*found, *known.entries)}.values())
+        entries = {entry.index: entry for entry in (*found, *known.entries)}.values()
+        return known.with_entries(entries).completed(end.first_index)
 
     @classmethod
     def open(
