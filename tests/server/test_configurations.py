@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgpack
+
 from dledger_core import control
 from dledger_core.ids import Index, MemberId
 from dledger_core.raft import AddLearner, Configuration, ConfigurationInForce, Remove
+from dledger_core.server.replica.snapshot import SnapshotInstalls
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import HandDriven
 
@@ -53,6 +56,14 @@ def test_configuration_in_force_is_reported_at_start_and_at_each_change() -> Non
     files.crash(0.0)
     again = opened(files)
     assert again.configurations == [n0.configurations[-1]]
+
+
+def test_snapshot_carries_the_configuration_before_its_first_entry() -> None:
+    n0, index = changed(FaultyFiles())
+    installs = SnapshotInstalls(n0.log, lambda: n0.replica.tables, n0.replica.raft.configuration_before)
+    packed = [msgpack.unpackb(installs.pack(Index(first)))["members"] for first in (index, index + 1)]
+    before, after = (n0.configurations[at].configuration.to_bytes() for at in (0, 1))
+    assert packed == [[-1, before], [index, after]]
 
 
 def test_sole_voter_that_lost_the_entry_of_a_second_one_does_not_lead() -> None:
