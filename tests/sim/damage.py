@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dledger_core.ids import NO_TERM, Index
-from dledger_core.raft import ConfigurationInForce
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.members_file import members_file
@@ -113,7 +112,7 @@ class Damages:
     def strike(self, source: random.Random) -> None:
         """Damage something on some member, unless a member has damage or may lack acknowledged entries."""
         member = source.choice(self._members)
-        rows = self._vulnerable(member, source) if self.is_calm() and self._has_peer(member) else ()
+        rows = self._vulnerable(member, source) if self.is_calm() and self._has_peers(member, 2) else ()
         if not len(rows):
             return
         patches: list[Patch] = []
@@ -130,7 +129,7 @@ class Damages:
     def lose_end(self, member: ReplicaMember, source: random.Random) -> None:
         """Take the end of the log of a member that just went down, if the log guarantees to survive that."""
         checkpoints = _checkpoints(member)
-        ready = len(checkpoints) == 2 and self._may_forget(member) and member.writing.restart is None
+        ready = len(checkpoints) == 2 and self._may_forget(member, 2) and member.writing.restart is None
         if not ready:
             return
         low, high = checkpoints
@@ -139,7 +138,7 @@ class Damages:
         covered = member.disk.last_index() >= high.durable_index
         if batch is None or not covered or member.disk.term_at(Index(high.durable_index)) != batch.term:
             return
-        first = max(self._first_index_max, end - LOST_ROWS_MAX, self._first_forgettable(member) or 0)
+        first = max(self._first_index_max, end - LOST_ROWS_MAX)
         if first > low.durable_index:
             return
         start = source.randrange(first, low.durable_index + 1)
@@ -165,41 +164,32 @@ class Damages:
 
     def lose_checkpoint(self, member: ReplicaMember, source: random.Random) -> None:
         """Take both copies of the checkpoint of a member that just went down, if no other one is recovering."""
-        if self._may_lose_file(member):
+        if self._may_lose_file(member, 1):
             self._sim.counters["checkpoints lost"] += 1
             for path in copies(Layout(member.path).checkpoint):
                 _lose(member, path, source)
             member.checkpoint_lost = True
 
     def lose_members(self, member: ReplicaMember, source: random.Random) -> None:
-        """Take both copies of the members file in the same way; of two voters neither may elect the other then."""
-        if self._may_lose_file(member) and self._first_forgettable(member) is None:
+        """Take both copies of the members file in the same way; one of two voters would wait for a person then."""
+        if self._may_lose_file(member, 2):
             self._sim.counters["members files lost"] += 1
             for path in copies(Layout(member.path).members):
                 _lose(member, path, source)
             member.members_lost = True
 
-    def _may_lose_file(self, member: ReplicaMember) -> bool:
+    def _may_lose_file(self, member: ReplicaMember, peers: int) -> bool:
         settled = member.disk.hard_state.term > 0 and member.lost_after is None
-        return settled and self._may_forget(member) and member.writing.restart is None
+        return settled and self._may_forget(member, peers) and member.writing.restart is None
 
-    def _may_forget(self, member: ReplicaMember) -> bool:
+    def _may_forget(self, member: ReplicaMember, peers: int) -> bool:
         """Whether a member may forget what it acknowledged."""
-        return self._sim.faults_on and member in self._members and self.is_calm() and self._has_peer(member)
+        return self._sim.faults_on and member in self._members and self.is_calm() and self._has_peers(member, peers)
 
-    def _has_peer(self, member: ReplicaMember) -> bool:
-        """Whether another voter has all that is committed."""
-        return bool(self._configuration.configuration.voters - {member.node_id})
-
-    def _first_forgettable(self, member: ReplicaMember) -> int | None:
-        """Return the first entry that may be lost, or None: one of two voters that forgot its members would wait for
-        a person."""
-        voters = self._configuration.configuration.voters
-        return self._configuration.index + 1 if member.node_id in voters and len(voters) == 2 else None
-
-    @property
-    def _configuration(self) -> ConfigurationInForce:
-        return self._sim.checker.configuration
+    def _has_peers(self, member: ReplicaMember, peers: int) -> bool:
+        """Whether enough other voters have all that is committed; two can also commit it again without the member."""
+        voters = self._sim.checker.configuration.configuration.voters
+        return len(voters - {member.node_id}) >= (peers if member.node_id in voters else 1)
 
     @property
     def _members(self) -> list[ReplicaMember]:

@@ -78,7 +78,7 @@ def draw_membership(seed: int) -> MembershipMix | None:
 
 
 def next_step(status: Status) -> MemberChange | None:
-    """Return the next step of a replacement that goes on although the old store responds."""
+    """Return the next step of a replacement that continues although the old store responds."""
     configuration = status.configuration
     for learner in sorted(configuration.promote):
         progress = status.progress.get(learner)

@@ -104,7 +104,7 @@ class KnownConfigurations:
     def completed(self, first_index: int) -> KnownConfigurations:
         """Return the content with UNKNOWN before a log that starts here, if it was lost what precedes the log.
 
-        The configuration that the group was founded with may be out of date: by it, a voter might believe it is alone.
+        The configuration that the group was founded with may be out of date: by it, a voter might act alone.
         """
         known = bool(self.entries) and self.entries[0].index < first_index
         if not self.lost or known or first_index == 0:
