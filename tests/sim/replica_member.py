@@ -303,6 +303,7 @@ class ReplicaMember(Member):
         """Whether both copies of the checkpoint are lost, until a start has shown it."""
         self.members_lost = False
         """Whether both copies of the members file are lost, until a start has shown it."""
+        self.members_once_lost = False
         self.lose_end_next: Callable[[], None] | None = None
         self.path = Path("/store") / GROUP / f"dledger-{self.node}"
 
@@ -466,11 +467,13 @@ class ReplicaMember(Member):
 
     def _compare_configurations(self, newest: Index) -> None:
         """Compare what the store knows of its members with the shadow; ``newest`` is the last durable change."""
-        log = self.log
-        if self.members_lost and log.first_index() > 0:
-            self.disk.in_force_before = ConfigurationInForce(NO_INDEX, UNKNOWN)
-        expected = self.disk.configurations()
+        log, unknown_group = self.log, ConfigurationInForce(NO_INDEX, UNKNOWN)
         found = [in_force_of(entry) for entry in log.configurations]
+        self.members_once_lost |= self.members_lost
+        trimmed_later = self.members_once_lost and found[:1] == [unknown_group]
+        if log.first_index() > 0 and (self.members_lost or trimmed_later):
+            self.disk.in_force_before = unknown_group
+        expected = self.disk.configurations()
         if expected[0].index == NO_INDEX and (not found or found[0].index != NO_INDEX):
             del expected[0]  # the founding; the store gets it at each start
         check(found == expected, "a store knows other members than its log", self.node_id, found, expected)
