@@ -84,7 +84,8 @@ class RaftState:
         complete_to: in such a term the log was equal to the leader's, which ended here.
         votes_again: ``recovering_above`` was cleared since the last Ready.
         ends_below_members: the log ended below the newest configuration entry ever appended here when it was opened,
-            so that this member does not know its group: it is a recovering voter without exception.
+            or may have since another member remembered more of it. So this member does not know its group: it is a
+            recovering voter without exception.
     """
 
     def __init__(
@@ -171,8 +172,10 @@ class RaftState:
     def lose_end(self) -> None:
         """Become a recovering voter: another member remembers an acknowledgement of an entry that this log lacks.
 
-        In the next term neither a vote nor an acknowledgement of this member is forgotten.
+        In the next term neither a vote nor an acknowledgement of this member is forgotten. The configuration may be
+        older than an entry that is lost too, so no exception for a group of one or two holds.
         """
+        self.ends_below_members = True
         if self.recovering_above is None:
             self.recovering_above = self.term
             self.become_follower(Term(self.term + 1), None)

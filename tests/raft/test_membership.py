@@ -644,6 +644,30 @@ def test_recovering_voter_of_two_elects_no_third_candidate() -> None:
     assert not response.granted
 
 
+def test_voter_whose_disk_was_set_back_does_not_elect_the_other_of_two() -> None:
+    """N0 and N2 have committed entries that N1 lacks; the disk of N0 is from before the promotion of N2."""
+    group = group_of(N0, N1, spares=(N2,))
+    leader = group[N0]
+    change(group, leader, AddLearner(N2, "n2:1"))
+    before = leader.store.copy()
+    group.tick(CONFIG.heartbeat_ticks)
+    cut(group, N1)
+    leader.raw.propose_change(Promote(N2))
+    group.deliver()
+    leader.propose("committed by N0 and N2")
+    group.deliver()
+    assert not leader.raw.status().is_change_pending
+    group.members[N0] = Member(N0, voters=(N0, N1), store=before)
+    group[N0].raw.lose_end()
+    cut(group, N2)
+    group.tick(6 * TIMEOUT, N0, N1)
+    assert group[N1].role is not Role.LEADER
+    heal(group)
+    group.tick(6 * TIMEOUT)
+    assert group[N2].role is Role.LEADER
+    assert group[N0].log_terms() == group[N2].log_terms()
+
+
 def test_recovering_voter_of_two_elects_no_log_that_lacks_what_three_committed() -> None:
     """N0 and N2 have committed an entry that N1 lacks, then N0 removes N2 on its own disk only and loses its end."""
     group = group_of(N0, N1, N2, spares=())

@@ -61,6 +61,7 @@ def load() -> list[Mutation]:
 MUTATIONS: Final = load()
 NAMED: Final = {mutation.name: mutation for mutation in MUTATIONS}
 LIKELY_SEEDS: Final = {
+    "an acknowledgement names the end of the log": 1,
     "a read is answered by old echoes": 273,
     "majorities of two changes decide without a common member": 495,
     "a recovering voter votes at once": 59,
