@@ -21,6 +21,7 @@ from dledger_core.net.protocol import Type
 RETRY_SHARE: Final = 4
 """A refused attach is sent again after this share of the time in which a silent link counts as lost."""
 _GROUPS_MAX: Final = 4096
+_CLOSED: Final = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ class Attachments:
         self._theirs: dict[str, tuple[int, MemberId]] = {}
         self._refused: dict[str, bool] = {}  # group → whether to try again
         self._ticks = 0
+        self._open: dict[str, tuple[int, MemberId]] = {}
+        self._ends: dict[int, Ends] = {}
 
     # --- offers of this node ---------------------------------------------------------------------------------
 
@@ -96,13 +99,17 @@ class Attachments:
     def offer(self, group: str) -> None:
         """Offer a group under a new number; its previous number becomes void."""
         identity = self._host.identity(group)
-        self._offered.pop(self._offer_of.pop(group, 0), None)
+        previous = self._offer_of.pop(group, 0)
+        self._offered.pop(previous, None)
+        self._ends.pop(previous, None)
         self._refused.pop(group, None)
         if identity is None:
+            self._update(group)
             return
         self._numbers += 1
         self._offered[self._numbers] = group, identity.member
         self._offer_of[group] = self._numbers
+        self._update(group)
         message = Attach(
             group=group,
             number=self._numbers,
@@ -143,6 +150,7 @@ class Attachments:
             message.version,
         )
         self._theirs.pop(group, None)
+        self._update(group)
         try:
             self._check_holder(group, member)
             self._host.check_attach(group, theirs)
@@ -152,6 +160,7 @@ class Attachments:
             return error
         if len(self._theirs) < _GROUPS_MAX:
             self._theirs[group] = message.number, member
+            self._update(group)
         if group in self._refused or group not in self._offer_of:
             self.offer(group)  # the other side hosts the group now
         return None
@@ -161,20 +170,29 @@ class Attachments:
         if offered is not None:
             group, error = offered[0], error_from_wire(message.error)
             self._refused[group] = error.retriable
+            self._update(group)
             self._host.attach_refused(group, self._node_id, error)
 
     # --- messages ------------------------------------------------------------------------------------------------
 
     def number_of(self, group: str, target: MemberId) -> int | None:
         """Return the number of messages to a member; None if it is not attached, or refused this node's store."""
-        number, member = self._theirs.get(group, (None, None))
-        return number if member == target and group in self._offer_of and group not in self._refused else None
+        number, member = self._open.get(group, _CLOSED)
+        return number if member == target else None
 
     def ends_of(self, number: int) -> Ends | None:
         """Return group, sender and target of a received message; None if its number is unknown."""
-        group, target = self._offered.get(number, ("", None))
-        _, sender = self._theirs.get(group, (None, None))
-        return None if sender is None or target is None else Ends(group, sender, target)
+        return self._ends.get(number)
+
+    def _update(self, group: str) -> None:
+        """Update the lookup tables of messages after a change of a group's attach."""
+        number, theirs = self._offer_of.get(group, 0), self._theirs.get(group)
+        self._open.pop(group, None)
+        self._ends.pop(number, None)
+        if number and theirs is not None:
+            self._ends[number] = Ends(group, theirs[1], self._offered[number][1])
+            if group not in self._refused:
+                self._open[group] = theirs
 
     def stores_of(self, group: str) -> set[str]:
         """Return the uuid of the attached store of a group, if it has one."""
