@@ -137,6 +137,7 @@ class Requests:
         retry = Retry(timeouts, idempotent=True, connected=self._view.pool.connected, wait_s=wait_s)
         failures: dict[str, DLedgerError] = {}
         while True:
+            log_uuid = self._view.log_uuid  # as of this round: a search in the background may change it
             for node_id in await self._view.read_order(choice):
                 try:
                     response = await self._ask(node_id, header, decode, retry.attempt_s, payload)
@@ -152,7 +153,6 @@ class Requests:
                     self._view.served(node_id)
                     return response
             if any(isinstance(failure, OtherLogError) for failure in failures.values()):
-                log_uuid = self._view.log_uuid
                 refusal = await self._view.other_log(retry.attempt_s)
                 if refusal is not None:
                     raise refusal
