@@ -6,6 +6,7 @@ values; the commands read flags and TOML files (``dledger_core.cli``).
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, fields
 from typing import Final, Literal, Protocol
@@ -54,6 +55,14 @@ class Peer:
     def address(self) -> str:
         """``host:port``."""
         return f"{self.host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's loopback."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def is_node_id(text: str) -> bool:

@@ -124,8 +124,9 @@ class FoundingRecord:
     @classmethod
     def from_fields(cls, fields: object) -> FoundingRecord | None:
         """Return the record of such a map, or None if it is malformed."""
+        if not isinstance(fields, dict):
+            return None
         try:
-            assert isinstance(fields, dict)
             record = cls(
                 **fields
                 | {
@@ -135,7 +136,7 @@ class FoundingRecord:
                     "replaces": tuple(fields["replaces"]),
                 }
             )
-        except (AssertionError, KeyError, TypeError, ConfigError):
+        except (KeyError, TypeError, ConfigError):
             return None
         texts = [record.record_id, record.log_uuid, *record.replaces]
         texts += [text for named in record.stores for text in (named.node_id, named.store, named.address)]
@@ -224,8 +225,9 @@ class StoreIdentity:
     @classmethod
     def from_fields(cls, fields: object) -> StoreIdentity | None:
         """Return the identity of such a map, or None if it is malformed."""
+        if not isinstance(fields, dict):
+            return None
         try:
-            assert isinstance(fields, dict)
             record, admission, state = fields["record"], fields["admission"], fields["continuation"]
             identity = cls(
                 store=fields["store"],
@@ -235,7 +237,7 @@ class StoreIdentity:
                 admission=None if admission is None else Admission.from_fields(admission),
                 continuation=Continuation.from_fields(state),
             )
-        except (AssertionError, KeyError, TypeError, ConfigError):
+        except (KeyError, TypeError, ConfigError):
             return None
         fits = type(fields["is_complete"]) is bool and isinstance(fields["store"], str | None)
         parsed = (identity.record is None, identity.continuation is None) == (record is None, state is None)
@@ -374,10 +376,12 @@ class StoreAnswer:
     @classmethod
     def from_fields(cls, fields: object) -> StoreAnswer | None:
         """Return the answer of such a map, or None if it is malformed."""
+        if not isinstance(fields, dict):
+            return None
         try:
-            assert isinstance(fields, dict)
             identity = StoreIdentity.from_fields(fields["identity"])
-            assert identity is not None
+            if identity is None:
+                return None
             return cls(
                 node_id=NodeId(str(fields["node_id"])),
                 peers=tuple((NodeId(str(node)), str(address)) for node, address in fields["peers"]),
@@ -385,7 +389,7 @@ class StoreAnswer:
                 constants=LogConstants(**fields["constants"]),
                 converted_log=None if fields["converted_log"] is None else str(fields["converted_log"]),
             )
-        except (AssertionError, KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError):
             return None
 
 
@@ -442,11 +446,18 @@ Decision: TypeAlias = Found | Take | Complete | GiveUp | Wait | Refusal
 
 
 def decide(
-    peers: Peers, answers: Mapping[NodeId, StoreAnswer], new_record_id: str, new_log_uuid: str, *, again: bool = False
+    group: str,
+    peers: Peers,
+    answers: Mapping[NodeId, StoreAnswer],
+    new_record_id: str,
+    new_log_uuid: str,
+    *,
+    again: bool = False,
 ) -> Decision:
     """Return the next action of an init.
 
     Args:
+        group: the group.
         peers: its list.
         answers: the answers by the listed node that was asked; of the others there is none.
         new_record_id: id of a record that this action may create.
@@ -456,8 +467,14 @@ def decide(
     for node in sorted(answers):
         if (refusal := _fits(peers, node, answers[node])) is not None:
             return refusal
+    gave_up = [node for node in sorted(answers) if _has_given_its_log_up(answers[node].identity)]
+    if gave_up:
+        return Refusal(
+            f"the stores of {', '.join(gave_up)} have given their log up for a recovery, which is not finished",
+            "run dledger recover --lost with the same nodes again",
+        )
     if any(answer.identity.is_member for answer in answers.values()):
-        return _with_members(peers, answers)
+        return _with_members(group, peers, answers)
     missing = tuple(node for node, _ in peers if node not in answers)
     if missing:
         return Wait(missing)
@@ -477,8 +494,17 @@ def decide(
     holders = ", ".join(f"{node} holds {held[node].record_id[:8]}" for node in sorted(held))
     return Refusal(
         f"an earlier founding is incomplete and cannot be continued: {holders}",
-        "run dledger init --again, which gives it up",
+        f"give it up: {command('init --again', group, peers)}",
     )
+
+
+def _has_given_its_log_up(identity: StoreIdentity) -> bool:
+    return identity.continuation is not None and not identity.is_member
+
+
+def command(words: str, group: str, peers: Peers) -> str:
+    """Return a command line about a group."""
+    return f"dledger {words} --group {group} --peers '{_text(peers)}'"
 
 
 def _fits(peers: Peers, node: NodeId, answer: StoreAnswer) -> Refusal | None:
@@ -524,7 +550,7 @@ def _not_given_up(answers: Mapping[NodeId, StoreAnswer]) -> Refusal | None:
     return None
 
 
-def _with_members(peers: Peers, answers: Mapping[NodeId, StoreAnswer]) -> Decision:
+def _with_members(group: str, peers: Peers, answers: Mapping[NodeId, StoreAnswer]) -> Decision:
     """Return the action where a store belongs to a log: complete its founding, or report stores that are not in it."""
     logs = {str(answer.identity.log_uuid): node for node, answer in answers.items() if answer.identity.is_member}
     if len(logs) > 1:
@@ -541,22 +567,23 @@ def _with_members(peers: Peers, answers: Mapping[NodeId, StoreAnswer]) -> Decisi
         if incomplete:
             return Complete(record, incomplete)
     if left:
-        return _lost(log_uuid, record, answers, sorted(left))
+        what, words = _lost(log_uuid, record, answers, sorted(left))
+        return Refusal(what, f"run {command(words, group, peers)}")
     missing = tuple(node for node, _ in peers if node not in answers)
     return Wait(missing) if missing else Found(log_uuid)
 
 
 def _lost(
     log_uuid: str, record: FoundingRecord | None, answers: Mapping[NodeId, StoreAnswer], left: list[NodeId]
-) -> Refusal:
-    """Report empty or foreign stores next to those of a log."""
+) -> tuple[str, str]:
+    """Describe empty or foreign stores next to those of a log; return the words of the command to run."""
     holders = ", ".join(sorted(node for node, answer in answers.items() if answer.identity.is_member))
-    what = f"log {log_uuid} exists on {holders}, and the stores of {', '.join(left)} do not belong to it"
-    voters = 0 if record is None else len(record.voters)
-    lost = 0 if record is None else sum(voter.node_id in left for voter in record.voters)
-    if record is not None and voters - lost < voters // 2 + 1:
-        return Refusal(f"{what}: a majority of its voters is lost", f"run dledger recover --lost {','.join(left)}")
-    return Refusal(what, f"run dledger member replace {left[0]}, or move the store away if the log is another one's")
+    statement = f"log {log_uuid} exists on {holders}, and the stores of {', '.join(left)} do not belong to it"
+    voters = () if record is None else record.voters
+    lost = sum(voter.node_id in left for voter in voters)
+    if lost and len(voters) - lost < len(voters) // 2 + 1:
+        return f"{statement}: a majority of its voters is lost", f"recover --lost {','.join(left)}"
+    return statement, f"member replace {left[0]}"
 
 
 def _new(peers: Peers, answers: Mapping[NodeId, StoreAnswer], record_id: str, log_uuid: str) -> Take | Refusal:

@@ -41,7 +41,7 @@ def answer(node: str, identity: StoreIdentity | None = None, **fields: object) -
 
 
 def decided(*answers: StoreAnswer, again: bool = False) -> Decision:
-    return founding.decide(PEERS, {each.node_id: each for each in answers}, "record", "log", again=again)
+    return founding.decide("g", PEERS, {each.node_id: each for each in answers}, "record", "log", again=again)
 
 
 def record() -> FoundingRecord:
@@ -113,7 +113,7 @@ def test_init_continues_record_and_completes_it_once_all_stores_hold_it() -> Non
 def test_init_refuses_other_list_other_node_and_other_settings() -> None:
     other = answer("n1", peers=(*PEERS, (NodeId("n3"), "host:3")))
     assert isinstance(decided(answer("n0"), other), Refusal)
-    moved = founding.decide(PEERS, {NodeId("n0"): answer("n1")}, "record", "log")
+    moved = founding.decide("g", PEERS, {NodeId("n0"): answer("n1")}, "record", "log")
     assert isinstance(moved, Refusal)
     larger = answer("n2", constants=replace(CONSTANTS, data_segment_bytes=1 << 21))
     assert isinstance(decided(answer("n0"), answer("n1"), larger), Refusal)

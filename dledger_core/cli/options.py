@@ -134,7 +134,7 @@ def _check_group(_context: click.Context, _parameter: click.Parameter, value: st
 
 def split_groups(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """Return the checked groups of a multiple option that also accepts commas; an option's callback."""
-    return parse_groups(",".join(values))
+    return parse_groups(",".join(values)) if values else ()
 
 
 def peers_option(*, required: bool, envvar: str | None = "DLEDGER_PEERS") -> Callable[[_F], _F]:

@@ -22,7 +22,8 @@ _ENTRY_POINTS: Final = "dledger.commands"
 """Other packages add commands to this group of entry points."""
 
 _COMMANDS: Final = (
-    "append", "completion", "convert", "dev", "doctor", "dump", "export", "get", "look", "member", "perf", "recover",
+    "append", "completion", "convert", "dev", "doctor", "dump", "export", "get", "init", "look", "member", "perf",
+    "recover",
     "repair", "serve", "status", "tail", "transfer", "verify",
 )  # fmt: skip
 """Each is the module of its name, with a click command of its name."""

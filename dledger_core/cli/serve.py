@@ -37,9 +37,11 @@ def _setting_options(command: _F) -> _F:
             shown = " [required, here or in a file]"
         elif field.default in (None, ()):
             shown = ""
+        bare = {"is_flag": False, "flag_value": "true"} if field.annotation is bool else {}
         command = option(
             f"--{flag_of(name)}",
             name,
+            **bare,
             multiple=isinstance(field.default, tuple),
             envvar="DLEDGER_PEERS" if name == "peers" else None,
             metavar=extra.get("metavar"),

@@ -83,6 +83,13 @@ class ServeSettings(BaseModel):
     dir: Annotated[Path, BeforeValidator(_path)] = _setting(
         "Node", "Root directory; a store is DIR/GROUP/dledger-NODE.", Path("dledger-data"), metavar="DIR"
     )
+    init: bool = _setting(
+        "Node",
+        "Found the groups once all nodes answer, on the node with the smallest id. 'dledger init' does it too, and "
+        "nodes on loopback do it without.",
+        False,
+        metavar="BOOLEAN",
+    )
     host: str | None = _setting(
         "Node", "Address to listen on [default: the one in --peers].", None, metavar="HOST", min_length=1
     )
@@ -234,6 +241,7 @@ class ServeSettings(BaseModel):
             groups=self.group,
             directory=self.dir,
             host=self.host,
+            init=self.init,
             tick_ms=self.tick_ms,
             inflight_bytes_max=int(self.inflight_bytes),
             transaction_timeout_ms=self.transaction_timeout_ms,

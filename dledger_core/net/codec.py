@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgpack
 import numpy as np
 
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.control import Part, check_parts
 from dledger_core.errors import BadRequestError, CorruptRecordError, ProtocolError
+from dledger_core.founding import FoundingRecord
 from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
 from dledger_core.net.fields import Field, Table, int_field
 from dledger_core.net.frame import Frame, encode_frame
@@ -96,6 +98,19 @@ def parse_columns(payload: Buffer, n: int) -> Columns:
 def parts_payload(parts: Sequence[Part]) -> list[Buffer]:
     """Return the payload of a commit: its parts."""
     return [np.array(parts, "<i8").tobytes()]
+
+
+def record_payload(record: FoundingRecord) -> bytes:
+    """Return the payload of FOUND with the operation take."""
+    return bytes(msgpack.packb(record.to_fields()))
+
+
+def parse_record(payload: Buffer) -> FoundingRecord | None:
+    """Return the founding record of such a payload, None if it is malformed."""
+    try:
+        return FoundingRecord.from_fields(msgpack.unpackb(payload))
+    except (ValueError, msgpack.UnpackException):
+        return None
 
 
 def parse_parts(payload: Buffer, n: int) -> list[Part]:

@@ -294,6 +294,10 @@ class GroupsResponse:
         "logs", "map", "uuid of each group's log, nil while it is not known", low=0,
         accepts=lambda logs: all(type(k) is str and (v is None or type(v) is str) for k, v in logs.items()),
     )  # fmt: skip
+    waiting: list[str] | None = wire(
+        "waiting", "list", "groups that wait to be founded or admitted", low=0, accepts=all_of(str), default=None,
+        optional=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dledger_core.config import Limits, Peer, RaftConfig, StorageConfig, parse_groups
+from dledger_core.config import Limits, Peer, RaftConfig, StorageConfig, is_loopback, parse_groups
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.server.maintenance.retention import RetentionPolicy
@@ -35,6 +35,7 @@ class ServerConfig:
         scrub_bytes_per_second: rate of the background scrub; 0 = no scrub.
         scrub_pause_s: pause between two rounds of the scrub.
         role_command: program and arguments to run at role changes; see ``RoleCommand``.
+        init: whether the node founds its groups, if its id is the smallest of ``peers``; see ``founds``.
         limits: memory and work of a client, a peer or a background job; see ``Limits``.
     """
 
@@ -54,6 +55,7 @@ class ServerConfig:
     role_command: tuple[str, ...] = ()
     scrub_bytes_per_second: int = 8 << 20
     scrub_pause_s: float = 3600.0
+    init: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -107,6 +109,15 @@ class ServerConfig:
     def me(self) -> Peer:
         """This node."""
         return next(p for p in self.peers if p.node_id == self.self_id)
+
+    @property
+    def founds(self) -> bool:
+        """Whether this node founds its groups.
+
+        Only the node with the smallest id, because two inits at once could each leave an incomplete record.
+        """
+        is_local = all(is_loopback(peer.host) for peer in self.peers)
+        return (self.init or is_local) and self.self_id == min(peer.node_id for peer in self.peers)
 
     def preferred(self, group: str) -> tuple[NodeId, ...]:
         """Return the nodes that should lead a group, best first."""

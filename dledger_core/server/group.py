@@ -1,11 +1,14 @@
-"""A group's life on this node: open, repair, host, quarantine, close.
+"""A group's life on this node: wait, open, repair, host, quarantine, close.
 
 ::
 
+    CLOSED --no founded store--> WAITING --founded or admitted--> HOSTED
     CLOSED --open--> HOSTED --an error stops its replica--> QUARANTINED
        |                ^
        +--damaged--> REPAIRING --repaired from peers--> HOSTED; not repairable --> QUARANTINED
        +--meta/quarantine, broken invariant--> QUARANTINED
+
+A group whose directory has no founded store opens nothing: it answers requests of a founding and of an admission.
 
 A quarantine ends with the next start, which verifies the store first. That of a broken invariant does not:
 ``meta/quarantine`` keeps the replica out of its group until ``dledger repair`` has removed it.
@@ -37,12 +40,15 @@ from dledger_core.errors import (
     UnknownFeatureError,
     UnreachableError,
     invariant,
+    one_line,
 )
-from dledger_core.ids import Index, NodeId, Term, member_id, node_of
+from dledger_core.founding import FoundingRecord, LogConstants, StoreAnswer
+from dledger_core.ids import Index, NodeId, Term, node_of
 from dledger_core.net.attach import GROUP_VERSION
-from dledger_core.raft import Configuration, ConfigurationInForce, Message
+from dledger_core.raft import ConfigurationInForce, Message
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
+from dledger_core.server.founding.store import GroupStore, configuration_of
 from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs
 from dledger_core.server.replica.attachments import StoreIdentity
@@ -64,6 +70,7 @@ class GroupState(Enum):
     """A stage in a group's life; see the module."""
 
     CLOSED = "closed"
+    WAITING = "waiting"
     REPAIRING = "repairing"
     HOSTED = "hosted"
     QUARANTINED = "quarantined"
@@ -127,12 +134,20 @@ class Group:
         self._state = GroupState.CLOSED
         self._hosted: HostedGroup | None = None
         self._reason = "its store is being opened"
+        self._remedy = "ask another node"
+        self._store: GroupStore | None = None
+        self._store_lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> GroupState:
         """The stage in its life."""
         return self._state
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the group waits to be founded or admitted."""
+        return self._state is GroupState.WAITING
 
     @property
     def hosted(self) -> HostedGroup | None:
@@ -179,13 +194,82 @@ class Group:
         raise UnreachableError(
             f"{me} does not serve group {self.name} now: {self._reason}",
             "",
-            "ask another node",
+            self._remedy,
             {"group": self.name, "state": self._state.value},
         )
 
     # --- open, repair, host ----------------------------------------------------------------------------------
 
     def open(self) -> None:
+        """Open the store of a member; wait where there is none.
+
+        Raises:
+            StorageError: the store is damaged beyond repair, foreign or in use.
+        """
+        invariant(self._state is GroupState.CLOSED, "a group is opened twice", group=self.name, state=self._state.value)
+        self._store = GroupStore(self._host.config, self.name)
+        if self._store.identity.is_member:
+            self._open_member()
+            return
+        self._store.take_lock()
+        self._state = GroupState.WAITING
+        self._reason, self._remedy = "it waits to be founded", "run dledger init once all nodes run"
+
+    def waits(self, reason: str, remedy: str) -> None:
+        """Record, and log once, why the group waits."""
+        if self._state is GroupState.WAITING and (self._reason, self._remedy) != (reason, remedy):
+            self._reason, self._remedy = reason, remedy
+            _LOG.info(
+                "group waits: group=%s node=%s reason=%s remedy=%s",
+                self.name,
+                self._host.config.self_id,
+                one_line(reason),
+                one_line(remedy),
+            )
+
+    async def found(self, operation: str, record_id: str | None, record: FoundingRecord | None) -> StoreAnswer:
+        """Execute an operation of a founding on the store; host the group if it makes the store a member.
+
+        Raises:
+            FoundingRefusedError: the store's identity does not allow it.
+            UnreachableError: the store is not open.
+        """
+        return await self._change_store(lambda store: store.apply(operation, record_id, record))
+
+    async def admit(self, node_id: str, log_uuid: str, constants: LogConstants) -> StoreAnswer:
+        """Make the store one of a log that exists, and host the group; raise as ``found``."""
+        return await self._change_store(lambda store: store.admit(node_id, log_uuid, constants))
+
+    async def _change_store(self, change: Callable[[GroupStore], StoreAnswer]) -> StoreAnswer:
+        store = self._store
+        if store is None or self._state not in (GroupState.WAITING, GroupState.HOSTED):
+            raise UnreachableError(
+                f"{self._host.config.self_id} does not serve group {self.name} now: {self._reason}",
+                "",
+                self._remedy,
+                {"group": self.name, "state": self._state.value},
+            )
+        async with self._store_lock:
+            answer = await asyncio.to_thread(change, store)
+            if self._state is GroupState.WAITING and store.identity.is_member:
+                await self._host_member(store)
+        return answer
+
+    async def _host_member(self, store: GroupStore) -> None:
+        store.release_lock()
+        self._reason, self._remedy = "its store is being opened", "ask another node"
+        _LOG.info("group founded: group=%s member=%s log=%s", self.name, store.member, store.identity.log_uuid)
+        try:
+            log = await asyncio.to_thread(open_checked, self._host.config, self.name)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this group only
+            self._stopped(error)
+        else:
+            if self._state is GroupState.WAITING:
+                self._start_or_quarantine(log)
+            else:  # the node stops
+                log.close()
+
+    def _open_member(self) -> None:
         """Open the store; where it is damaged and peers can help, repair it in the background first.
 
         A replica that is quarantined, or whose start breaks an invariant, is left out; the other groups start.
@@ -193,7 +277,6 @@ class Group:
         Raises:
             StorageError: the store is damaged beyond repair, foreign or in use.
         """
-        invariant(self._state is GroupState.CLOSED, "a group is opened twice", group=self.name, state=self._state.value)
         config = self._host.config
         try:
             log = open_checked(config, self.name)
@@ -225,9 +308,14 @@ class Group:
             self._stopped(failure)
 
     def _start(self, log: CommitLog) -> None:
-        starting = self._hosted is None and self._state in (GroupState.CLOSED, GroupState.REPAIRING)
+        starting = self._hosted is None and self._state in (
+            GroupState.CLOSED,
+            GroupState.WAITING,
+            GroupState.REPAIRING,
+        )
         invariant(starting, "a group is hosted twice", group=self.name, state=self._state.value)
-        host, config = self._host, self._host.config
+        host, config, store = self._host, self._host.config, self._store
+        assert store is not None
         profile = log.config.profile
         if profile != config.storage.profile:
             _LOG.warning(
@@ -244,8 +332,8 @@ class Group:
             )
         replica = Replica(
             group=self.name,
-            member=member_id(config.self_id),
-            configuration=Configuration(frozenset(member_id(peer.node_id) for peer in host.members.peers)),
+            member=store.member,
+            configuration=configuration_of(store.identity),
             config=replace(
                 config.raft,
                 noop_on_election=config.raft.noop_on_election and profile == "B",
@@ -447,6 +535,9 @@ class Group:
     async def close(self) -> None:
         """Write queued data and close the store."""
         hosted, self._state = self._hosted, GroupState.CLOSED
+        async with self._store_lock:
+            if self._store is not None:
+                self._store.release_lock()
         if hosted is not None:
             await hosted.membership.close()
             await hosted.replica.close()

@@ -6,12 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import signal
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
 
 import uvloop
@@ -25,6 +22,7 @@ from dledger_core.net.hello import Hello
 from dledger_core.raft import ConfigurationInForce, Message, even_group_warning
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
+from dledger_core.server.founding.founder import Founder
 from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
@@ -39,31 +37,15 @@ from dledger_core.server.services.port import ForeignPort, PortNode
 from dledger_core.server.services.reads import OpenLogPrefix
 from dledger_core.server.services.role_events import OnRole, RoleCommand
 from dledger_core.server.services.service import ClientService
-from dledger_core.storage.files.layout import check_owner
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import check_owner, refuse
+from dledger_core.storage.files.node_file import NodeStart, start_node
 
 _LOG = logging.getLogger(__name__)
 
 READ_THREADS: Final = 2
 _IDLE_TIMEOUTS: Final = 4
 """Election timeouts without received bytes after which a link to a peer is closed."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeStart:
-    """Data directory and start of this process.
-
-    Attributes:
-        node_uuid: identity of the data directory.
-        start: (number, nonce) of the start.
-    """
-
-    node_uuid: str
-    start: tuple[int, int]
-
-    @classmethod
-    def new(cls) -> NodeStart:
-        """Return the start of a data directory that has no identity."""
-        return cls(uuid.uuid4().hex, (0, secrets.randbits(62)))
 
 
 class NodeServer:
@@ -92,7 +74,6 @@ class NodeServer:
         self._started = False
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
-        self._start_of_process = NodeStart.new()
         self.members = Members(config.self_id, config.peers)
         self.links = PeerLinks(
             config.self_id,
@@ -126,7 +107,9 @@ class NodeServer:
             admin_log=AdminLog(config.directory),
         )
         self.groups = {name: Group(name, host) for name in config.groups}
-        self.service = ClientService(config, self.members, self.groups)
+        self._node_start: NodeStart | None = None
+        self.service = ClientService(config, self.members, self.groups, lambda: self._node_start_of().node_uuid)
+        self._founder = Founder(config, self.groups)
         self.disk_rounds = DiskRounds(config.retention, self._replicas, self._executor, config.limits)
         self._scrub = Scrub(self._replicas, config.scrub_bytes_per_second, config.scrub_pause_s, limits=config.limits)
 
@@ -145,6 +128,10 @@ class NodeServer:
     def hosted(self) -> dict[str, HostedGroup]:
         """The hosted groups by name."""
         return {name: group.hosted for name, group in self.groups.items() if group.hosted is not None}
+
+    def _node_start_of(self) -> NodeStart:
+        assert self._node_start is not None
+        return self._node_start
 
     def _replicas(self) -> list[Replica]:
         return [hosted.replica for hosted in self.hosted.values()]
@@ -171,6 +158,7 @@ class NodeServer:
                 budget=self.budget,
                 deadlines=Deadlines(limits.client_frame_s, limits.client_unsent_s, limits.client_idle_s),
             )
+            self._node_start = _start_node(config)
             for group in self.groups.values():
                 group.open()
                 await asyncio.sleep(0)  # lets a signal stop the node between two stores
@@ -178,6 +166,7 @@ class NodeServer:
                     return
             self._started = True
             self.links.start()
+            self._founder.start()
             self._scrub.start()
             self._every("tick", config.tick_ms / 1000, self._tick)
             self._every("checkpoint", limits.checkpoint_s, self._checkpoint)
@@ -224,6 +213,7 @@ class NodeServer:
             if self._server is not None:
                 steps.push_async_callback(self._server.close)
             steps.push_async_callback(self.service.close)
+            steps.push_async_callback(self._founder.close)
             steps.push_async_callback(self.links.close)
             for group in self.groups.values():
                 steps.push_async_callback(group.end_repair)
@@ -276,7 +266,7 @@ class NodeServer:
     # --- connections -----------------------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
-        start = self._start_of_process
+        start = self._node_start_of()
         return Hello("peer", self._config.self_id, start.node_uuid, start.start, self._config.me.address)
 
     def _accept(self, hello: Hello) -> Hello:
@@ -327,6 +317,13 @@ class NodeServer:
     def _on_lost(self, node_id: NodeId) -> None:
         for group in self.groups.values():
             group.report_unreachable(node_id)
+
+
+def _start_node(config: ServerConfig) -> NodeStart:
+    try:
+        return start_node(OsFiles(), config.directory, config.self_id)
+    except OSError as error:
+        refuse(error, config.directory)
 
 
 async def _serve(node: NodeServer, on_started: Callable[[NodeServer], None] | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import dledger_core
 from dledger_core import Client
-from dledger_core.cluster import LocalCluster
+from dledger_core.cluster import START_S, LocalCluster
 from dledger_core.config import STOP_WITH_STDIN, Peer, format_peers
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import NodeId
@@ -39,6 +39,7 @@ class ChaosCluster(LocalCluster):
     def __init__(self, directory: Path, network: Network, nodes: int = 3, **options: Any) -> None:
         super().__init__(nodes, directory, **options)
         self.network = network
+        self._is_founding = False
         self._code = directory / "code"
         ports = {peer.node_id: peer.port for peer in self._peers}
         self._dialled = {
@@ -56,7 +57,18 @@ class ChaosCluster(LocalCluster):
         """The peers string for clients under test; ``peers`` bypasses the network."""
         return self._peers_of(CLIENTS)
 
+    def start(self, timeout_s: float = START_S) -> None:
+        """Found the group with one list on all nodes, then start the nodes again with a list of its own each."""
+        self._is_founding = True
+        super().start(timeout_s)
+        for node_id in self.node_ids:
+            self.stop(node_id)
+        self._is_founding = False
+        super().start(timeout_s)
+
     def _peers_of(self, end: str) -> str:
+        if self._is_founding:
+            return self.peers
         return format_peers(
             tuple(
                 peer if peer.node_id == end else Peer(peer.node_id, peer.host, self._dialled[end, peer.node_id])

@@ -7,6 +7,7 @@ import contextlib
 import shutil
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from dledger_core.rocketmq.convert import read_commitlog, start_store_after
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.services.reads import Positions
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
 from dledger_core.storage.tables.tables import TablesSnapshot
 from tests.rocketmq.convert.stores import flip
 from tests.rocketmq.golden import MIXED, messages
@@ -192,6 +195,9 @@ async def test_damaged_or_shorter_prefix_fails_over(tmp_path: Path, classic: Pat
     later = shutil.copytree(classic, tmp_path / "later")
     (later / f"{0:020}").unlink()
     create_prefix(later, tmp_path / "n2", "n2")
+    whole, shorter = (Layout(tmp_path / n / "default" / f"dledger-{n}").log_meta for n in ("n0", "n2"))
+    prefix = load_log_meta(OsFiles(), whole).commitlog_prefix
+    save_log_meta(OsFiles(), shorter, replace(load_log_meta(OsFiles(), shorter), commitlog_prefix=prefix))
     async with Apart(tmp_path, 3, storage=STORAGE, **PARTS) as group, AsyncClient(group.peers) as client:
         last = (await client.append([b"first"])).last_index
         results = await asyncio.gather(*(client.read_at(damaged, max_bytes=1) for _ in range(6)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -129,12 +130,19 @@ def test_frozen_leader_is_replaced_and_returns_as_follower(cluster, client):
     soon(lambda: caught_up(client, leader, result.last_index))
 
 
-def test_node_without_its_disk_receives_all_entries_again(cluster, client, tmp_path):
+def test_node_without_its_disk_waits_until_it_is_admitted(cluster, client, tmp_path):
     victim = next(node for node in cluster.node_ids if node != cluster.leader())
     cluster.stop(victim)
-    cluster.store_path(victim).rename(tmp_path / "lost")
+    store, lost = cluster.store_path(victim), tmp_path / "lost"
+    store.rename(lost)
     cluster.restart(victim)
+    soon(lambda: f"member replace {victim}" in next(n for n in client.metadata().nodes if n.node_id == victim).reason)
     last = client.append([b"after"]).last_index
+    assert not (store / "data").exists()
+    cluster.stop(victim)
+    shutil.rmtree(store)
+    lost.rename(store)  # the same store is the same member
+    cluster.restart(victim)
     soon(lambda: caught_up(client, victim, last))
     assert client.digest(0, last + 1, span=1024, node=victim).ranges == client.digest(0, last + 1, span=1024).ranges
 
@@ -243,16 +251,21 @@ def test_sigterm_during_start_damages_nothing(tmp_path):
     groups = tuple(f"group-{number}" for number in range(60))
     peers = format_peers(free_peers(1))
     process = spawn(tmp_path, peers, groups=groups)
-    stores = [tmp_path / group / "dledger-n0" for group in groups]
-    soon(lambda: (stores[2] / "currterm").exists() or (stores[2] / "meta" / "log.json").exists(), every_s=0.002)
+    locks = [tmp_path / group / "dledger-n0" / "meta" / "lock" for group in groups]
+    soon(lambda: all((lock.parent / "checkpoint").exists() for lock in locks))
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 0
+    for lock in locks:
+        lock.unlink()
+    process = spawn(tmp_path, peers, groups=groups)
+    soon(locks[2].exists, every_s=0.002)
     process.send_signal(signal.SIGTERM)
     code, stderr = ended(process)
     assert code == 0, stderr
     assert "Traceback" not in stderr
-    assert not stores[-1].exists(), "it was not stopped during its start"
-    made = [store for store in stores if store.exists()]
-    assert made
-    for store in made:
+    assert not locks[-1].exists(), "it was not stopped during its start"
+    for lock in locks:
+        store = lock.parent.parent
         CommitLog.open(store, group=store.parent.name, node_id="n0").close()
 
 

@@ -13,7 +13,6 @@ from dledger_core.errors import EndLostError, IdentityLostError
 from dledger_core.ids import Index, MemberId, NodeId, Term, member_id
 from dledger_core.net.attach import GROUP_VERSION
 from dledger_core.raft import AppendEntries, AppendEntriesResponse, RequestVoteResponse
-from dledger_core.server import group as group_module
 from dledger_core.server.group import GroupState
 from dledger_core.server.replica.acknowledged import Acknowledged
 from dledger_core.server.replica.attachments import StoreIdentity
@@ -82,12 +81,6 @@ def test_leader_of_term_is_remembered_and_page_cache_promises_no_end() -> None:
     memory.check("g", shown(3, 4))
 
 
-@pytest.fixture
-def stores_with_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each node's stores a uuid, as founding does."""
-    monkeypatch.setattr(group_module, "member_id", lambda node, store="": member_id(node, store or f"store-{node}"))
-
-
 async def acknowledged(cluster: ServerGroup, node: str) -> int:
     """Append an entry and wait until the leader has the node's acknowledgement; return its index."""
     leader = await cluster.leader()
@@ -98,7 +91,6 @@ async def acknowledged(cluster: ServerGroup, node: str) -> int:
     return last
 
 
-@pytest.mark.usefixtures("stores_with_uuids")
 async def test_disk_set_back_by_a_term_stops_with_identity_lost(tmp_path, caplog):
     async with ServerGroup(tmp_path) as cluster:
         leader, (node, other) = await cluster.leader(), await cluster.followers()
@@ -127,7 +119,6 @@ async def test_disk_set_back_by_a_term_stops_with_identity_lost(tmp_path, caplog
         await cluster.nodes.pop(node).close_after_failure()
 
 
-@pytest.mark.usefixtures("stores_with_uuids")
 async def test_disk_set_back_in_its_term_becomes_recovering_voter(tmp_path, caplog):
     async with ServerGroup(tmp_path) as cluster:
         _, (node, _) = await cluster.leader(), await cluster.followers()
@@ -148,7 +139,6 @@ async def test_disk_set_back_in_its_term_becomes_recovering_voter(tmp_path, capl
             await eventually(lambda: "voting resumed" in caplog.text)
 
 
-@pytest.mark.usefixtures("stores_with_uuids")
 async def test_cloned_directory_gets_no_link_while_first_holder_answers(tmp_path, caplog):
     async with ServerGroup(tmp_path) as cluster:
         node = (await cluster.followers())[0]

@@ -21,7 +21,6 @@ from dledger_core.errors import (
     InvariantViolationError,
     UnreachableError,
 )
-from dledger_core.ids import NodeId
 from dledger_core.net.protocol import Type
 from dledger_core.raft import AppendEntries
 from dledger_core.server.config import ServerConfig
@@ -199,8 +198,8 @@ async def test_entry_that_contradicts_committed_one_quarantines_replica(tmp_path
         await eventually(lambda: replica.commit_index >= 1)
         term = replica.soft_state.term
         forged = AppendEntries(
-            sender=NodeId(leader_id),
-            target=NodeId(victim),
+            sender=cluster.hosted(leader_id).replica.member,
+            target=replica.member,
             term=term,
             prev_index=1,
             prev_term=0,
@@ -223,8 +222,10 @@ async def test_invariant_that_breaks_at_start_quarantines_its_group(tmp_path, mo
             raise broken
         return load_tables(log)
 
-    monkeypatch.setattr(CommitLog, "load_tables", load)
     async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
+        await cluster.stop("n0")
+        monkeypatch.setattr(CommitLog, "load_tables", load)
+        await cluster.start("n0")
         assert cluster.nodes["n0"].groups["a"].state is GroupState.QUARANTINED
         await cluster.leader("b")
 

@@ -116,14 +116,16 @@ def test_replica_runs_without_event_loop_thread_and_clock(tmp_path):
 
 
 def test_same_seed_creates_same_replica(tmp_path):
-    uuids = []
+    ticks = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        with HandDriven(tmp_path / name, seed=seed) as n0:
-            n0.lead()
-            n0.run()
-            uuids.append((n0.replica.log_uuid, n0.log.log_uuid))
-    assert uuids[0] == uuids[1] != uuids[2]
-    assert uuids[0][0] == uuids[0][1] is not None
+        with HandDriven(tmp_path / name, seed=seed, voters=("n0", "n1")) as n0:
+            ticks.append(0)
+            while not n0.sent:
+                n0.replica.tick()
+                n0.run()
+                ticks[-1] += 1
+            assert n0.replica.log_uuid == n0.log.log_uuid is not None
+    assert ticks[0] == ticks[1] != ticks[2]
 
 
 def broken_by(kind, n0, files):

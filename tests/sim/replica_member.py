@@ -64,7 +64,7 @@ from tests.sim.repairs import MemberRepairs, check_intact
 from tests.sim.safety import check
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.frames import receive
-from tests.support.logs import Row, rows_between
+from tests.support.logs import Row, found_store, rows_between
 from tests.support.memory_store import MemoryStore, configurations_of
 
 if TYPE_CHECKING:
@@ -306,6 +306,7 @@ class ReplicaMember(Member):
         self.members_once_lost = False
         self.lose_end_next: Callable[[], None] | None = None
         self.path = Path("/store") / GROUP / f"dledger-{self.node}"
+        found_store(self.path, self.node, sim.mix.storage, self.files)
 
     @staticmethod
     def shared(sim: Simulator) -> Shared:

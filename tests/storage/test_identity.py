@@ -7,7 +7,8 @@ import pytest
 from dledger_core import founding
 from dledger_core.errors import CorruptRecordError
 from dledger_core.founding import EMPTY, FoundingRecord, LogConstants, NamedStore, StoreIdentity
-from dledger_core.ids import NodeId, Term
+from dledger_core.ids import NodeId, Term, member_id
+from dledger_core.raft import UNKNOWN, Configuration
 from dledger_core.raft.ready import HardState
 from dledger_core.storage.files.identity import load_identity, prepare_store, save_identity
 from dledger_core.storage.files.layout import Layout, load_log_meta
@@ -26,6 +27,7 @@ RECORD = FoundingRecord(
     version=1,
     voters=(NamedStore(NodeId("n0"), "store", "host:1"),),
 )
+ONE = Configuration(frozenset({member_id("n0", "store")}))
 STEPS = [
     EMPTY,
     StoreIdentity(store="store"),
@@ -35,7 +37,9 @@ STEPS = [
 
 
 def prepare(files: FaultyFiles) -> None:
-    prepare_store(files, LAYOUT, group="g", node_id="n0", store="store", log_uuid="log", constants=CONSTANTS)
+    prepare_store(
+        files, LAYOUT, group="g", node_id="n0", store="store", log_uuid="log", constants=CONSTANTS, configuration=ONE
+    )
 
 
 def found(files: FaultyFiles) -> None:
@@ -102,7 +106,16 @@ def test_preparation_for_another_log_replaces_the_files_of_one_given_up() -> Non
     files = FaultyFiles()
     prepare(files)
     other = founding.LogConstants(profile="A", data_segment_bytes=1 << 20, index_segment_bytes=1 << 12)
-    prepare_store(files, LAYOUT, group="g", node_id="n0", store="other", log_uuid="other log", constants=other)
+    prepare_store(
+        files,
+        LAYOUT,
+        group="g",
+        node_id="n0",
+        store="other",
+        log_uuid="other log",
+        constants=other,
+        configuration=UNKNOWN,
+    )
     meta = load_log_meta(files, LAYOUT.log_meta)
     assert meta is not None
     assert (meta.log_uuid, meta.store_uuid, meta.profile) == ("other log", "other", "A")

@@ -151,7 +151,7 @@ class Search:
         if key in self._results:
             return self._results[key]
         answers = {self.ids[i]: self._answer(i, reply, named) for i, reply in enumerate(replies)}
-        decision = founding.decide(self.peers, answers, str(number), f"log {number}", again=again)
+        decision = founding.decide("g", self.peers, answers, str(number), f"log {number}", again=again)
         result: Any = None
         if isinstance(decision, founding.Take):
             new = decision.record.record_id == str(number)

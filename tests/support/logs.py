@@ -13,17 +13,38 @@ from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
 from dledger_core.record import HEADER_BYTES, Columns, ProposedBatch, Records, records_of
 from dledger_core.storage import CommitLog
+from dledger_core.storage.files.file_system import Files, OsFiles
+from dledger_core.storage.files.layout import Layout, LogMeta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 
 SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, preallocate_bytes=0)
 STORE = Path("/disk/g/dledger-n0")
 MEMBERS = ConfigurationEntry(Index(7), NO_TERM, b"members")
+LOG_UUID = "f0f0f0f0f0f04f0f8f0f0f0f0f0f0f0f"
 NO_TABLES = TablesSnapshot.of(LogTables())
 
 
 def open_log(files: object = None, directory: Path = STORE, config: StorageConfig = SMALL) -> CommitLog:
     return CommitLog.open(directory, group="g", node_id="n0", config=config, files=files)
+
+
+def found_store(
+    directory: Path, node_id: str = "n0", config: StorageConfig = SMALL, files: Files | None = None
+) -> None:
+    """Create the identity of a log, as its founding does, unless it exists."""
+    files, layout = files or OsFiles(), Layout(Path(directory))
+    if files.read(layout.log_meta) is None:
+        files.mkdir(layout.meta)
+        meta = LogMeta(
+            profile=config.profile,
+            group="g",
+            node_id=node_id,
+            data_segment_bytes=config.data_segment_bytes,
+            index_segment_bytes=config.index_segment_bytes,
+            log_uuid=LOG_UUID,
+        )
+        save_log_meta(files, layout.log_meta, meta)
 
 
 def place(

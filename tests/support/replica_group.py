@@ -39,7 +39,7 @@ from dledger_core.server.services.flow import Budget
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.group import NODES, Group
-from tests.support.logs import rows_between
+from tests.support.logs import found_store, rows_between
 from tests.support.server_group import RAFT, STORAGE
 
 LEADER_TICKS_MAX = 400
@@ -164,6 +164,7 @@ class HandDriven:
         self.failures: list[BaseException] = []
         self.configurations: list[ConfigurationInForce] = []
         self.stalled = False
+        found_store(directory, node_id, storage, files)
         self.log = CommitLog.open(directory, group="g", node_id=node_id, config=storage, files=files)
         self.replica = Replica(
             group="g",

@@ -308,6 +308,9 @@ class ClusterView:
             final = not failure.retriable and not failure.outcome_unknown
             if final and (not isinstance(failure, OtherLogError) or 2 * others > len(failures)):
                 return failure
+        for failure in failures:
+            if failure.values.get("state") == "waiting":  # its remedy names the nodes or the command
+                return failure
         return UnreachableError(
             f"no node of group {self.group} responded", self.addresses, "check that they run and the peers string"
         )

@@ -60,7 +60,7 @@ class Environment:
         running_ms: the node's running time, see ``RunningTime``.
         call_soon: runs a function after the current iteration, in order of the calls.
         open_disk: creates the disk of a log.
-        random: source of election timeouts and of the log's uuid.
+        random: source of election timeouts.
     """
 
     wall_ms: Callable[[], int]

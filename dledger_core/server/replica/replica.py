@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -252,8 +251,8 @@ class Replica:
         return self.log.config.profile == "B"
 
     def _noop(self, first_index: Index) -> ProposedBatch:
-        # A converted log has an identity that none of its entries contains yet.
-        uuid = self.log.log_uuid or (self._new_uuid() if first_index == 0 else None)
+        del first_index
+        uuid = self.log.log_uuid
         recorded = uuid is None or self.tables.log_uuid == uuid
         self.log_time.observe(self._controls.log_time_ms)
         chain = {"c": [asdict(link) for link in self.log.chain]} if self.log.chain else {}
@@ -273,9 +272,6 @@ class Replica:
     def _recording(self, body: bytes) -> ProposedBatch:
         self._log_time_recorded_ms = self.log_time.now_ms
         return ProposedBatch(control=body)
-
-    def _new_uuid(self) -> str:
-        return uuid.UUID(int=self._environment.random.getrandbits(128), version=4).hex
 
     # --- input -----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from dledger_core.checksum import Buffer
 from dledger_core.config import format_peers, is_node_id, parse_peer
 from dledger_core.continuation import chain_rows
 from dledger_core.control import TransactionId
-from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, UnknownGroupError, one_line
+from dledger_core.errors import BadRequestError, ConfigError, DLedgerError, ProtocolError, UnknownGroupError, one_line
+from dledger_core.founding import LogConstants
 from dledger_core.ids import NodeId, node_of, store_of
 from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection
@@ -23,7 +24,7 @@ from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.group import Group, HostedGroup, hosted_logs
+from dledger_core.server.group import Group, GroupState, HostedGroup, hosted_logs
 from dledger_core.server.replica.members import Members
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
 from dledger_core.server.services.flow import Budget, ClientFlow
@@ -81,8 +82,11 @@ class ClientService:
     together, separately from the appends' own limit, so that readers cannot keep producers out.
     """
 
-    def __init__(self, config: ServerConfig, members: Members, groups: Mapping[str, Group]) -> None:
+    def __init__(
+        self, config: ServerConfig, members: Members, groups: Mapping[str, Group], node_uuid: Callable[[], str]
+    ) -> None:
         self._config = config
+        self._node_uuid = node_uuid
         self._limits = config.limits
         self._members = members
         self._groups = groups
@@ -128,8 +132,19 @@ class ClientService:
             request = self._group_request(connection, flow, frame)
             self._start(request, partial(work, self, request, table.decode(frame.header)))
         elif kind == Type.GROUPS:
-            response = messages.GroupsResponse(logs=hosted_logs(self._groups))
+            waiting = sorted(name for name, group in self._groups.items() if group.state is GroupState.WAITING)
+            response = messages.GroupsResponse(logs=hosted_logs(self._groups), waiting=waiting or None)
             Request(connection, flow, frame).respond(messages.GROUPS_OK, response)
+        elif kind == Type.FOUND:
+            founding_request = Request(connection, flow, frame)
+            group = self._group(str_field(frame.header, "g"))
+            message = messages.FOUND.decode(frame.header)
+            self._start(founding_request, partial(self._found, founding_request, group, message))
+        elif kind == Type.ADMIT:
+            admission_request = Request(connection, flow, frame)
+            group = self._group(str_field(frame.header, "g"))
+            admit = messages.ADMIT.decode(frame.header)
+            self._start(admission_request, partial(self._admit, admission_request, group, admit))
         elif kind == Type.AWAIT:
             node_request = Request(connection, flow, frame)
             self._start(node_request, partial(self._await, node_request, messages.AWAIT.decode(frame.header)))
@@ -360,6 +375,23 @@ class ClientService:
             cut=len(damaged) > self._limits.damaged_named,
         )
         request.respond(messages.DIGEST_OK, response)
+
+    # --- founding --------------------------------------------------------------------------------------------
+
+    async def _found(self, request: Request, group: Group, message: messages.FoundRequest) -> None:
+        record = codec.parse_record(request.frame.payload) if message.operation == "take" else None
+        answer = await group.found(message.operation, message.record_id, record)
+        response = messages.FoundResponse(answer=answer.to_fields(), node_uuid=self._node_uuid())
+        request.respond(messages.FOUND_OK, response)
+
+    async def _admit(self, request: Request, group: Group, message: messages.AdmitRequest) -> None:
+        try:
+            constants = LogConstants(**message.constants)
+        except (TypeError, ConfigError) as error:
+            raise BadRequestError(f"malformed constants of a log: {error}", "", "send those of the log") from None
+        answer = await group.admit(message.node, message.log, constants)
+        response = messages.AdmitResponse(store=answer.identity.store or "", node_uuid=self._node_uuid())
+        request.respond(messages.ADMIT_OK, response)
 
     # --- recovery --------------------------------------------------------------------------------------------
 

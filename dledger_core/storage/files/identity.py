@@ -2,7 +2,7 @@
 
 A replica opens only after this file names it a member of a log (``StoreIdentity.is_member``). The other files of a
 founded store are made before the mark that the record is complete: ``meta/log.json`` with the identity of the log and
-of the store, and a hard state. So a member without one of them has lost it, and with it its votes.
+of the store, a hard state and the members file. So a member without one of them has lost it, and with it its votes.
 """
 
 from __future__ import annotations
@@ -73,11 +73,20 @@ def constants_of(meta: LogMeta | None, config: StorageConfig) -> LogConstants:
 
 
 def prepare_store(
-    files: Files, layout: Layout, *, group: str, node_id: str, store: str, log_uuid: str, constants: LogConstants
+    files: Files,
+    layout: Layout,
+    *,
+    group: str,
+    node_id: str,
+    store: str,
+    log_uuid: str,
+    constants: LogConstants,
+    configuration: Configuration,
 ) -> None:
-    """Create the files of a store that is about to become a member: ``meta/log.json`` and a hard state. Idempotent.
+    """Create the files of a store that is about to become a member. Idempotent.
 
-    A converted store keeps its own; only its uuid is added.
+    Those are ``meta/log.json``, a hard state, and the members file with the founding configuration, unless that is
+    UNKNOWN. A converted store keeps its log and its hard state.
     """
     files.mkdir(layout.meta)
     meta = load_log_meta(files, layout.log_meta)
@@ -93,6 +102,8 @@ def prepare_store(
             commitlog_prefix=constants.commitlog_prefix,
         )
     save_log_meta(files, layout.log_meta, replace(meta, store_uuid=store))
+    known = ConfigurationEntry(NO_INDEX, NO_TERM, configuration.to_bytes())
+    members_file(layout).save(files, KnownConfigurations(() if configuration.is_unknown else (known,)))
     if hard_state_file(layout.hard_state).load(files).value is None:
         save_hard_state(files, layout, HardState(Term(0), None))
 

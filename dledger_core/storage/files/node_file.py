@@ -31,7 +31,12 @@ class NodeStart:
 
     node_uuid: str
     number: int
-    nonce: str
+    nonce: int
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """Number and nonce."""
+        return self.number, self.nonce
 
 
 def node_file(directory: Path, node_id: NodeId) -> Path:
@@ -48,7 +53,7 @@ def start_node(files: Files, directory: Path, node_id: NodeId) -> NodeStart:
     if fields is not None and before is None:
         _LOG.warning("node file damaged, the node gets another uuid: path=%s", path)
     node_uuid, number = (uuid.uuid4().hex, 0) if before is None else (before.node_uuid, before.number)
-    start = NodeStart(node_uuid, number + 1, secrets.token_hex(8))
+    start = NodeStart(node_uuid, number + 1, secrets.randbits(62))
     write_checked(files, path, asdict(start))
     return start
 
@@ -57,4 +62,4 @@ def _parse(fields: dict[str, Any]) -> NodeStart | None:
     node_uuid, number = fields.get("node_uuid"), fields.get("number")
     if type(node_uuid) is not str or type(number) is not int or not 0 < number < NUMBER_MAX:
         return None
-    return NodeStart(node_uuid, number, str(fields.get("nonce")))
+    return NodeStart(node_uuid, number, 0)

@@ -1,0 +1,1 @@
+"""Founding of groups on a node."""

@@ -1,0 +1,197 @@
+"""The store of a group before its replica opens: its identity on disk, changed by founding and admission."""
+
+from __future__ import annotations
+
+import uuid
+
+from dledger_core import founding
+from dledger_core.errors import BadRequestError, CorruptRecordError, FoundingRefusedError, StoreMismatchError
+from dledger_core.founding import Admission, FoundingRecord, LogConstants, NamedStore, Peers, StoreAnswer, StoreIdentity
+from dledger_core.ids import MemberId, member_id
+from dledger_core.raft import UNKNOWN, Configuration
+from dledger_core.record import is_segment_name
+from dledger_core.server.config import ServerConfig
+from dledger_core.storage.files.file_system import File, Files, OsFiles
+from dledger_core.storage.files.identity import (
+    constants_of,
+    continue_store,
+    first_configuration,
+    identity_file,
+    load_identity,
+    prepare_store,
+    save_identity,
+)
+from dledger_core.storage.files.layout import Layout, LogMeta, lock_store, open_identity
+from dledger_core.storage.files.meta_files import hard_state_file
+
+
+def peers_of(config: ServerConfig) -> Peers:
+    """Return the peers list of a node, sorted."""
+    return tuple(sorted((peer.node_id, peer.address) for peer in config.peers))
+
+
+def configuration_of(identity: StoreIdentity) -> Configuration:
+    """Return the first configuration that a member's store knows: the founding one, UNKNOWN after an admission."""
+    if identity.continuation is not None and identity.continuation.record is not None:
+        return first_configuration(identity.continuation.record)
+    record = identity.record
+    if record is None or not identity.is_complete:
+        return UNKNOWN
+    learners = frozenset(map(_member, record.learners))
+    return Configuration(
+        voters=frozenset(map(_member, record.voters)),
+        learners=learners,
+        addresses={_member(named): named.address for named in record.stores},
+        promote=learners,
+        version=record.version,
+    )
+
+
+def _member(named: NamedStore) -> MemberId:
+    return member_id(named.node_id, named.store)
+
+
+class GroupStore:
+    """The identity of one group's store on this node. Its methods block; one may run at a time.
+
+    Args:
+        config: the node's settings.
+        group: the group.
+        files: the file system.
+
+    Raises:
+        StoreMismatchError: the directory contains a store that was neither founded nor converted, or something else.
+        CorruptRecordError: a store has lost its identity, or a member one of its files.
+    """
+
+    def __init__(self, config: ServerConfig, group: str, files: Files | None = None) -> None:
+        self._config = config
+        self._group = group
+        self._files = files or OsFiles()
+        self._layout = Layout(config.store_path(group))
+        self._lock: File | None = None
+        self._meta = self._load_meta()
+        identity_file(self._layout.identity).make_equal(self._files)
+        self.identity = load_identity(self._files, self._layout)
+        if self.identity.is_member and self._meta is not None:
+            continue_store(self._files, self._layout, self.identity)
+            self._meta = self._load_meta()
+        if self.identity.is_member and self._meta is None:
+            raise CorruptRecordError(
+                "the store belongs to a log, and its meta/log.json is missing",
+                str(self._layout.log_meta),
+                "restore it; or move the store away, start the node, and run dledger member replace",
+            )
+        if self.identity.is_member and hard_state_file(self._layout.hard_state).load(self._files).value is None:
+            raise CorruptRecordError(
+                "both copies of the file are missing or damaged, so the node's vote is unknown",
+                str(self._layout.hard_state),
+                "restore it, or set a term with dledger repair --term",
+            )
+        self._has_entries = any(map(is_segment_name, self._files.listdir(self._layout.data) or ()))
+        if self._has_entries and (self._meta is None or self._meta.log_uuid is None):
+            raise StoreMismatchError(
+                "the store has entries of a log that was not founded",
+                str(self._layout.root),
+                "convert it with dledger convert, which reads its records, into another directory",
+            )
+
+    def _load_meta(self) -> LogMeta | None:
+        return open_identity(self._files, self._layout, group=self._group, node_id=self._config.self_id)
+
+    @property
+    def member(self) -> MemberId:
+        """The member that the store is."""
+        return member_id(self._config.self_id, self.identity.store or "")
+
+    @property
+    def answer(self) -> StoreAnswer:
+        """The store as this node reports it."""
+        meta = self._meta
+        is_converted = meta is not None and (self._has_entries or meta.store_uuid is None)
+        # A file that a founding prepared, which was given up then, does not override the settings.
+        is_fixed = meta is not None and (is_converted or self.identity.is_member or meta.commitlog_prefix is not None)
+        return StoreAnswer(
+            node_id=self._config.self_id,
+            peers=peers_of(self._config),
+            identity=self.identity,
+            constants=constants_of(meta if is_fixed else None, self._config.storage),
+            converted_log=meta.log_uuid if meta is not None and is_converted and not self._had_log else None,
+        )
+
+    @property
+    def _had_log(self) -> bool:
+        return self.identity.is_member or self.identity.continuation is not None
+
+    def take_lock(self) -> None:
+        """Lock the store while it waits; raise StoreBusyError if another process has it open."""
+        self._lock = lock_store(self._files, self._layout)
+
+    def release_lock(self) -> None:
+        """Unlock the store. Idempotent."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def apply(self, operation: str, record_id: str | None, record: FoundingRecord | None) -> StoreAnswer:
+        """Execute an operation of a founding, durably; return the store after it.
+
+        Raises:
+            FoundingRefusedError: see ``founding``.
+            BadRequestError: an argument is missing.
+        """
+        answer, node = self.answer, self._config.self_id
+        if operation == "ask":
+            self._become(founding.named(answer.identity, _new_uuid()))
+        elif operation == "take":
+            if record is None:
+                raise BadRequestError("the payload is not a founding record", "", "send the record")
+            self._become(founding.taken(answer, record))
+        elif operation in ("complete", "give-up"):
+            if record_id is None:
+                raise BadRequestError(f"{operation} has no field 'record'", "", "send the record's id")
+            if operation == "complete":
+                self._become_member(founding.completed(answer.identity, record_id))
+            else:
+                self._become(founding.given_up(answer.identity, node, record_id))
+        return self.answer
+
+    def admit(self, node_id: str, log_uuid: str, constants: LogConstants) -> StoreAnswer:
+        """Make the store one of a log that exists, durably.
+
+        Raises:
+            FoundingRefusedError: another node is meant; or see ``founding.admitted``.
+        """
+        if node_id != self._config.self_id:
+            raise FoundingRefusedError(f"the node is {self._config.self_id}, not {node_id}", "", "correct the address")
+        self._become_member(founding.admitted(self.answer, Admission(log_uuid, constants), _new_uuid()))
+        return self.answer
+
+    def _become(self, identity: StoreIdentity) -> None:
+        if identity != self.identity:
+            save_identity(self._files, self._layout, identity)
+            self.identity = identity
+
+    def _become_member(self, identity: StoreIdentity) -> None:
+        if identity == self.identity:
+            return
+        log_uuid, found = identity.log_uuid, identity.admission or identity.record
+        assert log_uuid is not None
+        assert found is not None
+        assert identity.store is not None
+        prepare_store(
+            self._files,
+            self._layout,
+            group=self._group,
+            node_id=self._config.self_id,
+            store=identity.store,
+            log_uuid=log_uuid,
+            constants=found.constants,
+            configuration=configuration_of(identity),
+        )
+        self._become(identity)
+        self._meta = self._load_meta()
+
+
+def _new_uuid() -> str:
+    return uuid.uuid4().hex
