@@ -346,6 +346,31 @@ class SurvivorAnswer:
         """Whether the store gave its log up and is not in a new one yet."""
         return self.state is not None and not self.state.is_complete
 
+    def to_fields(self) -> dict[str, Any]:
+        """Return the answer as a map of plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, fields: object) -> SurvivorAnswer | None:
+        """Return the answer of such a map, or None if it is malformed."""
+        try:
+            assert isinstance(fields, dict)
+            end, state = fields["end"], fields["state"]
+            found = Continuation.from_fields(state)
+            if (found is None) != (state is None):
+                return None
+            return cls(
+                **fields
+                | {
+                    "members": tuple(KnownMember(**each) for each in fields["members"]),
+                    "chain": chain_of(fields["chain"]),
+                    "end": None if end is None else end_of(end),
+                    "state": found,
+                }
+            )
+        except (AssertionError, KeyError, TypeError, ValueError):
+            return None
+
 
 Answers: TypeAlias = Mapping[NodeId, SurvivorAnswer]
 
@@ -472,7 +497,10 @@ def _not_possible(lost: AbstractSet[NodeId], answers: Answers, found: Answers, l
         )
     leader = next((answer.leader for _, answer in sorted(found.items()) if answer.leader is not None), None)
     if leader is not None:
-        return Refused(f"{leader} leads the group, so a majority of its voters is alive", "run dledger member replace")
+        return Refused(
+            f"{leader} leads the group, so a majority of its voters is alive",
+            "run dledger member replace; if the nodes were lost seconds ago, run the command again",
+        )
     if best.profile == "A":
         return Refused("a log of profile A cannot change its members", "copy a store, and found the group again")
     return None

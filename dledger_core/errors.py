@@ -38,6 +38,7 @@
        |- DuplicateStoreError         another node holds the same store
        |- UnknownFeatureError         the group uses a feature that the other node does not know
        |- OtherLogError               the node has another log of the group than the request names
+       |  '- LogContinuedError        retriable; that log continues the named one
        |- RequestTimedOutError        outcome_unknown
        |- BusyError                   retriable; retry_after_ms
        |- BehindError                 retriable; the replica has not reached min_commit
@@ -73,6 +74,7 @@ __all__ = [
     "InvariantViolationError",
     "LeadershipLostError",
     "LogContestedError",
+    "LogContinuedError",
     "MemberChangeRefusedError",
     "NoLeaderError",
     "NotLeaderError",
@@ -434,6 +436,14 @@ class OtherLogError(ClientError):
 
     code = 652
     name = "OTHER_LOG"
+
+
+class LogContinuedError(OtherLogError):
+    """The other node has a log that continues the one of this store: its chain is in ``values``."""
+
+    code = 655
+    name = "LOG_CONTINUED"
+    retriable = True
 
 
 class DuplicateStoreError(ClientError):

@@ -271,6 +271,8 @@ def taken(answer: StoreAnswer, record: FoundingRecord) -> StoreIdentity:
         return identity
     if identity.is_member:
         raise _refused(f"the store of {node} belongs to log {identity.log_uuid}", "move it away if that log is lost")
+    if identity.continuation is not None:
+        raise _refused(_has_given_up(node, identity.continuation), _AFTER_GIVING_UP)
     if identity.record is not None:
         raise _refused(f"the store of {node} holds another founding record", "run dledger init --again")
     if not knows_given_up(record, identity):
@@ -334,6 +336,8 @@ def admitted(answer: StoreAnswer, admission: Admission, new_store: str) -> Store
     identity, node = answer.identity, answer.node_id
     if identity.log_uuid == admission.log_uuid:
         return identity
+    if identity.continuation is not None and not identity.is_member:
+        raise _refused(_has_given_up(node, identity.continuation), _AFTER_GIVING_UP)
     if identity.is_member or answer.converted_log is not None:
         belongs = identity.log_uuid or answer.converted_log
         raise _refused(f"the store of {node} belongs to log {belongs}", "move it away, then run the command again")
@@ -342,6 +346,13 @@ def admitted(answer: StoreAnswer, admission: Admission, new_store: str) -> Store
             f"the store of {node} holds the founding record of another log", "move it away, then run the command again"
         )
     return replace(identity, store=new_store, admission=admission)
+
+
+_AFTER_GIVING_UP: Final = "run dledger recover --lost again, or move the store away"
+
+
+def _has_given_up(node: NodeId, state: Continuation) -> str:
+    return f"the store of {node} has given up log {state.given_up.log_uuid}"
 
 
 def _refused(what: str, remedy: str) -> FoundingRefusedError:
@@ -467,13 +478,20 @@ def decide(
     for node in sorted(answers):
         if (refusal := _fits(peers, node, answers[node])) is not None:
             return refusal
-    gave_up = [node for node in sorted(answers) if _has_given_its_log_up(answers[node].identity)]
-    if gave_up:
+    has_members = any(answer.identity.is_member for answer in answers.values())
+    gave_up = {node: state for node, answer in answers.items() if (state := _given_up_log(answer.identity)) is not None}
+    unfinished = [node for node in sorted(gave_up) if not has_members or gave_up[node].record is not None]
+    if unfinished:
         return Refusal(
-            f"the stores of {', '.join(gave_up)} have given their log up for a recovery, which is not finished",
+            f"the stores of {', '.join(unfinished)} have given their log up for a recovery, which is not finished",
             "run dledger recover --lost with the same nodes again",
         )
-    if any(answer.identity.is_member for answer in answers.values()):
+    if gave_up:
+        return Refusal(
+            f"another log continues that of the stores of {', '.join(sorted(gave_up))}, which are set aside",
+            "move these stores away and start their nodes, then run dledger member add or dledger member replace",
+        )
+    if has_members:
         return _with_members(group, peers, answers)
     missing = tuple(node for node, _ in peers if node not in answers)
     if missing:
@@ -498,8 +516,9 @@ def decide(
     )
 
 
-def _has_given_its_log_up(identity: StoreIdentity) -> bool:
-    return identity.continuation is not None and not identity.is_member
+def _given_up_log(identity: StoreIdentity) -> Continuation | None:
+    """Return the state in a recovery of a store that has no log now."""
+    return None if identity.is_member else identity.continuation
 
 
 def command(words: str, group: str, peers: Peers) -> str:
@@ -583,6 +602,8 @@ def _lost(
     lost = sum(voter.node_id in left for voter in voters)
     if lost and len(voters) - lost < len(voters) // 2 + 1:
         return f"{statement}: a majority of its voters is lost", f"recover --lost {','.join(left)}"
+    if record is None:
+        return f"{statement}; a member is replaced there, another node is added", "member list"
     return statement, f"member replace {left[0]}"
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dledger_core.client.routing.channel import Channel
-from dledger_core.config import Peer
-from dledger_core.errors import ConfigError, DLedgerError, UnreachableError
+from dledger_core.config import Peer, parse_peer
+from dledger_core.errors import DLedgerError, UnreachableError
 from dledger_core.net import messages
 
 
@@ -69,71 +69,67 @@ async def recover(peers: Sequence[Peer], group: str, timeout_s: float, *, dry_ru
     """Ask all voters for the ends of their logs and give votes back; do nothing where a leader or a majority is left.
 
     Args:
-        peers: all voters of the group.
+        peers: nodes of the group; they name its voters.
         group: its name.
         timeout_s: timeout of each request.
         dry_run: only choose.
 
     Raises:
         UnreachableError: a voter does not answer.
-        ConfigError: ``peers`` are not the voters that the nodes know.
         BadRequestError: a voter has changed since it was asked.
     """
-    channels = [Channel(peer) for peer in peers]
+    channels: dict[Peer, Channel] = {}
 
     async def ask(channel: Channel, end: list[int] | None = None) -> messages.RecoverResponse:
         request = messages.RECOVER.encode(messages.RecoverRequest(end=end), g=group)
         return messages.RECOVER_OK.decode((await channel.request(request, timeout_s=timeout_s)).header)
 
-    async def report(channel: Channel) -> messages.RecoverResponse:
+    async def report(peer: Peer) -> messages.RecoverResponse:
+        channel = channels[peer] = Channel(peer)
         await channel.open(timeout_s)
         return await ask(channel)
 
+    async def reports_of(asked: Sequence[Peer]) -> dict[Peer, messages.RecoverResponse | BaseException]:
+        results = await asyncio.gather(*map(report, asked), return_exceptions=True)
+        return dict(zip(asked, results, strict=True))
+
     try:
-        found = await asyncio.gather(*map(report, channels), return_exceptions=True)
-        reports = [each for each in found if isinstance(each, messages.RecoverResponse)]
-        _require_all(peers, found)
-        _require_same(peers, reports)
+        found = await reports_of(peers)
+        voters = _voters([each for each in found.values() if isinstance(each, messages.RecoverResponse)]) or peers
+        found |= await reports_of([voter for voter in voters if voter not in found])
+        reports = _require_all({voter: found[voter] for voter in voters})
         leader_id = next((each.leader for each in reports if each.leader is not None), None)
         ends = tuple(
-            VoterEnd(str(peer.node_id), each.last_term, each.last_index, each.is_recovering)
-            for peer, each in zip(peers, reports, strict=True)
+            VoterEnd(str(voter.node_id), each.last_term, each.last_index, each.is_recovering)
+            for voter, each in zip(voters, reports, strict=True)
         )
         recovery = Recovery(leader_id, ends if leader_id is not None else with_votes(ends))
-        for channel, end in zip(channels, recovery.ends, strict=True):
+        for voter, end in zip(voters, recovery.ends, strict=True):
             if end.votes_again and not dry_run:
-                await ask(channel, [end.last_term, end.last_index])
+                await ask(channels[voter], [end.last_term, end.last_index])
         return recovery
     finally:
-        for channel in channels:
+        for channel in channels.values():
             with contextlib.suppress(DLedgerError):
                 await channel.close()
 
 
-def _require_all(peers: Sequence[Peer], found: Sequence[messages.RecoverResponse | BaseException]) -> None:
-    for each in found:
+def _voters(reports: Sequence[messages.RecoverResponse]) -> tuple[Peer, ...]:
+    """Return the voters of the newest configuration that a node has in force, with their addresses."""
+    newest = max(reports, key=lambda each: (each.last_term, each.configuration), default=None)
+    return () if newest is None else tuple(parse_peer(f"{node}-{address}") for node, address in newest.voters)
+
+
+def _require_all(found: Mapping[Peer, messages.RecoverResponse | BaseException]) -> list[messages.RecoverResponse]:
+    for each in found.values():
         if isinstance(each, BaseException) and not isinstance(each, DLedgerError):
             raise each
-    silent = [
-        f"{peer.node_id}: {each}" for peer, each in zip(peers, found, strict=True) if isinstance(each, DLedgerError)
-    ]
+    silent = {peer.node_id: each for peer, each in found.items() if isinstance(each, DLedgerError)}
     if silent:
         raise UnreachableError(
             "not all voters answer, and a missing one may have acknowledged entries that the others lack",
-            "; ".join(silent),
-            "start all nodes of the group, then run the command again",
+            "; ".join(f"{node}: {each}" for node, each in silent.items()),
+            f"start all nodes of the group, then run the command again; if the disks of a majority of the voters are "
+            f"lost permanently, run dledger recover --lost {','.join(silent)}",
         )
-
-
-def _require_same(peers: Sequence[Peer], reports: Sequence[messages.RecoverResponse]) -> None:
-    """Raise unless each node names the same voters: one that was left out was not asked."""
-    asked = sorted(str(peer.node_id) for peer in peers)
-    for peer, each in zip(peers, reports, strict=True):
-        if sorted(each.voters) != asked:
-            raise ConfigError(
-                "the peers string does not name all voters and only them, and one that is not asked may have "
-                "acknowledged entries that the others lack",
-                str(peer.node_id),
-                "name all nodes of the group in --peers",
-                {"peers": asked, "voters": sorted(each.voters)},
-            )
+    return [each for each in found.values() if isinstance(each, messages.RecoverResponse)]

@@ -29,6 +29,9 @@ class Attach:
     term: int = wire("term", "int", "the store's term", high=NUMBER_MAX)
     last_term: int = wire("lt", "int", "term of its last entry", high=NUMBER_MAX)
     last_index: int = wire("li", "int", "index of its last entry", high=NUMBER_MAX)
+    commit_index: int = wire(
+        "ci", "int", "index of the last entry that it knows to be committed", high=NUMBER_MAX, default=-1
+    )
     version: int = wire("gv", "int", "highest group version that the node understands", low=0)
 
 

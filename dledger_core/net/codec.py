@@ -13,6 +13,7 @@ import msgpack
 import numpy as np
 
 from dledger_core.checksum import Buffer, crc32
+from dledger_core.continuation import ContinuationRecord, SurvivorAnswer
 from dledger_core.control import Part, check_parts
 from dledger_core.errors import BadRequestError, CorruptRecordError, ProtocolError
 from dledger_core.founding import FoundingRecord
@@ -109,6 +110,28 @@ def parse_record(payload: Buffer) -> FoundingRecord | None:
     """Return the founding record of such a payload, None if it is malformed."""
     try:
         return FoundingRecord.from_fields(msgpack.unpackb(payload))
+    except (ValueError, msgpack.UnpackException):
+        return None
+
+
+def continuation_payload(found: ContinuationRecord | SurvivorAnswer) -> bytes:
+    """Return the payload of CONTINUE with the operation take, or of CONTINUE_OK."""
+    return bytes(msgpack.packb(found.to_fields()))
+
+
+def parse_continuation_record(payload: Buffer) -> ContinuationRecord | None:
+    """Return the record of such a payload, None if it is malformed."""
+    return ContinuationRecord.from_fields(_map_of(payload))
+
+
+def parse_survivor(payload: Buffer) -> SurvivorAnswer | None:
+    """Return the answer of such a payload, None if it is malformed."""
+    return SurvivorAnswer.from_fields(_map_of(payload))
+
+
+def _map_of(payload: Buffer) -> object:
+    try:
+        return msgpack.unpackb(payload)
     except (ValueError, msgpack.UnpackException):
         return None
 

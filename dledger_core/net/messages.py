@@ -40,6 +40,13 @@ def _rows(*kinds: type) -> Any:
     return lambda rows: all(map(fits, rows))
 
 
+def _are_addresses(rows: list[Any]) -> bool:
+    try:
+        return all(_row(str, str)(row) and bool(parse_peer(f"{row[0]}-{row[1]}")) for row in rows)
+    except ConfigError:
+        return False
+
+
 def _are_members(rows: list[Any]) -> bool:
     try:
         return all(
@@ -355,6 +362,19 @@ class AtResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueRequest:
+    """Ask about, or change, a store of a group whose majority is lost: one step of ``dledger recover --lost``."""
+
+    operation: str = wire("op", "str", "the step", choices=("ask", "give-up", "take", "complete"))
+    log: str | None = wire("log", "str", "log to give up, or new log that is complete", default=None, optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueResponse:
+    """The store after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverRequest:
     """Ask a voter for the end of its log, or give a recovering voter its vote back."""
 
@@ -374,7 +394,10 @@ class RecoverResponse:
     leader: str | None = wire(
         "leader", "str", "node id of a leader that is active, nil if there is none", optional=True
     )
-    voters: list[str] = wire("voters", "list", "node ids of all voters", low=0, accepts=all_of(str))
+    configuration: int = wire("configuration", "int", "index of the configuration entry in force, -1 if founded with")
+    voters: list[list[str]] = wire(
+        "voters", "list", "[node id, address] of all voters of the log", low=0, accepts=_are_addresses
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,6 +501,10 @@ AWAIT: Final = table_of(AwaitRequest, Type.AWAIT, _SEEN, error=BadRequestError)
 AWAIT_OK: Final = table_of(AwaitResponse, Type.AWAIT_OK)
 AT: Final = table_of(AtRequest, Type.AT, error=BadRequestError)
 AT_OK: Final = table_of(AtResponse, Type.AT_OK, "of messages: sizes u32 x n, then the messages")
+CONTINUE: Final = table_of(
+    ContinueRequest, Type.CONTINUE, "with take: the continuation record, msgpack", error=BadRequestError
+)
+CONTINUE_OK: Final = table_of(ContinueResponse, Type.CONTINUE_OK, "the store's answer, msgpack")
 RECOVER: Final = table_of(RecoverRequest, Type.RECOVER, error=BadRequestError)
 RECOVER_OK: Final = table_of(RecoverResponse, Type.RECOVER_OK)
 FOUND: Final = table_of(FoundRequest, Type.FOUND, "of take: the founding record, a msgpack map", error=BadRequestError)
@@ -490,7 +517,7 @@ MEMBER_OK: Final = table_of(MemberResponse, Type.MEMBER_OK)
 TABLES: Final[tuple[Table[Any], ...]] = (
     METADATA, METADATA_OK, APPEND, APPEND_OK, READ, READ_OK, TIME, TIME_OK, PRODUCER, PRODUCER_OK, TRANSACTION,
     TRANSACTION_OK, DIGEST, DIGEST_OK, TRANSFER, TRANSFER_OK, WATCH, WATCH_OK, GROUPS, GROUPS_OK, DESCRIBE, DESCRIBE_OK,
-    AWAIT, AWAIT_OK, AT, AT_OK, RECOVER, RECOVER_OK, FOUND, FOUND_OK, ADMIT, ADMIT_OK,
+    AWAIT, AWAIT_OK, AT, AT_OK, RECOVER, RECOVER_OK, CONTINUE, CONTINUE_OK, FOUND, FOUND_OK, ADMIT, ADMIT_OK,
     MEMBER, MEMBER_OK,
 )  # fmt: skip
 """All messages between clients and nodes, without hello and FAILURE."""

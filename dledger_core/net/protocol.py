@@ -72,6 +72,8 @@ class Type(IntEnum):
     RECOVER_OK = 37
     FOUND = 38
     FOUND_OK = 39
+    CONTINUE = 62
+    CONTINUE_OK = 63
     VOTE = 40
     VOTE_OK = 41
     APPEND_ENTRIES = 42

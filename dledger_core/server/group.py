@@ -20,13 +20,23 @@ group that was left is quarantined, and at the start when a store cannot be open
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from typing import Final
 
+from dledger_core.continuation import (
+    ContinuationRecord,
+    Response,
+    SurvivorAnswer,
+    chain_of_rows,
+    chain_rows,
+    respond,
+)
 from dledger_core.errors import (
     BadRequestError,
     CorruptRecordError,
@@ -34,8 +44,10 @@ from dledger_core.errors import (
     EndLostError,
     IdentityLostError,
     InvariantViolationError,
+    LogContinuedError,
     OtherLogError,
     QuarantinedError,
+    RecoveryRefusedError,
     TransferringError,
     UnknownFeatureError,
     UnreachableError,
@@ -48,7 +60,7 @@ from dledger_core.net.attach import GROUP_VERSION
 from dledger_core.raft import ConfigurationInForce, Message
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.founding.store import GroupStore, configuration_of
+from dledger_core.server.founding.store import GroupStore, configuration_of, known_members
 from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs
 from dledger_core.server.replica.attachments import StoreIdentity
@@ -64,6 +76,14 @@ from dledger_core.server.services.role_events import OnRole, RoleFeed
 from dledger_core.storage import CommitLog
 
 _LOG = logging.getLogger(__name__)
+
+
+_RECOVER_AGAIN: Final = "run dledger recover --lost again"
+_REMEDIES: Final = {
+    Response.STOP: "move the store away, then run dledger member add or dledger member replace",
+    Response.STAY: "decide which log stays: stop the nodes of the other one, move their stores away, restart the rest",
+    Response.WAIT: "start the other nodes of the log, which may have committed entries; or move the store away",
+}
 
 
 class GroupState(Enum):
@@ -138,6 +158,7 @@ class Group:
         self._store: GroupStore | None = None
         self._store_lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._response: Response | None = None
 
     @property
     def state(self) -> GroupState:
@@ -254,6 +275,81 @@ class Group:
             if self._state is GroupState.WAITING and store.identity.is_member:
                 await self._host_member(store)
         return answer
+
+    # --- recovery of a lost majority -------------------------------------------------------------------------
+
+    async def recover(self, operation: str, log_uuid: str | None, record: ContinuationRecord | None) -> SurvivorAnswer:
+        """Execute an operation of ``dledger recover --lost`` on the store, durably; return the store after it.
+
+        Raises:
+            RecoveryRefusedError: the store is not in a state that allows it.
+            BadRequestError: an argument is missing.
+        """
+        store = self._store
+        if store is None:
+            return SurvivorAnswer(node_id=self._host.config.self_id)
+        async with self._store_lock:
+            if operation == "give-up":
+                await self._give_up(store, log_uuid)
+            elif operation == "take":
+                if record is None:
+                    raise BadRequestError("the payload is not a continuation record", "", "send the record")
+                await asyncio.to_thread(store.take_continuation, record)
+            elif operation == "complete" and store.identity.log_uuid != log_uuid:
+                if log_uuid is None:
+                    raise BadRequestError("complete has no field 'log'", "", "send the uuid of the new log")
+                await asyncio.to_thread(store.complete_continuation, log_uuid)
+                if self._state is GroupState.WAITING:
+                    await self._host_member(store)
+            return await self._survivor(store)
+
+    async def _give_up(self, store: GroupStore, log_uuid: str | None) -> None:
+        if self._state is GroupState.WAITING and store.identity.continuation is not None:
+            return
+        replica = self.services().replica
+        if log_uuid != replica.log_uuid:
+            raise RecoveryRefusedError(f"the store has log {replica.log_uuid}, not {log_uuid}", "", _RECOVER_AGAIN)
+        if replica.raft.status().has_active_leader:
+            raise RecoveryRefusedError(
+                f"{self._host.config.self_id} follows {replica.leader_node}: a majority is alive", "", _RECOVER_AGAIN
+            )
+        _LOG.warning("giving the log up by request: group=%s member=%s log=%s", self.name, store.member, log_uuid)
+        await self._leave_log(
+            store,
+            "its store has given its log up",
+            "run dledger recover --lost again; if the other nodes are alive, move the store away and run dledger "
+            "member replace",
+        )
+
+    async def _leave_log(self, store: GroupStore, reason: str, remedy: str) -> None:
+        """Stop the replica, and give the log up durably with its final end."""
+        hosted, self._hosted, self._state = self._hosted, None, GroupState.WAITING
+        assert hosted is not None
+        replica, self._reason, self._remedy = hosted.replica, reason, remedy
+        try:
+            await hosted.membership.close()
+            end = await replica.give_up()
+            await asyncio.to_thread(store.give_up, end)
+            store.take_lock()
+        except Exception as error:
+            self._stopped(error)
+            raise
+
+    async def _survivor(self, store: GroupStore) -> SurvivorAnswer:
+        found = await asyncio.to_thread(store.survivor)
+        hosted = self.hosted
+        if hosted is None:
+            return found if found.end is not None else replace(found, reason=self._reason)
+        replica, status = hosted.replica, hosted.replica.raft.status()
+        configuration = replica.raft.configuration
+        return replace(
+            found,
+            version=configuration.version,
+            members=known_members(configuration, self._host.config),
+            chain=replica.chain,
+            end=replica.log_end(),
+            leader=replica.leader_node if status.has_active_leader or replica.is_leader else None,
+        )
 
     async def _host_member(self, store: GroupStore) -> None:
         store.release_lock()
@@ -425,6 +521,7 @@ class Group:
             Term(last_term),
             Index(last_index),
             GROUP_VERSION,
+            commit_index=replica.commit_index,
         )
 
     def check_attach(self, theirs: StoreIdentity) -> None:
@@ -438,6 +535,15 @@ class Group:
         """
         replica = self.services().replica
         ours, node_id = replica.log_uuid, str(node_of(theirs.member))
+        if (link := next((link for link in replica.chain if link.log_uuid == theirs.log_uuid), None)) is not None:
+            if theirs.commit_index > link.index:
+                replica.contest(link, node_id, theirs.commit_index)
+            raise LogContinuedError(
+                f"log {ours} continues log {link.log_uuid} of {node_id} up to index {link.index}",
+                "",
+                "see the log of that node",
+                {"group": self.name, "ours": ours, "theirs": theirs.log_uuid, "chain": chain_rows(replica.chain)},
+            )
         if None not in (ours, theirs.log_uuid) and ours != theirs.log_uuid:
             raise OtherLogError(
                 f"{node_id} has another log of group {self.name} than {self._host.config.self_id}",
@@ -461,7 +567,9 @@ class Group:
         A store that has forgotten votes must not vote: it stops until it is replaced. One that has forgotten entries
         becomes a recovering voter.
         """
-        if not error.retriable:
+        if isinstance(error, LogContinuedError):
+            self._continued(node_id, error)
+        elif not error.retriable:
             _LOG.warning("attach refused by peer: group=%s peer=%s error=%s", self.name, node_id, error)
         if (hosted := self.hosted) is None:
             return
@@ -470,6 +578,47 @@ class Group:
         elif isinstance(error, EndLostError):
             hosted.replica.lose_end()
             self._host.on_hosted(self.name)
+
+    def _continued(self, node_id: NodeId, error: LogContinuedError) -> None:
+        """React to a log that continues this one: stop, unless this store may have committed more."""
+        hosted = self.hosted
+        try:
+            chain = chain_of_rows(error.values.get("chain"))
+        except (TypeError, ValueError):
+            return
+        log_uuid = None if hosted is None else hosted.replica.log_uuid
+        if hosted is None or log_uuid is None:
+            return
+        replica = hosted.replica
+        response = respond(
+            chain, log_uuid, replica.log_end(), agrees=replica.agrees_with, is_leader=replica.leader_ready
+        )
+        if response is None:
+            return
+        if response is not self._response:
+            self._response = response
+            _LOG.warning(
+                "log continued by another one: group=%s node=%s log=%s peer=%s new_log=%s response=%s remedy=%s",
+                self.name,
+                self._host.config.self_id,
+                log_uuid,
+                node_id,
+                error.values.get("ours"),
+                response.value,
+                _REMEDIES[response],
+            )
+        if response is Response.STOP and self._task is None:
+            self._task = asyncio.create_task(self._set_aside(), name=f"set-aside-{self.name}")
+
+    async def _set_aside(self) -> None:
+        """Give the log up, because another one continues it and contains all that this store has."""
+        store = self._store
+        assert store is not None
+        async with self._store_lock:
+            if self._state is GroupState.HOSTED:
+                with contextlib.suppress(Exception):  # the group is quarantined then
+                    await self._leave_log(store, "another log continues its log", _REMEDIES[Response.STOP])
+        self._task = None
 
     def report_address(self, node_id: NodeId, address: str) -> None:
         """Record that a node advertises another address than the known one."""

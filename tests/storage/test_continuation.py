@@ -123,7 +123,9 @@ def test_store_continues_in_new_log_with_its_entries(record: ContinuationRecord)
     assert in_force == (END.last_index if record is ALONE else NO_INDEX)
     append(log, [b"new"], record.term + 1)
     log.close(log.last_index())
-    check_continued(files, open_log(files), record)
+    log = advance(files, record)
+    check_continued(files, log, record)
+    assert log.hard_state.term == record.term + 1, "it is not made again"
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])

@@ -172,6 +172,10 @@ class ClusterView:
             return response
         values = {"group": self.group, "node": node_id, "ours": self.log_uuid, "theirs": response.log}
         link = next((link for link in chain_of_rows(response.chain) if link.log_uuid == self.log_uuid), None)
+        if link is not None and response.follows is None:
+            return UnreachableError(
+                f"{node_id} has not committed anything in the log that continues", self._address(node_id), "", values
+            )
         if link is not None and response.follows is False:
             index, term = self.entry_seen
             return OtherLogError(
@@ -229,14 +233,12 @@ class ClusterView:
             self._forget_leader(node_id)
             raise
 
-    async def other_log(self, timeout_s: float) -> OtherLogError | None:
-        """Ask all nodes for the log now; return why it cannot be followed to another one, or None."""
+    async def find_log(self, timeout_s: float) -> DLedgerError | None:
+        """Ask all nodes for log, members and leader now, and follow a log that continues; return the error if any."""
         try:
             await self._find_leader(timeout_s)
-        except OtherLogError as error:
+        except DLedgerError as error:
             return error
-        except DLedgerError:
-            pass
         return None
 
     async def _find_leader(self, timeout_s: float) -> str:

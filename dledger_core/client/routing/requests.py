@@ -153,10 +153,10 @@ class Requests:
                     self._view.served(node_id)
                     return response
             if any(isinstance(failure, OtherLogError) for failure in failures.values()):
-                refusal = await self._view.other_log(retry.attempt_s)
-                if refusal is not None:
-                    raise refusal
-                if self._view.log_uuid != log_uuid:
+                reason = await self._view.find_log(retry.attempt_s)
+                if reason is not None and self._view.log_uuid == log_uuid:
+                    await retry.failed(reason)
+                if reason is not None or self._view.log_uuid != log_uuid:
                     failures.clear()
                     continue
             await retry.failed(self._verdict(list(failures.values()), has_time=timeouts.retry_s is not None))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 from dledger_core import founding
+from dledger_core.continuation import ContinuationRecord, KnownMember, LogEnd, SurvivorAnswer, taken
 from dledger_core.errors import BadRequestError, CorruptRecordError, FoundingRefusedError, StoreMismatchError
 from dledger_core.founding import Admission, FoundingRecord, LogConstants, NamedStore, Peers, StoreAnswer, StoreIdentity
-from dledger_core.ids import MemberId, member_id
+from dledger_core.ids import MemberId, member_id, node_of, store_of
 from dledger_core.raft import UNKNOWN, Configuration
 from dledger_core.record import is_segment_name
 from dledger_core.server.config import ServerConfig
@@ -15,13 +17,16 @@ from dledger_core.storage.files.file_system import File, Files, OsFiles
 from dledger_core.storage.files.identity import (
     constants_of,
     continue_store,
+    continued,
     first_configuration,
     identity_file,
     load_identity,
     prepare_store,
     save_identity,
+    without_log,
 )
 from dledger_core.storage.files.layout import Layout, LogMeta, lock_store, open_identity
+from dledger_core.storage.files.members_file import KnownConfigurations, members_file
 from dledger_core.storage.files.meta_files import hard_state_file
 
 
@@ -49,6 +54,20 @@ def configuration_of(identity: StoreIdentity) -> Configuration:
 
 def _member(named: NamedStore) -> MemberId:
     return member_id(named.node_id, named.store)
+
+
+def known_members(configuration: Configuration, config: ServerConfig) -> tuple[KnownMember, ...]:
+    """Return the members of a configuration as a recovery sees them; addresses that it lacks are those of the list."""
+    listed = dict(peers_of(config))
+    return tuple(
+        KnownMember(
+            node_of(member),
+            store_of(member),
+            configuration.addresses.get(member) or listed.get(node_of(member), ""),
+            configuration.is_voter(member),
+        )
+        for member in configuration.members
+    )
 
 
 class GroupStore:
@@ -166,6 +185,46 @@ class GroupStore:
             raise FoundingRefusedError(f"the node is {self._config.self_id}, not {node_id}", "", "correct the address")
         self._become_member(founding.admitted(self.answer, Admission(log_uuid, constants), _new_uuid()))
         return self.answer
+
+    # --- recovery ---------------------------------------------------------------------------------------------
+
+    def survivor(self) -> SurvivorAnswer:
+        """Return the store as a recovery sees it while the group is not hosted."""
+        identity, meta, node = self.identity, self._meta, self._config.self_id
+        state = identity.continuation
+        is_member = identity.is_member
+        if meta is None or (state is None and not is_member):
+            return SurvivorAnswer(node_id=node)
+        known = members_file(self._layout).load(self._files).value or KnownConfigurations()
+        end = None if state is None or is_member else state.given_up.end
+        entries = known.entries if end is None else known.of_log(end.last_index)
+        configuration = Configuration.from_bytes(entries[-1].body) if entries else UNKNOWN
+        return SurvivorAnswer(
+            node_id=node,
+            log_uuid=identity.log_uuid if is_member or state is None else state.given_up.log_uuid,
+            store=identity.store,
+            profile=meta.profile,
+            version=configuration.version,
+            members=known_members(configuration, self._config),
+            chain=meta.continues,
+            end=end,
+            state=state,
+        )
+
+    def give_up(self, end: LogEnd) -> None:
+        """Give the log up, durably, with its end, which never changes from now on. Idempotent."""
+        self._become(without_log(self.identity, end))
+
+    def take_continuation(self, record: ContinuationRecord) -> None:
+        """Take a record, durably; raise RecoveryRefusedError as ``continuation.taken``."""
+        state = taken(self.identity.continuation, self._config.self_id, record)
+        self._become(replace(self.identity, continuation=state))
+
+    def complete_continuation(self, log_uuid: str) -> None:
+        """Make the store one of the new log, durably; raise RecoveryRefusedError as ``continuation.completed``."""
+        self._become(continued(self.identity, log_uuid, self._config.self_id))
+        continue_store(self._files, self._layout, self.identity)
+        self._meta = self._load_meta()
 
     def _become(self, identity: StoreIdentity) -> None:
         if identity != self.identity:

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from dledger_core.checksum import Buffer
 from dledger_core.errors import DLedgerError, error_from_wire
-from dledger_core.ids import Index, MemberId, NodeId, Term, member_id, store_of
+from dledger_core.ids import NO_INDEX, Index, MemberId, NodeId, Term, member_id, store_of
 from dledger_core.net.attach import ATTACH, ATTACH_REFUSED, Attach, AttachRefused
 from dledger_core.net.codec import Ends
 from dledger_core.net.frame import Frame, encode_frame
@@ -35,6 +35,7 @@ class StoreIdentity:
         last_term: term of its last entry.
         last_index: index of its last entry.
         version: the highest group version that the node understands.
+        commit_index: the last entry that it knows to be committed.
     """
 
     member: MemberId
@@ -43,6 +44,7 @@ class StoreIdentity:
     last_term: Term
     last_index: Index
     version: int
+    commit_index: Index = NO_INDEX
 
 
 class AttachHost(Protocol):
@@ -119,6 +121,7 @@ class Attachments:
             last_term=identity.last_term,
             last_index=identity.last_index,
             version=identity.version,
+            commit_index=identity.commit_index,
         )
         self._send(encode_frame(ATTACH.encode(message)))
 
@@ -148,6 +151,7 @@ class Attachments:
             Term(message.last_term),
             Index(message.last_index),
             message.version,
+            Index(message.commit_index),
         )
         self._theirs.pop(group, None)
         self._update(group)

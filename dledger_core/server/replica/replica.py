@@ -10,20 +10,23 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from dledger_core import control
+from dledger_core.client.position import check_of
 from dledger_core.config import LIMITS, Limits, RaftConfig
-from dledger_core.continuation import Chain, follows
+from dledger_core.continuation import Chain, ContinuedLog, LogEnd, follows
 from dledger_core.errors import (
     BadRequestError,
     DiskFailedError,
     DLedgerError,
+    LogContestedError,
     NotLeaderError,
     ProposalDroppedError,
     ProtocolError,
+    RecoveryRefusedError,
     invariant,
 )
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId, NodeId, Term, node_of
@@ -190,6 +193,7 @@ class Replica:
         self._closing = False
         self._tables_saved_at = log.data_bytes
         self._uuid_recorded = log.log_uuid is not None
+        self.contested: LogContestedError | None = None
         self.changes = ChangeSignal()
         self._observers: tuple[ReplicaObserver, ...] = ()
         self._reads: dict[int, Callable[[Index | None], None]] = {}
@@ -236,14 +240,18 @@ class Replica:
         return self.tables.chain if self.tables.log_uuid == self.log_uuid else self.log.chain
 
     def follows(self, log_uuid: str, index: int, term: int) -> bool | None:
-        """Whether this log continues another one and contains its entry of this index and term; None if it is it.
+        """Whether this log continues another one and contains its entry of this index and term.
 
-        Only committed entries count: a learner may still hold entries that the new log does not have.
+        None if it is the same log, or while that is not known: only committed entries count, because a learner may
+        still hold entries that the new log does not have.
         """
         if log_uuid == self.log_uuid:
             return None
-        contained = index == NO_INDEX or (index <= self.commit_index and self.raft.term_at(Index(index)) == term)
-        return contained and follows(self.chain, log_uuid, index)
+        if not follows(self.chain, log_uuid, index):
+            return False
+        if index > self.commit_index:
+            return None
+        return index == NO_INDEX or self.raft.term_at(Index(index)) == term
 
     @property
     def profile_b(self) -> bool:
@@ -303,6 +311,8 @@ class Replica:
 
         While a leader appends, an entry with the log time precedes a batch at least each ``Limits.log_time_s``.
         """
+        if self.contested is not None:
+            raise self.contested
 
         def propose() -> Batch:
             if proposal.control is not None:
@@ -644,6 +654,86 @@ class Replica:
         if self.log.data_bytes - self._tables_saved_at > self.log.config.data_segment_bytes:
             self._tables_saved_at = self.log.data_bytes
             self._disk.run(partial(self.log.save_tables, TablesSnapshot.of(self.tables)))
+
+    def log_end(self) -> LogEnd:
+        """Return the present end of the log, without the check of its last entry."""
+        status, (last_term, last_index) = self.raft.status(), self.end
+        return LogEnd(
+            term=status.term,
+            last_term=last_term,
+            last_index=last_index,
+            commit_index=self.commit_index,
+            is_recovering=status.is_recovering,
+        )
+
+    def agrees_with(self, link: ContinuedLog) -> bool:
+        """Whether this log contains the last entry of a continued log, by term and check."""
+        index = link.index
+        if index == NO_INDEX:
+            return True
+        if not self.log.first_index() <= index <= self.log.last_index():
+            return index == self.log.first_index() - 1 and self.raft.term_at(Index(index)) == link.term
+        return self.raft.term_at(Index(index)) == link.term and self._check_at(index) == link.check
+
+    def _check_at(self, index: int) -> int:
+        records = self.log.read(index, index + 1, 1)
+        header = records.headers[0]
+        body = memoryview(records.data)[HEADER_BYTES : int(records.sizes[0])]
+        return check_of(index, int(header["term"]), int(header["position"]), body)
+
+    def contest(self, link: ContinuedLog, node_id: str, commit_index: int) -> None:
+        """Refuse appends from now on: a store of the continued log has committed more than this log contains."""
+        if self.contested is None:
+            _LOG.critical(
+                "appends refused, the continued log is alive: group=%s log=%s continued=%s index=%d peer=%s "
+                "committed=%d remedy=decide which log stays, stop the nodes of the other one and move their stores "
+                "away, restart the rest",
+                self.group,
+                self.log_uuid,
+                link.log_uuid,
+                link.index,
+                node_id,
+                commit_index,
+            )
+        self.contested = LogContestedError(
+            f"log {self.log_uuid} continues log {link.log_uuid} up to index {link.index}, and {node_id} has committed "
+            f"entries of that log up to index {commit_index}",
+            f"group {self.group}",
+            "decide which log stays: stop the nodes of the other one, move their stores away, restart the rest",
+            {"group": self.group, "log": self.log_uuid, "continued": link.log_uuid, "index": link.index},
+        )
+
+    async def give_up(self) -> LogEnd:
+        """Stop permanently, write queued data, close the store, and return its end, which is final.
+
+        Raises:
+            DiskFailedError: a write failed, now or earlier.
+        """
+        self._closing = True
+        end = await asyncio.to_thread(self._close_with_end)
+        stopped = RecoveryRefusedError(f"the store of {self.node_id} has given its log up", f"group {self.group}")
+        self.stop(stopped)  # the clients that wait get a response
+        return end
+
+    def _close_with_end(self) -> LogEnd:
+        end = self.log_end()
+        self._disk.close()
+        try:
+            if self.log.failure is not None:
+                raise self.log.failure
+            self.log.save_tables(TablesSnapshot.of(self.tables))
+            last_index = self.log.last_index()
+            term = self.raft.term_at(last_index)
+            return replace(
+                end,
+                term=self.log.hard_state.term,
+                last_term=NO_TERM if term is None else term,
+                last_index=last_index,
+                commit_index=min(self.commit_index, last_index),
+                check=self._check_at(last_index) if last_index >= self.log.first_index() else None,
+            )
+        finally:
+            self.log.close(self.commit_index)
 
     async def close(self) -> None:
         """Write queued data and close the store; write nothing after a failure."""

@@ -24,6 +24,7 @@ from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
+from dledger_core.server.founding.store import known_members
 from dledger_core.server.group import Group, GroupState, HostedGroup, hosted_logs
 from dledger_core.server.replica.members import Members
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
@@ -145,6 +146,11 @@ class ClientService:
             group = self._group(str_field(frame.header, "g"))
             admit = messages.ADMIT.decode(frame.header)
             self._start(admission_request, partial(self._admit, admission_request, group, admit))
+        elif kind == Type.CONTINUE:
+            survivor_request = Request(connection, flow, frame)
+            group = self._group(str_field(frame.header, "g"))
+            step = messages.CONTINUE.decode(frame.header)
+            self._start(survivor_request, partial(self._continue, survivor_request, group, step))
         elif kind == Type.AWAIT:
             node_request = Request(connection, flow, frame)
             self._start(node_request, partial(self._await, node_request, messages.AWAIT.decode(frame.header)))
@@ -393,6 +399,12 @@ class ClientService:
         response = messages.AdmitResponse(store=answer.identity.store or "", node_uuid=self._node_uuid())
         request.respond(messages.ADMIT_OK, response)
 
+    async def _continue(self, request: Request, group: Group, message: messages.ContinueRequest) -> None:
+        record = codec.parse_continuation_record(request.frame.payload) if message.operation == "take" else None
+        answer = await group.recover(message.operation, message.log, record)
+        payload = codec.continuation_payload(answer)
+        request.respond(messages.CONTINUE_OK, messages.ContinueResponse(), payload)
+
     # --- recovery --------------------------------------------------------------------------------------------
 
     def _recover(self, request: GroupRequest, message: messages.RecoverRequest) -> None:
@@ -406,7 +418,12 @@ class ClientService:
             last_term=last_term,
             last_index=last_index,
             leader=replica.leader_node if status.has_active_leader else None,
-            voters=[str(peer.node_id) for peer in self._members.peers],
+            configuration=status.configuration_index,
+            voters=[
+                [str(member.node_id), member.address]
+                for member in known_members(status.configuration, self._config)
+                if member.is_voter and member.address
+            ],
         )
         request.respond(messages.RECOVER_OK, response)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dledger_core.config import StorageConfig
-from dledger_core.continuation import ContinuationRecord, completed
+from dledger_core.continuation import ContinuationRecord, LogEnd, completed, gave_up
 from dledger_core.errors import CorruptRecordError
 from dledger_core.founding import EMPTY, LogConstants, StoreIdentity
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId, Term, member_id
@@ -109,6 +109,16 @@ def prepare_store(
 
 
 # --- a log that continues another one -------------------------------------------------------------------------------
+
+
+def without_log(identity: StoreIdentity, end: LogEnd) -> StoreIdentity:
+    """Return the identity of a member that gives its log up; the same again if it did so before."""
+    if not identity.is_member:
+        return identity
+    assert identity.log_uuid is not None
+    assert identity.store is not None
+    state = gave_up(None, identity.log_uuid, identity.store, end)
+    return replace(identity, record=None, is_complete=False, admission=None, continuation=state)
 
 
 def continued(identity: StoreIdentity, log_uuid: str, node_id: str) -> StoreIdentity:

@@ -1,0 +1,164 @@
+"""Recovery of a group whose majority is lost permanently, as a client of all nodes: ask, decide, act.
+
+``dledger_core.continuation`` has the decisions. Nothing is kept between two rounds, so that an interrupted recovery may
+be run again, and several may run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dledger_core.client.routing.channel import Channel
+from dledger_core.config import Peer, parse_peer
+from dledger_core.continuation import (
+    Action,
+    CompleteRecord,
+    ContinuationRecord,
+    Continued,
+    GiveUpLog,
+    Refused,
+    SurvivorAnswer,
+    TakeRecord,
+    Unanswered,
+    decide,
+    preview,
+)
+from dledger_core.errors import ConfigError, DLedgerError, ProtocolError, RecoveryRefusedError, UnreachableError
+from dledger_core.ids import NodeId
+from dledger_core.net import messages
+from dledger_core.net.codec import continuation_payload, parse_survivor
+
+_ROUNDS_MAX: Final = 20
+"""Rounds without an end: concurrent recoveries, or stores that change."""
+
+
+class _Nodes:
+    """The nodes of one group: those of the list and those that the survivors' logs name."""
+
+    def __init__(self, peers: Sequence[Peer], group: str, timeout_s: float) -> None:
+        self._peers = {NodeId(peer.node_id): peer for peer in peers}
+        self._group = group
+        self._timeout_s = timeout_s
+        self._channels: dict[Peer, Channel] = {}
+        self.failures: dict[NodeId, DLedgerError] = {}
+
+    async def ask(self) -> dict[NodeId, SurvivorAnswer]:
+        """Return the answers of all nodes that answer."""
+        answers: dict[NodeId, SurvivorAnswer] = {}
+        self.failures = {}
+        while left := [node for node in self._peers if node not in answers and node not in self.failures]:
+            results = await asyncio.gather(*(self.send(node, "ask") for node in left), return_exceptions=True)
+            for node, result in zip(left, results, strict=True):
+                if isinstance(result, DLedgerError):
+                    self.failures[node] = result
+                elif isinstance(result, BaseException):
+                    raise result
+                else:
+                    answers[node] = result
+            for answer in answers.values():
+                for member in answer.members:
+                    if member.address:
+                        peer = parse_peer(f"{member.node_id}-{member.address}")
+                        self._peers.setdefault(member.node_id, peer)
+        return answers
+
+    async def send(
+        self, node: NodeId, operation: str, log: str | None = None, record: ContinuationRecord | None = None
+    ) -> SurvivorAnswer:
+        """Send an operation on a node's store; return the store after it."""
+        channel = self._channels.setdefault(self._peers[node], Channel(self._peers[node]))
+        if not channel.is_open:
+            await channel.open(self._timeout_s)
+        header = messages.CONTINUE.encode(messages.ContinueRequest(operation=operation, log=log), g=self._group)
+        payload = () if record is None else (continuation_payload(record),)
+        answer = parse_survivor((await channel.request(header, *payload, timeout_s=self._timeout_s)).payload)
+        if answer is None:
+            raise ProtocolError("the node's answer about its store is malformed", str(node))
+        if answer.node_id != node:
+            raise ConfigError(
+                f"the node at {self._peers[node].address} is {answer.node_id}, not {node}", "", "correct the peers"
+            )
+        return answer
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for channel in self._channels.values():
+            with contextlib.suppress(DLedgerError):
+                await channel.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LostMajority:
+    """A recovery, done or planned.
+
+    Attributes:
+        action: the next action; ``Continued`` if all is done.
+        preview: entries that are kept and that may be lost, as of before the first change.
+        is_new: whether this call changed anything.
+    """
+
+    action: Action
+    preview: dict[str, Any]
+    is_new: bool = False
+
+
+async def recover_lost(
+    peers: Sequence[Peer], group: str, lost: AbstractSet[NodeId], timeout_s: float, *, dry_run: bool = False
+) -> LostMajority:
+    """Continue a log whose majority is lost in a new one, or continue an interrupted recovery.
+
+    Args:
+        peers: nodes of the group; the survivors name the others.
+        group: its name.
+        lost: the nodes that are lost permanently.
+        timeout_s: timeout of a connection and of a request.
+        dry_run: only ask, and return the next action.
+
+    Raises:
+        RecoveryRefusedError: the state of the stores does not allow it; the remedy names the command.
+        UnreachableError: a node that is not named lost does not answer.
+    """
+    nodes = _Nodes(peers, group, timeout_s)
+    first: dict[str, Any] = {}
+    refused: DLedgerError | None = None
+    try:
+        for number in range(_ROUNDS_MAX):
+            answers = await nodes.ask()
+            action = decide(lost, answers, lambda: uuid.uuid4().hex)
+            first = first or preview(lost, answers)
+            if isinstance(action, Refused):
+                raise RecoveryRefusedError(action.what, f"group {group}", action.remedy)
+            if isinstance(action, Unanswered):
+                raise UnreachableError(
+                    f"not all nodes that are left answer: {', '.join(action.nodes)}",
+                    "; ".join(f"{node}: {error}" for node, error in nodes.failures.items() if node in action.nodes),
+                    "start them; name a node in --lost only if its disk will never return",
+                    {"nodes": [str(node) for node in action.nodes]},
+                )
+            if dry_run or isinstance(action, Continued):
+                return LostMajority(action, first, is_new=number > 0)
+            try:
+                await _act(nodes, action)
+            except RecoveryRefusedError as error:  # another recovery was faster
+                refused = error
+        raise refused or RecoveryRefusedError("the stores change all the time", f"group {group}", "run one recovery")
+    finally:
+        await nodes.close()
+
+
+async def _act(nodes: _Nodes, action: GiveUpLog | TakeRecord | CompleteRecord) -> None:
+    """Send an action to its nodes in order: of two records, the first survivor takes one."""
+    for node in action.nodes:
+        match action:
+            case GiveUpLog(log_uuid):
+                await nodes.send(node, "give-up", log_uuid)
+            case TakeRecord(record):
+                await nodes.send(node, "take", record=record)
+            case CompleteRecord(record):
+                await nodes.send(node, "complete", record.log_uuid)

@@ -1,0 +1,338 @@
+"""``dledger recover --lost`` on real nodes: wiped disks, interruptions, and a majority that is alive after all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dledger_core import AsyncClient, Client, LocalCluster
+from dledger_core.client import continuing
+from dledger_core.client.continuing import LostMajority, recover_lost
+from dledger_core.config import Peer, format_peers, parse_peers
+from dledger_core.continuation import Continued
+from dledger_core.errors import DLedgerError, LogContestedError, RecoveryRefusedError, UnreachableError
+from dledger_core.ids import NodeId
+from dledger_core.server.group import GroupState
+from tests.support.server_group import ServerGroup, eventually, run
+from tests.support.soon import soon
+
+TIMEOUT_S = 20.0
+
+
+class Interrupted(Exception):  # noqa: N818
+    """The command ends here."""
+
+
+async def recover(group: ServerGroup, *lost: str, **options: bool) -> LostMajority:
+    return await recover_lost(group.peers, "default", frozenset(map(NodeId, lost)), TIMEOUT_S, **options)
+
+
+async def leaderless(group: ServerGroup, *nodes: str) -> None:
+    """Wait until these nodes have noticed that there is no leader."""
+    for node in nodes:
+        raft = group.hosted(node).replica.raft
+        await eventually(lambda raft=raft: not raft.status().has_active_leader)  # type: ignore[misc]
+
+
+def wipe(group: ServerGroup, node_id: str) -> None:
+    shutil.rmtree(group.config(node_id).store_path("default"))
+
+
+@contextlib.asynccontextmanager
+async def client_of(group: ServerGroup) -> AsyncIterator[AsyncClient]:
+    client = AsyncClient(format_peers(group.peers), timeout_ms=int(TIMEOUT_S * 1000))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def bodies(client: AsyncClient) -> list[bytes]:
+    return (await client.read(0, 1 << 20)).column("body").to_pylist()
+
+
+async def append(client: AsyncClient, count: int, name: str = "entry") -> list[bytes]:
+    found = [f"{name} {number}".encode() for number in range(count)]
+    for body in found:
+        await client.append([body])
+    return found
+
+
+async def settled(group: ServerGroup, node_id: str) -> None:
+    """Wait until a node has all entries of the leader."""
+    leader = group.hosted(await group.leader()).replica
+    await eventually(lambda: group.hosted(node_id).replica.readable_end == leader.readable_end)
+
+
+def state(group: ServerGroup, node_id: str) -> GroupState:
+    return group.nodes[node_id].groups["default"].state
+
+
+def test_two_wiped_disks_found_nothing_and_recover_keeps_all_entries_of_survivor(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path) as group, client_of(group) as client:
+            await group.leader()
+            acknowledged = await append(client, 20)
+            before = (await client.metadata()).log_uuid
+            await settled(group, "n2")
+            for node in ("n0", "n1"):
+                await group.stop(node)
+                wipe(group, node)
+            for node in ("n0", "n1"):
+                await group.start(node)
+            await eventually(lambda: "recover --lost n0,n1" in why(group, "n0"))
+            await leaderless(group, "n2")
+            assert state(group, "n0") is state(group, "n1") is GroupState.WAITING
+            with pytest.raises(RecoveryRefusedError):
+                await recover(group, "n1")  # n0 has lost its store too
+
+            planned = await recover(group, "n0", "n1", dry_run=True)
+            assert planned.preview["committed_end"] == planned.preview["continues_at_index"] + 1
+            done = await recover(group, "n0", "n1")
+            assert isinstance(done.action, Continued)
+            assert await bodies(client) == acknowledged, "the client follows the new log"
+            assert (await client.metadata()).log_uuid == done.action.log_uuid != before
+            again = await recover(group, "n0", "n1")
+            assert (again.action, again.is_new) == (done.action, False)
+
+            for node in ("n0", "n1"):
+                address = next(peer.address for peer in group.peers if peer.node_id == node)
+                await client.add_member(node, address)
+            await eventually(lambda: len(group.hosted("n2").replica.raft.configuration.voters) == 3)
+            acknowledged += await append(client, 5, "after")
+            assert await bodies(client) == acknowledged
+            await group.stop("n2")
+            acknowledged += await append(client, 1, "without the survivor")
+            assert await bodies(client) == acknowledged
+
+    run(work())
+
+
+def test_wiped_node_of_two_names_recover_and_other_node_continues(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path, 2) as group, client_of(group) as client:
+            await group.leader()
+            acknowledged = await append(client, 3)
+            await group.stop("n0")
+            wipe(group, "n0")
+            await group.start("n0")
+            await eventually(lambda: "recover --lost n0" in why(group, "n0"))
+            await leaderless(group, "n1")
+            assert isinstance((await recover(group, "n0")).action, Continued)
+            assert await bodies(client) == acknowledged
+
+    run(work())
+
+
+def why(group: ServerGroup, node_id: str) -> str:
+    try:
+        group.nodes[node_id].groups["default"].services()
+    except UnreachableError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["", "restarted"])
+def test_recovery_interrupted_after_any_message_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restart: bool
+) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path, 4) as group, client_of(group) as client:
+            await group.leader()
+            acknowledged = await append(client, 10)
+            await settled(group, "n2")
+            await settled(group, "n3")
+            for node in ("n0", "n1"):
+                await group.stop(node)
+                wipe(group, node)
+            await leaderless(group, "n2", "n3")
+            for left in range(6):
+                stop_after(monkeypatch, left)
+                with contextlib.suppress(Interrupted):
+                    await recover(group, "n0", "n1")
+                monkeypatch.undo()
+                if restart:
+                    for node in ("n2", "n3"):
+                        await group.stop(node)
+                        await group.start(node)
+            done = await recover(group, "n0", "n1")
+            assert isinstance(done.action, Continued)
+            assert await bodies(client) == acknowledged
+            await append(client, 1)
+            leader = await group.leader()
+            await eventually(lambda: len(group.hosted(leader).replica.raft.configuration.voters) == 2)
+
+    run(work())
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, messages: int) -> None:
+    """Let the command end after this many messages that change a store; the last one has taken effect."""
+    left, send = [messages], continuing._Nodes.send
+
+    async def counted(self: object, node: NodeId, operation: str, *args: object, **fields: object) -> object:
+        answer = await send(self, node, operation, *args, **fields)  # type: ignore[arg-type]
+        if operation != "ask":
+            left[0] -= 1
+            if left[0] < 0:
+                raise Interrupted
+        return answer
+
+    monkeypatch.setattr(continuing._Nodes, "send", counted)
+
+
+def test_recovery_survives_kill_of_survivor_after_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalCluster(3, tmp_path) as cluster, Client(cluster.peers) as client:
+        acknowledged = [f"entry {number}".encode() for number in range(20)]
+        client.append(acknowledged)
+        soon(lambda: next(node.last_index for node in client.metadata().nodes if node.node_id == "n2") >= 20)
+        for node in ("n0", "n1"):
+            cluster.kill(node)
+            shutil.rmtree(cluster.store_path(node))
+        soon(lambda: client.metadata().leader_id is None)
+        lost, peers = frozenset({NodeId("n0"), NodeId("n1")}), parse_peers(cluster.peers)
+
+        def recover_once() -> LostMajority:
+            return asyncio.run(recover_lost(peers, "default", lost, TIMEOUT_S))
+
+        for _ in range(3):  # give the log up, take the record, complete it
+            stop_after(monkeypatch, 0)
+            with pytest.raises(Interrupted):
+                recover_once()
+            monkeypatch.undo()
+            cluster.kill("n2")
+            cluster.restart("n2")
+            soon(lambda: answers(peers))
+        assert isinstance(recover_once().action, Continued)
+        assert client.read(0, 1 << 20).column("body").to_pylist() == acknowledged
+        client.append([b"after"])
+
+
+def answers(peers: tuple[Peer, ...]) -> bool:
+    """Whether n2 answers about its store."""
+
+    async def ask() -> bool:
+        nodes = continuing._Nodes(peers, "default", 1.0)
+        try:
+            return NodeId("n2") in await nodes.ask()
+        finally:
+            await nodes.close()
+
+    return asyncio.run(ask())
+
+
+def test_majority_that_is_alive_stays_and_new_log_refuses_appends(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path) as group, client_of(group) as client:
+            await group.leader()
+            acknowledged = await append(client, 5)
+            await settled(group, "n2")
+            for node in ("n0", "n1"):
+                await group.stop(node)
+            await leaderless(group, "n2")
+            await recover(group, "n0", "n1")
+            async with client_of(group) as other:
+                await append(other, 1, "in the new log")
+            await group.stop("n2")
+            for node in ("n0", "n1"):
+                await group.start(node)
+            async with client_of(group) as old:
+                await append(old, 3, "in the old log")
+                await group.start("n2")
+                replica = group.hosted("n2").replica
+                await eventually(lambda: replica.contested is not None)
+                with pytest.raises(LogContestedError):
+                    await group_append(group, "n2")
+                await append(old, 1, "later")
+                found = await bodies(old)
+                assert found[:5] == acknowledged
+                assert len(found) == 9
+                assert state(group, "n0") is state(group, "n1") is GroupState.HOSTED
+
+    run(work())
+
+
+async def group_append(group: ServerGroup, node_id: str) -> None:
+    peer = next(peer for peer in group.peers if peer.node_id == node_id)
+    client = AsyncClient(format_peers((peer,)), timeout_ms=5_000)
+    try:
+        await client.append([b"refused"])
+    finally:
+        await client.close()
+
+
+def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path) as group, client_of(group) as client:
+            await group.leader()
+            acknowledged = await append(client, 5)
+            await settled(group, "n2")
+            for node in ("n0", "n1"):
+                await group.stop(node)
+            await leaderless(group, "n2")
+            await recover(group, "n0", "n1")
+            acknowledged += await append(client, 1, "new")
+            await group.start("n0")
+            await eventually(lambda: state(group, "n0") is GroupState.WAITING)
+            await group.stop("n0")
+            await group.start("n0")
+            assert state(group, "n0") is GroupState.WAITING, "it gave the log up durably"
+            assert await bodies(client) == acknowledged
+            await group.stop("n0")
+            wipe(group, "n0")
+            await group.start("n0")
+            address = next(peer.address for peer in group.peers if peer.node_id == "n0")
+            await client.add_member("n0", address)
+            await eventually(lambda: len(group.hosted("n2").replica.raft.configuration.voters) == 2)
+
+    run(work())
+
+
+def test_lost_node_that_returns_in_the_middle_becomes_survivor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path) as group, client_of(group) as client:
+            await group.leader()
+            acknowledged = await append(client, 5)
+            await settled(group, "n2")
+            await group.stop("n2")
+            acknowledged += await append(client, 5, "n2 lacks")
+            for node in ("n0", "n1"):
+                await group.stop(node)
+            await group.start("n2")
+            await leaderless(group, "n2")
+            stop_after(monkeypatch, 0)
+            with pytest.raises(Interrupted):
+                await recover(group, "n0", "n1")
+            monkeypatch.undo()
+            await group.start("n0")
+            with pytest.raises(RecoveryRefusedError):
+                await recover(group, "n0", "n1")
+            done = await recover(group, "n1")
+            assert done.preview["first_voter"] == "n0"
+            assert await bodies(client) == acknowledged, "committed entries that only n0 and n1 had"
+
+    run(work())
+
+
+def test_recovery_is_refused_where_majority_is_alive_or_survivor_is_missing(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path) as group, client_of(group) as client:
+            await group.leader()
+            await append(client, 1)
+            with pytest.raises(RecoveryRefusedError):
+                await recover(group, "n0", "n1")
+            await group.stop("n0")
+            with pytest.raises(RecoveryRefusedError):
+                await recover(group, "n0")
+            with pytest.raises(DLedgerError):
+                await recover(group, "n0", "n1")
+            await append(client, 1)
+            await group.stop("n1")
+            with pytest.raises(UnreachableError):
+                await recover(group, "n0")
+
+    run(work())
