@@ -78,7 +78,8 @@ def mutate(directory: Path, mutation: Mutation) -> None:
     """Copy the code and its tests, and remove one guard from the copy."""
     shutil.copytree(ROOT / "dledger_core", directory / "dledger_core")
     (directory / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "conftest.py", directory / "tests")  # it runs tests that are coroutines
+    for file in (ROOT / "tests").glob("*.py"):  # conftest.py runs tests that are coroutines
+        shutil.copy(file, directory / "tests")
     for room in ("client", "net", "raft", "record", "server", "sim", "storage", "support"):
         shutil.copytree(ROOT / "tests" / room, directory / "tests" / room)
     path = mutation.module(directory)
