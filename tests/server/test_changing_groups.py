@@ -1,0 +1,170 @@
+"""Groups of real processes whose members change while a producer appends: no entry is lost, no append fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from dledger_core.client import Producer
+from dledger_core.client.members import GroupMembers
+from dledger_core.config import Peer, format_peers
+from dledger_core.connect import Client
+from dledger_core.errors import DLedgerError, MemberChangeRefusedError
+from tests.support.server_group import free_peers
+from tests.support.soon import soon
+
+pytestmark = pytest.mark.integration
+RETRIED = {"change-pending", "no-commit-in-term", "majority-not-active", "still-active", "store-unknown"}
+
+
+class Processes:
+    """Nodes as processes, each in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, peer: Peer, peers: tuple[Peer, ...], directory: str = "") -> None:
+        command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", peer.node_id]
+        command += ["--dir", str(self._directory / (directory or peer.node_id)), "--peers", format_peers(peers)]
+        command += ["--data-segment-bytes", "1MiB", "--index-segment-bytes", "32KiB"]
+        with (self._directory / f"{peer.node_id}.log").open("ab") as log:
+            self._running[peer.node_id] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def kill(self, node_id: str) -> None:
+        process = self._running.pop(node_id)
+        process.kill()
+        process.wait()
+
+    def close(self) -> None:
+        for node_id in list(self._running):
+            self.kill(node_id)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    running = Processes(tmp_path)
+    yield running
+    running.close()
+
+
+@contextmanager
+def load(client: Client) -> Iterator[dict[int, bytes]]:
+    """Append by an idempotent producer until the block ends; yield the acknowledged entries."""
+    acknowledged: dict[int, bytes] = {}
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def append() -> None:
+        producer = Producer(client, "load")
+        number = 0
+        while not done.is_set():
+            body = b"%d" % number
+            try:
+                acknowledged[producer.append([body]).first_index] = body
+            except BaseException as error:  # noqa: BLE001 - the test fails with it
+                failures.append(error)
+                return
+            number += 1
+            done.wait(0.005)
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    try:
+        soon(lambda: acknowledged or failures)
+        yield acknowledged
+    finally:
+        done.set()
+        thread.join()
+    assert failures == []
+
+
+def leads(client: Client) -> bool:
+    with suppress(DLedgerError):
+        return client.metadata().leader_id is not None
+    return False
+
+
+def change(client: Client, request: Callable[[], GroupMembers], is_done: Callable[[GroupMembers], bool]) -> None:
+    """Ask for a change until it is accepted, then wait until it is complete."""
+
+    def accepted() -> bool:
+        try:
+            request()
+        except MemberChangeRefusedError as error:
+            if error.reason not in RETRIED:
+                raise
+            return False
+        return True
+
+    soon(accepted, every_s=0.2)
+
+    def complete() -> bool:
+        try:
+            found = client.members()
+        except DLedgerError:
+            return False
+        return not found.is_change_pending and is_done(found)
+
+    soon(complete, every_s=0.1)
+
+
+def check_nothing_is_lost(client: Client, acknowledged: dict[int, bytes]) -> None:
+    batch = client.fetch(0, max(acknowledged) + 1, wait_ms=5000, min_commit=max(acknowledged)).batch
+    found = dict(zip(batch["index"].to_pylist(), batch["body"].to_pylist(), strict=True))
+    assert {index: found.get(index) for index in acknowledged} == acknowledged
+
+
+def test_group_grows_to_five_and_shrinks_while_a_client_appends(processes: Processes) -> None:
+    """1 → 3 → 5 → 3; the client's list has the first three only, and two of them leave."""
+    peers = free_peers(5)
+    processes.start(peers[0], peers[:1])
+    with Client(format_peers(peers[:3]), timeout_ms=60_000) as client:
+        soon(lambda: leads(client))
+        with load(client) as acknowledged:
+            for count, peer in enumerate(peers[1:], 2):
+                processes.start(peer, peers)
+                change(
+                    client,
+                    lambda peer=peer: client.add_member(peer.node_id, peer.address),
+                    lambda found, count=count: len(found.voters) == count,
+                )
+            for node in ("n0", "n1"):
+                change(
+                    client,
+                    lambda node=node: client.remove_member(node),
+                    lambda found, node=node: node not in found.voters,
+                )
+                processes.kill(node)
+            grown = len(acknowledged)
+            soon(lambda: len(acknowledged) > grown + 10)
+        assert client.members().voters == ("n2", "n3", "n4")
+        check_nothing_is_lost(client, acknowledged)
+
+
+def test_dead_node_is_replaced_by_one_of_another_address_under_load(processes: Processes) -> None:
+    *peers, newcomer = free_peers(4)
+    newcomer = Peer(peers[2].node_id, newcomer.host, newcomer.port)
+    for peer in peers:
+        processes.start(peer, tuple(peers))
+    with Client(format_peers(tuple(peers)), timeout_ms=60_000) as client:
+        soon(lambda: leads(client))
+        with load(client) as acknowledged:
+            (lost,) = [each.store_uuid for each in client.members().members if each.node_id == "n2"]
+            processes.kill("n2")
+            processes.start(newcomer, (*peers[:2], newcomer), "another disk")
+            change(
+                client,
+                lambda: client.replace_member("n2", newcomer.address),
+                lambda found: len(found.voters) == 3 and lost not in {each.store_uuid for each in found.members},
+            )
+            processes.kill("n1")  # now the new store is needed for a majority
+            before = len(acknowledged)
+            soon(lambda: len(acknowledged) > before + 10)
+        check_nothing_is_lost(client, acknowledged)
