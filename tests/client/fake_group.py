@@ -195,7 +195,7 @@ class FakeNode:
         header, kind = frame.header, frame.header["t"]
         if header.get("lu", self.log_uuid) != self.log_uuid:
             raise OtherLogError(f"{self.node_id} has another log", "", "", {"ours": self.log_uuid})
-        of_leader = kind in (Type.APPEND, Type.PRODUCER, Type.TRANSACTION, Type.TRANSFER)
+        of_leader = kind in (Type.APPEND, Type.PRODUCER, Type.TRANSACTION, Type.TRANSFER, Type.MEMBER)
         if (of_leader or header.get("cons") == "linearizable") and self.leader != self.node_id:
             raise NotLeaderError(f"{self.node_id} does not lead", "", "", {"leader_id": self.leader})
         defaults = {field.key: field.default for field in TABLES[kind].fields}
@@ -213,6 +213,10 @@ class FakeNode:
         if uuid != self.log_uuid:
             group["follows"] = follows(chain_of_rows(self.chain), uuid, index) and entry_term in (-1, 1)
         return {"t": Type.METADATA_OK} | state | group, []
+
+    def on_member(self, header, payload):
+        rows = [[node.node_id, "", "", "voter", False, "", True, 0, 0, 0, -1] for node in self.group]
+        return {"t": Type.MEMBER_OK, "configuration": -1, "pending": False, "members": rows, "before": []}, []
 
     def on_append(self, header, payload):
         log, columns = self.group.log, codec.parse_columns(payload, header["n"])

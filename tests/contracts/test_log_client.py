@@ -44,6 +44,11 @@ OPTIONAL: dict[str, Callable[[Any], Any]] = {
     "wait_for_entries": lambda c: c.wait_for_entries({"default": -1}, wait_ms=0),
     "describe": lambda c: c.describe("terms"),
     "role_changes": lambda c: anext(c.role_changes()),
+    "members": lambda c: c.members(),
+    "add_member": lambda c: c.add_member("n3", "127.0.0.1:1"),
+    "remove_member": lambda c: c.remove_member("n0"),
+    "promote_member": lambda c: c.promote_member("n0"),
+    "replace_member": lambda c: c.replace_member("n0"),
 }
 
 

@@ -96,7 +96,11 @@ class OwnLog:
         columns = Columns.from_bodies(bodies)
         body = None
         if fields:
-            body = b"" if fields.get("k") == "noop" else control.pack(fields | {"c": column_crc(columns.crcs)})
+            body = (
+                b""
+                if fields.get("k") == "noop"
+                else control.pack({"c": column_crc(columns.crcs)} | fields if "n" in fields else fields)
+            )
         first = self.log.last_index() + 1
         batch = self.log.place(ProposedBatch(columns, control=body), Index(first), self.term, 5000 + first)
         self.log.persist(None, None, [batch])
