@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any, Final
 
 import dledger_core
-from dledger_core import Client
-from dledger_core.cluster import START_S, LocalCluster
-from dledger_core.config import STOP_WITH_STDIN, Peer, format_peers
+from dledger_core import Client, open_store
+from dledger_core.cluster import LocalCluster, free_ports
+from dledger_core.config import STOP_WITH_STDIN, Peer, format_peers, parse_peers
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import NodeId
-from tests.chaos.proxy import Network
+from tests.chaos.proxy import CLIENTS, Network
 
-CLIENTS: Final = "clients"
-"""The name of the clients as an end of the network."""
+HOST: Final = "127.0.0.2"
+"""Nodes listen here; a proxy listens at the same port of 127.0.0.1, the address that all know."""
 ADMIN_TIMEOUT_MS: Final = 3000
 READY_S: Final = 60.0
 
 
 class ChaosCluster(LocalCluster):
-    """Nodes on loopback, each with a directory and a peers string of its own; one thread uses it.
+    """Nodes on loopback, each with a directory of its own; one thread uses it.
 
     Args:
         directory: of all stores and logs.
@@ -37,44 +37,24 @@ class ChaosCluster(LocalCluster):
     """
 
     def __init__(self, directory: Path, network: Network, nodes: int = 3, **options: Any) -> None:
-        super().__init__(nodes, directory, **options)
+        super().__init__(nodes, directory, host=HOST, **options)
         self.network = network
-        self._is_founding = False
+        self.client_peers: Final = self.peers
+        """The first list, as clients and the other nodes know it."""
         self._code = directory / "code"
-        ports = {peer.node_id: peer.port for peer in self._peers}
-        self._dialled = {
-            (one, other): network.link(one, other, ports[NodeId(other)])
-            for one in (*self.node_ids, CLIENTS)
-            for other in self.node_ids
-            if one != other
-        }
+        for peer in self._peers:
+            self._enter(peer)
         # A copy of the code: a run of an hour must not load a half of an edit.
         package = Path(dledger_core.__file__).parent
         shutil.copytree(package, self._code / package.name, dirs_exist_ok=True)
 
-    @property
-    def client_peers(self) -> str:
-        """The peers string for clients under test; ``peers`` bypasses the network."""
-        return self._peers_of(CLIENTS)
+    def _enter(self, peer: Peer) -> None:
+        self.network.enter(peer.node_id, (HOST, peer.port), (*self.node_ids, CLIENTS), peer.port)
 
-    def start(self, timeout_s: float = START_S) -> None:
-        """Found the group with one list on all nodes, then start the nodes again with a list of its own each."""
-        self._is_founding = True
-        super().start(timeout_s)
-        for node_id in self.node_ids:
-            self.stop(node_id)
-        self._is_founding = False
-        super().start(timeout_s)
-
-    def _peers_of(self, end: str) -> str:
-        if self._is_founding:
-            return self.peers
-        return format_peers(
-            tuple(
-                peer if peer.node_id == end else Peer(peer.node_id, peer.host, self._dialled[end, peer.node_id])
-                for peer in self._peers
-            )
-        )
+    def _list_of(self, own: Peer) -> str:
+        """Return the first list with a node's own address as it is now."""
+        first = parse_peers(self.client_peers)
+        return format_peers(tuple(own if peer.node_id == own.node_id else peer for peer in first))
 
     def node_directory(self, node_id: str) -> Path:
         """Return the directory of a node's stores."""
@@ -85,7 +65,7 @@ class ChaosCluster(LocalCluster):
 
     def _spawn(self, peer: Peer) -> None:
         command = [sys.executable, "-m", "dledger_core.cli", "serve"]
-        command += ["--self-id", peer.node_id, "--peers", self._peers_of(peer.node_id)]
+        command += ["--self-id", peer.node_id, "--peers", self._list_of(peer)]
         command += ["--dir", str(self.node_directory(peer.node_id))]
         for name, value in self._options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
@@ -154,6 +134,62 @@ class ChaosCluster(LocalCluster):
                         return int(min(commits))
                 time.sleep(0.05)
         return None
+
+    def wipe(self, node_id: str) -> None:
+        """Kill a node and remove all files of its disk."""
+        self.kill(node_id)
+        for path in self.node_directory(node_id).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def move(self, node_id: str) -> str:
+        """Wipe a node and give it another address, as another machine has; return that address."""
+        self.wipe(node_id)
+        (port,) = free_ports(1)
+        moved = Peer(NodeId(node_id), "127.0.0.1", port)
+        self._peers = tuple(moved if peer.node_id == node_id else peer for peer in self._peers)
+        self._enter(moved)
+        return moved.address
+
+    def replaced(self, node_id: str, address: str | None, timeout_s: float = READY_S) -> str:
+        """Let the running node, which waits, take the place of its old store; return why not, or ""."""
+        deadline, why, old = time.monotonic() + timeout_s, "", ""
+        with Client(self.client_peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
+            while time.monotonic() < deadline:
+                try:
+                    found = client.members()
+                    stores = [member for member in found.members if member.node_id == node_id]
+                    old = old or stores[0].store_uuid
+                    why = f"its members are {found}"
+                    if [member.store_uuid for member in stores] == [old]:
+                        client.replace_member(node_id, address)
+                    elif not found.is_change_pending and [member.role for member in stores] == ["voter"]:
+                        return ""
+                except DLedgerError as error:
+                    why = str(error)
+                time.sleep(0.1)
+        return f"{node_id} was not replaced within {timeout_s:g} s: {why}"
+
+    def is_intact(self, node_id: str) -> bool:
+        """Stop a node, look for damage in its store, and start it again."""
+        self.stop(node_id)
+        with open_store(self.store_path(node_id)) as store:
+            intact = not store.verify().findings
+        self.restart(node_id)
+        return intact
+
+    def wait_caught_up(self, timeout_s: float) -> bool:
+        """Wait until every node has committed what any of them had; return whether that came in time."""
+        deadline, goal = time.monotonic() + timeout_s, -1
+        with Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
+            while time.monotonic() < deadline:
+                with contextlib.suppress(DLedgerError):
+                    nodes = client.metadata().nodes
+                    if len(nodes) == len(self.node_ids):
+                        goal = max(node.last_index for node in nodes) if goal < 0 else goal
+                        if min(node.commit_index for node in nodes) >= goal:
+                            return True
+                time.sleep(0.05)
+        return False
 
     def resume_all(self) -> None:
         """Resume every paused node."""

@@ -38,8 +38,11 @@ RECOVERY_S: Final = 60.0
 """Far above the usual time: nodes that start again share the machine with others."""
 RECOVERED_SHARE: Final = 0.8
 """How often the next fault waits until appends succeed again; otherwise it strikes a group that recovers."""
+CATCH_UP_S: Final = 20.0
 HOLD_S: Final = (0.3, 2.5)
 CALM_S: Final = (0.2, 1.5)
+ALONE: Final = frozenset(("wipe", "move"))
+"""Faults that lose a complete store: one at a time, and no other store may be damaged then."""
 HEALED_BY: Final = {"kill": "restart", "stop": "restart", "pause": "resume"}
 Links = list[tuple[str, str]]
 STALLS: Final[dict[str, Callable[[str, list[str], list[str]], tuple[Links, Links]]]] = {
@@ -88,6 +91,7 @@ class Nemesis:
         self._small_disk = small_disk
         self._taken: set[str] = set()
         self._may_exit: set[str] = set()
+        self._damaged: set[str] = set()
         self.kinds: dict[str, Callable[[], Fault]] = {
             **{name: partial(self.process, name) for name in HEALED_BY},
             **{f"{name}-leader": partial(self.process, name, leader=True) for name in ("kill", "pause")},
@@ -95,6 +99,7 @@ class Nemesis:
             **{kind: partial(self.damage, kind) for kind in KINDS},
             "kill-all": self.kill_all, "restart-storm": self.restart_storm, "transfer": self.transfer,
             "drop": self.drop, "reset": self.reset, "delay": self.delay, "stale": self.stale,
+            "wipe": self.wipe, "move": self.move,
         }  # fmt: skip
         if small_disk is not None:
             self.kinds["disk-full"] = self.disk_full
@@ -105,7 +110,7 @@ class Nemesis:
         self.chance.shuffle(alone)
         while time.monotonic() < until:
             some = [alone.pop()] if alone else self.chance.sample(list(self.kinds), self.chance.choice((1, 1, 2, 2, 3)))
-            self._strike(some)
+            self._strike([name for name in some if name in ALONE][:1] or some)
             if self.chance.random() < RECOVERED_SHARE:
                 self._wait_for_ack()
             self._wait(CALM_S)
@@ -290,6 +295,7 @@ class Nemesis:
             self.cluster.restart(node)
             return
         about = KINDS[kind](damage)
+        self._damaged.add(node)
         self._count(kind, node)
         yield
         self._expect_start(node, about)
@@ -315,11 +321,39 @@ class Nemesis:
         # The copy is complete up to the end of the killed log, which is after the checkpoint of that time.
         if damage.worthwhile and damage.durable_index > _last_index(old, store):
             about = damage.stale(old)
+            self._damaged.add(node)
             self._count("stale", node)
             self._expect_start(node, about)
         else:
             self.cluster.restart(node)
         shutil.rmtree(old)
+
+    def wipe(self) -> Fault:
+        """Lose all files of a node; it waits, and is admitted again."""
+        return self._lose("wipe", self.cluster.wipe)
+
+    def move(self) -> Fault:
+        """Replace a node by one of another address; the clients and the other nodes keep their list."""
+        return self._lose("move", self.cluster.move)
+
+    def _lose(self, name: str, lose: Callable[[str], str | None]) -> Fault:
+        node = self._take()
+        if node is None or not self._others_are_complete(node):
+            return
+        address = lose(node)
+        self._damaged.discard(node)
+        self._count(name, node)
+        yield
+        self.cluster.restart(node)
+        why = self.cluster.replaced(node, address)
+        if why:
+            raise NodeDownError(why)
+
+    def _others_are_complete(self, node: str) -> bool:
+        """Whether every other node has the complete log, and no damage that was not found yet."""
+        others = sorted(self._damaged - {node})
+        self._damaged -= {other for other in others if self.cluster.is_intact(other)}
+        return not self._damaged - {node} and self.cluster.wait_caught_up(CATCH_UP_S)
 
     def _damage_of(self, node: str) -> Damage:
         return Damage(self.cluster.store_path(node), self.chance)

@@ -1,4 +1,7 @@
-"""A network with faults: one TCP proxy per (dialler, target), with a fault per direction.
+"""A network with faults: one TCP proxy per target, which tells its diallers apart, with a fault per direction.
+
+Every end dials a target at the same address, the one in the log: a proxy listens there. The hello of a connection,
+which the dialler sends first, names the node; a connection without one is a client's.
 
 Bytes from a to b travel forward through the link that a dials and backward through the one that b dials. `Network`
 treats both the same, so a fault names the sender and the receiver, whichever of them dialled. The bytes of a stalled
@@ -13,16 +16,23 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
+from dledger_core.net.frame import FrameDecoder
+from dledger_core.net.protocol import FRAME_BYTES_MAX, PREFACE
+from tests.support.frames import receive
+
+CLIENTS: Final = "clients"
+"""The name of the clients as an end of the network."""
 HELD_BYTES_MAX = 8 << 20
 """A stalled direction reads this much from its sender (twice, by the stream's own rule), then stops."""
 CHUNK_BYTES = 1 << 20
 NO_LINGER = struct.pack("ii", 1, 0)
 
 Ending = Literal["drop", "reset"]
+Address = tuple[str, int]
 T = TypeVar("T")
 
 
@@ -44,43 +54,23 @@ class Direction:
 
 
 class Link:
-    """The port that one end dials to reach the other; belongs to the proxy's loop."""
+    """The way from one end to the other; belongs to the proxy's loop."""
 
-    def __init__(self, target_port: int) -> None:
-        self.target_port = target_port
+    def __init__(self, target: Address) -> None:
+        self.target = target
         self.forward = Direction()
         self.backward = Direction()
         self.refusing: Ending | None = None
         self.accepted = 0
         self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-
-    async def listen(self) -> int:
-        """Start to listen, and return the port."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=HELD_BYTES_MAX)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        self.end("reset")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def end(self, how: Ending) -> None:
         """End the open connections."""
         for writer in self._writers:
             _end(writer, how)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytes) -> None:
+        """Connect a dialler, from which some bytes were received already, with the target."""
         self.accepted += 1
         if self.refusing is not None:
             _end(writer, self.refusing)
@@ -89,11 +79,12 @@ class Link:
         far: asyncio.StreamWriter | None = None
         try:
             await self.forward.passage()  # also the first packet of a connection is held back
-            far_reader, far = await asyncio.open_connection("127.0.0.1", self.target_port, limit=HELD_BYTES_MAX)
+            far_reader, far = await asyncio.open_connection(*self.target, limit=HELD_BYTES_MAX)
             self._writers.add(far)
             if self.refusing is not None:  # since this connection began
                 _end(far, self.refusing)
                 return
+            far.write(received)
             await asyncio.gather(_pump(reader, far, self.forward), _pump(far_reader, writer, self.backward))
         except OSError:
             pass  # no server listens there: the dialler's connection ends below
@@ -104,6 +95,52 @@ class Link:
                 if not each.is_closing():  # a reset would overtake a close that has not reached the socket yet
                     _end(each, "reset")
                 self._writers.discard(each)
+
+
+class Entrance:
+    """The address at which all ends dial one target; belongs to the proxy's loop."""
+
+    def __init__(self, link_of: Callable[[str], Link]) -> None:
+        self._link_of = link_of
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, port: int) -> int:
+        """Start to listen, and return the port."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", port, limit=HELD_BYTES_MAX)
+        found: int = self._server.sockets[0].getsockname()[1]
+        return found
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            received, dialler = await _hello(reader)
+        except OSError:
+            _end(writer, "reset")
+        else:
+            await self._link_of(dialler).serve(reader, writer, received)
+
+
+async def _hello(reader: asyncio.StreamReader) -> tuple[bytes, str]:
+    """Return the first bytes of a connection, and the end that dialled it."""
+    decoder, received = FrameDecoder(FRAME_BYTES_MAX), b""
+    while data := await reader.read(CHUNK_BYTES):
+        received += data
+        new = received[max(len(received) - len(data), len(PREFACE)) :]
+        for frame in receive(decoder, new):
+            return received, str(frame.header.get("node") or CLIENTS)
+    return received, CLIENTS
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
@@ -163,13 +200,25 @@ class Network:
     def __init__(self) -> None:
         self._thread = LoopThread("network")
         self._links: dict[tuple[str, str], Link] = {}
+        self._entrances: list[Entrance] = []
 
-    def link(self, dialler: str, target: str, target_port: int) -> int:
-        """Make the link that ``dialler`` uses to reach ``target``; return the port to dial."""
+    def enter(self, target: str, address: Address, diallers: Iterable[str], port: int = 0) -> int:
+        """Let ``diallers`` reach ``target``, which listens at ``address``, at a port; return that port.
+
+        A target that moves has another address, and enters again; the earlier port leads nowhere then.
+        """
+
+        def link_of(dialler: str) -> Link:
+            link = self._links.setdefault((dialler, target), Link(address))
+            # Of an earlier port: nothing listens at its address any longer.
+            return link if link.target == address else Link(address)
 
         async def make() -> int:
-            link = self._links[dialler, target] = Link(target_port)
-            return await link.listen()
+            for dialler in diallers:
+                link = self._links.setdefault((dialler, target), Link(address))
+                link.target = address
+            self._entrances.append(Entrance(link_of))
+            return await self._entrances[-1].listen(port)
 
         return self._thread.call(make())
 
@@ -222,7 +271,9 @@ class Network:
 
     def close(self) -> None:
         async def close_all() -> None:
-            await asyncio.gather(*(link.close() for link in self._links.values()))
+            for link in self._links.values():
+                link.end("reset")
+            await asyncio.gather(*(entrance.close() for entrance in self._entrances))
 
         self._thread.call(close_all())
         self._thread.close()

@@ -8,8 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.proxy import Ending, Network
+from dledger_core.ids import NodeId
+from dledger_core.net.frame import encode_frame
+from dledger_core.net.hello import Hello
+from dledger_core.net.protocol import PREFACE
+from tests.chaos.proxy import CLIENTS, Ending, Network
 
+HELLO = PREFACE + b"".join(encode_frame(Hello("peer", NodeId("a")).to_header()))
 QUIET_S = 0.15
 """How long no held byte may arrive; a longer wait makes the test stricter, never flaky."""
 
@@ -19,17 +24,20 @@ class Ends:
 
     def __init__(self, network: Network) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
-        self.port = network.link("a", "b", self.server.getsockname()[1])
+        self.port = network.enter("b", self.server.getsockname(), ["a", CLIENTS])
         self.sockets = [self.server]
 
     def dial(self) -> socket.socket:
         self.sockets.append(socket.create_connection(("127.0.0.1", self.port), timeout=10))
+        self.sockets[-1].sendall(HELLO)
         return self.sockets[-1]
 
     def accept(self, timeout_s: float = 10) -> socket.socket:
         self.server.settimeout(timeout_s)
         self.sockets.append(self.server.accept()[0])
         self.sockets[-1].settimeout(10)
+        received = self.sockets[-1].recv(len(HELLO), socket.MSG_WAITALL)
+        assert received in (HELLO, b"")
         return self.sockets[-1]
 
     def connect(self) -> tuple[socket.socket, socket.socket]:

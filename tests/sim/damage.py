@@ -25,6 +25,7 @@ import numpy as np
 
 from dledger_core.ids import NO_TERM, Index
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES, segment_name
+from dledger_core.storage.files.identity import identity_file
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.members_file import members_file
 from dledger_core.storage.files.meta_files import (
@@ -156,7 +157,10 @@ class Damages:
     def lose_copy(self, member: ReplicaMember, source: random.Random) -> None:
         """Lose one copy of hard state or checkpoint, where both are equal now and after a crash."""
         layout = Layout(member.path)
-        files = (hard_state_file(layout.hard_state), checkpoint_file(layout.checkpoint), members_file(layout))
+        files = (
+            *(hard_state_file(layout.hard_state), checkpoint_file(layout.checkpoint)),
+            *(members_file(layout), identity_file(layout.identity)),
+        )
         twin: TwinFile[Any] = source.choice(files)
         if all(twin.load(files).equal for files in (member.files, _after_crash(member))):
             self._sim.counters["copies lost"] += 1

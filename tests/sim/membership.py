@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dledger_core.errors import DLedgerError, MemberChangeRefusedError
+from dledger_core.founding import GROUP_VERSION
 from dledger_core.ids import MemberId, node_of, store_of
 from dledger_core.raft import (
     AddLearner,
@@ -26,6 +27,7 @@ from dledger_core.raft import (
     Status,
 )
 from dledger_core.server.services import membership
+from tests.sim.founding import ADDRESS
 
 if TYPE_CHECKING:
     from tests.sim.simulator import Simulator
@@ -231,4 +233,6 @@ class MemberChanges:
 
 def founded(names: list[MemberId], voters: int) -> Configuration:
     """Return the configuration of the founding."""
-    return Configuration(frozenset(names[:voters]))
+    of_stores = bool(store_of(names[0]))
+    addresses = dict.fromkeys(names[:voters], ADDRESS) if of_stores else {}
+    return Configuration(frozenset(names[:voters]), addresses=addresses, version=GROUP_VERSION if of_stores else 0)

@@ -58,13 +58,14 @@ from dledger_core.storage.write.appender import Preallocation
 from dledger_core.storage.write.trim import LogStart
 from tests.sim.clients import History, SimClient, all_clients, check_history
 from tests.sim.damage import Damages
+from tests.sim.founding import first_configuration, is_waiting, prepare
 from tests.sim.lies import tell
 from tests.sim.member import TICK, Member
 from tests.sim.repairs import MemberRepairs, check_intact
 from tests.sim.safety import check
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.frames import receive
-from tests.support.logs import Row, found_store, rows_between
+from tests.support.logs import Row, rows_between
 from tests.support.memory_store import MemoryStore, configurations_of
 
 if TYPE_CHECKING:
@@ -291,8 +292,8 @@ class ReplicaMember(Member):
     def __init__(self, sim: Simulator, node_id: MemberId, seed: int) -> None:
         super().__init__(sim, node_id)
         self.node: NodeId = node_of(node_id)
-        self.founded = sim.founded if node_id in sim.founded.voters else UNKNOWN
-        self.disk.in_force_before = ConfigurationInForce(NO_INDEX, self.founded)
+        founded = sim.founded if node_id in sim.founded.voters else UNKNOWN
+        self.disk.in_force_before = ConfigurationInForce(NO_INDEX, founded)
         self.files = FaultyFiles(seed)
         self.files.before_sync = self._preallocate
         self.writing = Writing()
@@ -306,7 +307,6 @@ class ReplicaMember(Member):
         self.members_once_lost = False
         self.lose_end_next: Callable[[], None] | None = None
         self.path = Path("/store") / GROUP / f"dledger-{self.node}"
-        found_store(self.path, self.node, sim.mix.storage, self.files)
 
     @staticmethod
     def shared(sim: Simulator) -> Shared:
@@ -375,6 +375,11 @@ class ReplicaMember(Member):
         self.life += 1
         self.stalled_until = self.sim.time.now
         self.running = True
+        if not self.files.names:
+            check(is_waiting(self.files, self.path, self.node), "an empty store belongs to a log", self.node_id)
+            prepare(self.files, self.path, self.node_id, sorted(self.sim.founded.voters), self.sim.mix.storage)
+        draw = Random(f"{self.sim.seed}/{self.node_id}/{self.life}")
+        self.first_configuration = first_configuration(self.files, self.path, self.node_id, draw)
         self.repairs = MemberRepairs(self, WatchedLog)
         self.repairs.open(self.host)
 
@@ -396,7 +401,7 @@ class ReplicaMember(Member):
         self.replica = SimReplica(
             group=GROUP,
             member=self.node_id,
-            configuration=self.founded,
+            configuration=self.first_configuration,
             config=self.sim.mix.raft,
             log=log,
             send=lambda _, message: self._send(message),
