@@ -74,6 +74,9 @@ from dledger_core.server.services.membership import Membership
 from dledger_core.server.services.reads import OpenLogPrefix, Positions, Reads
 from dledger_core.server.services.role_events import OnRole, RoleFeed
 from dledger_core.storage import CommitLog
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.members_file import newest_configuration
 
 _LOG = logging.getLogger(__name__)
 
@@ -382,6 +385,8 @@ class Group:
                 raise
             self._state, self._reason = GroupState.REPAIRING, "its store is being repaired"
             _LOG.error("group offline until its store is repaired: group=%s error=%s", self.name, error)
+            if (known := newest_configuration(OsFiles(), Layout(config.store_path(self.name)))) is not None:
+                self._host.on_configuration(self.name, known)  # peers may have moved since the list was written
             self._task = asyncio.create_task(self._repair(repairs, error), name=f"repair-{self.name}")
         except (QuarantinedError, InvariantViolationError) as error:
             self.quarantine(error)

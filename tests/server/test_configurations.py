@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
+import pytest
 
 from dledger_core import control
 from dledger_core.ids import Index, MemberId
-from dledger_core.raft import AddLearner, Configuration, ConfigurationInForce, Remove
+from dledger_core.raft import AddLearner, AppendEntries, Configuration, ConfigurationInForce, Remove
 from dledger_core.server.replica.snapshot import SnapshotInstalls
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import HandDriven
@@ -56,6 +58,17 @@ def test_configuration_in_force_is_reported_at_start_and_at_each_change() -> Non
     files.crash(0.0)
     again = opened(files)
     assert again.configurations == [n0.configurations[-1]]
+
+
+def test_store_that_was_never_a_member_is_not_reported_as_removed(caplog: pytest.LogCaptureFixture) -> None:
+    n0, index = changed(FaultyFiles())
+    n3 = HandDriven(STORE, files=FaultyFiles(), voters=("n0", "n1", "n2"), node_id="n3")
+    for message in [each for each in n0.sent if isinstance(each, AppendEntries) and each.target == "n1"]:
+        end = message.prev_index + sum(batch.count for batch in message.batches)
+        n3.replica.step(replace(message, target=n3.replica.member, commit_index=Index(end), last_index=Index(index)))
+        n3.run()
+    assert n3.replica.commit_index == index
+    assert "removed" not in caplog.text
 
 
 def test_snapshot_carries_the_configuration_before_its_first_entry() -> None:

@@ -130,7 +130,7 @@ class Damages:
     def lose_end(self, member: ReplicaMember, source: random.Random) -> None:
         """Take the end of the log of a member that just went down, if the log guarantees to survive that."""
         checkpoints = _checkpoints(member)
-        ready = len(checkpoints) == 2 and self._may_forget(member, 2) and member.writing.restart is None
+        ready = len(checkpoints) == 2 and self.may_forget(member, 2) and member.writing.restart is None
         if not ready:
             return
         low, high = checkpoints
@@ -162,7 +162,7 @@ class Damages:
             *(members_file(layout), identity_file(layout.identity)),
         )
         twin: TwinFile[Any] = source.choice(files)
-        if all(twin.load(files).equal for files in (member.files, _after_crash(member))):
+        if all(twin.load(files).equal for files in (member.files, after_crash(member))):
             self._sim.counters["copies lost"] += 1
             _lose(member, source.choice(copies(twin.path)), source)
 
@@ -184,9 +184,9 @@ class Damages:
 
     def _may_lose_file(self, member: ReplicaMember, peers: int) -> bool:
         settled = member.disk.hard_state.term > 0 and member.lost_after is None
-        return settled and self._may_forget(member, peers) and member.writing.restart is None
+        return settled and self.may_forget(member, peers) and member.writing.restart is None
 
-    def _may_forget(self, member: ReplicaMember, peers: int) -> bool:
+    def may_forget(self, member: ReplicaMember, peers: int) -> bool:
         """Whether a member may forget what it acknowledged."""
         return self._sim.faults_on and member in self._members and self.is_calm() and self._has_peers(member, peers)
 
@@ -262,11 +262,11 @@ class Damages:
 def _checkpoints(member: ReplicaMember) -> list[Checkpoint]:
     """Return the checkpoints that a crash may leave, the lower one first; fewer than two if it may leave none."""
     path = Layout(member.path).checkpoint
-    found = [load_checkpoint(files, path) for files in (member.files, _after_crash(member))]
+    found = [load_checkpoint(files, path) for files in (member.files, after_crash(member))]
     return sorted((one for one in found if one), key=lambda one: one.durable_index)
 
 
-def _after_crash(member: ReplicaMember) -> FaultyFiles:
+def after_crash(member: ReplicaMember) -> FaultyFiles:
     """Return the files that a power loss leaves; small ones are replaced as a whole."""
     files = FaultyFiles()
     files.names = member.files.durable_names

@@ -42,6 +42,7 @@ class Member:
         up: whether the process participates in its group.
         running: whether there is a process; a complete replica may still repair its store.
         life: the number of starts and crashes; an event of an earlier life has no effect.
+        returns: how often its disk was set back; what it sent before is lost.
         core: the Raft core of a member that is up.
     """
 
@@ -62,6 +63,7 @@ class Member:
         self.staged = MemoryStore()
         self.life = 0
         self.stalled_until = 0
+        self.returns = 0
         self.running = self.up = False
 
     @staticmethod

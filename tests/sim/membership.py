@@ -106,7 +106,7 @@ class MemberChanges:
         leader = source.choice(leaders)
         loss = self.mix.emptied if self._sim.member_type.drives_changes else self.mix.loss
         if source.random() < loss and self._may_lose():
-            self._lose(source.choice(sorted(leader.core.status().configuration.voters)))
+            self.lose(source.choice(sorted(leader.core.status().configuration.voters)))
         else:
             leader.input(lambda: self._ask(leader, source))
 
@@ -221,7 +221,8 @@ class MemberChanges:
         enough = len(self._sim.checker.configuration.configuration.voters) >= 3 and not self.waits_for_person
         return enough and self.is_settled() and self._sim.member_type.may_lose(self._sim)
 
-    def _lose(self, member: MemberId) -> None:
+    def lose(self, member: MemberId) -> None:
+        """Lose a store permanently; its node waits with another one."""
         self.lost.add(member)
         store = self._sim.members[member]
         self._sim.counters["stores lost"] += 1

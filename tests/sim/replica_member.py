@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dledger_core.checksum import crc32
 from dledger_core.config import Limits
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, DLedgerError, NotLeaderError
+from dledger_core.founding import GROUP_VERSION
 from dledger_core.ids import NO_INDEX, Index, MemberId, NodeId, Term, member_id, node_of
 from dledger_core.net import codec
 from dledger_core.net.frame import FrameDecoder
@@ -46,6 +47,7 @@ from dledger_core.raft import (
     Role,
 )
 from dledger_core.record import Records, records_of
+from dledger_core.server.replica.attachments import StoreIdentity
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica
@@ -63,6 +65,7 @@ from tests.sim.lies import tell
 from tests.sim.member import TICK, Member
 from tests.sim.repairs import MemberRepairs, check_intact
 from tests.sim.safety import check
+from tests.sim.set_back import SetBacks
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.frames import receive
 from tests.support.logs import Row, rows_between
@@ -282,7 +285,7 @@ class ReplicaMember(Member):
         *("transfer", "clock_jump", "disk_error", "trim", "damage", "lose_end"),
         *("lose_copy", "lose_checkpoint"),
     )
-    membership_faults: ClassVar = ("lose_members",)
+    membership_faults: ClassVar = ("lose_members", "set_back")
     drives_changes = True
     log: WatchedLog
     replica: SimReplica
@@ -305,6 +308,8 @@ class ReplicaMember(Member):
         self.members_lost = False
         """Whether both copies of the members file are lost, until a start has shown it."""
         self.members_once_lost = False
+        self.was_set_back = False
+        """Whether its disk was set back to an earlier time, and no other member has looked at it since."""
         self.lose_end_next: Callable[[], None] | None = None
         self.path = Path("/store") / GROUP / f"dledger-{self.node}"
 
@@ -318,7 +323,7 @@ class ReplicaMember(Member):
 
     @staticmethod
     def name_of(node: int, store: int = 1) -> MemberId:
-        return member_id(NodeId(f"n{node}"), str(store))
+        return member_id(NodeId(f"n{node}"), f"{node}.{store}")
 
     @staticmethod
     def may_lose(sim: Simulator) -> bool:
@@ -356,7 +361,25 @@ class ReplicaMember(Member):
     def receive(self, message: object) -> None:
         for frame in receive(self.sim.shared.decoder, message):
             for _, decoded in codec.frame_to_messages(frame, self.sim.shared.ends.__getitem__):
-                self.replica.step(decoded)
+                if self.attaches(self.sim.members[decoded.sender]):
+                    self.replica.step(decoded)
+
+    def attaches(self, other: ReplicaMember) -> bool:
+        """Attach the process of another store, once; return whether its messages may be taken."""
+        if not other.up or (other.node_id, other.life) in self._attached:
+            return True
+        self._attached.add((other.node_id, other.life))
+        status, (last_term, last_index) = other.core.status(), other.replica.end
+        shown = StoreIdentity(
+            other.node_id, other.replica.log_uuid, status.term, Term(last_term), Index(last_index), GROUP_VERSION
+        )
+        try:
+            self.replica.acknowledged.check(GROUP, shown)
+        except DLedgerError as error:
+            check(other.was_set_back, "a store is refused that has forgotten nothing", other.node_id, error)
+            self.sim.shared.set_backs.refused(other, error)
+            return False
+        return True
 
     def unreachable(self, peer: MemberId) -> None:
         self.replica.report_unreachable(node_of(peer))
@@ -397,6 +420,7 @@ class ReplicaMember(Member):
         self._compare_recovered()
         self.staged = self.disk.copy()
         self.up = True
+        self._attached: set[tuple[MemberId, int]] = set()
         iteration_delay = self.sim.shared.iteration_delay
         self.replica = SimReplica(
             group=GROUP,
@@ -423,6 +447,8 @@ class ReplicaMember(Member):
         self.replica.observe(self.appends)
         self.repairs.watch()
         self.joined()
+        if self.was_set_back:
+            self.sim.shared.set_backs.returned(self)
         self.sim.shared.compare_tables(self)
         self.later(self.sim.source.randrange(1, CHECKPOINT_TICKS * TICK), self._checkpoint)
 
@@ -627,6 +653,10 @@ class ReplicaMember(Member):
         if not self.die_in_write():
             self.die("crashes")
 
+    def set_back(self, random: Random) -> None:
+        """Copy the disk now, and return to that copy later."""
+        self.sim.shared.set_backs.copy(self, random)
+
     def _preallocate(self, path: Path) -> None:
         """Preallocate as another thread might at the start of a sync: its own sync may be the one that fails."""
         waits = self.up and self.log._appender._zero_lock.locked()  # for a truncation
@@ -654,6 +684,7 @@ class Shared:
     def __init__(self, sim: Simulator) -> None:
         self._sim = sim
         self.damages = Damages(sim)
+        self.set_backs = SetBacks(sim)
         self.history = History(sim)
         self.decoder = FrameDecoder(FRAME_BYTES_MAX)
         self._numbers: dict[codec.Ends, int] = {}

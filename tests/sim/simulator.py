@@ -321,10 +321,11 @@ class Simulator:
             self.time.after(arrival - self.time.now, self._delivery((message.sender, message.target), data))
 
     def _delivery(self, link: tuple[MemberId, MemberId], data: object) -> Callable[[], None]:
-        member = self.members[link[1]]
+        member, sender = self.members[link[1]], self.members[link[0]]
+        sent_since = sender.returns
 
         def deliver() -> None:
-            if not member.up or link in self.network.isolated:
+            if not member.up or link in self.network.isolated or sender.returns != sent_since:
                 return
             if member.stalled_until > self.time.now:
                 self.time.after(member.stalled_until - self.time.now, deliver)

@@ -218,6 +218,7 @@ class Replica:
         self._disk = environment.open_disk(log, self._persisted, self._fail)
         self.commit_index = log.commit_index
         self._apply_controls(self.commit_index)
+        self._was_member = self.member in self.raft.configuration.members
         on_configuration(group, self.raft.configuration_before(Index(self.raft.last_index + 1)))
 
     def observe(self, *observers: ReplicaObserver) -> None:
@@ -438,8 +439,12 @@ class Replica:
     def _report_configuration(self, ready: Ready) -> None:
         if ready.configuration is not None:
             self._on_configuration(self.group, ready.configuration)
+        in_force = self.raft.configuration.members
+        self._was_member |= self.member in in_force
         committed = ready.committed_configuration
-        if committed is not None and self.member not in (members := committed.configuration.members):
+        # A store that was just admitted receives configurations from before.
+        removed = self._was_member and self.member not in in_force
+        if removed and committed is not None and self.member not in (members := committed.configuration.members):
             _LOG.warning(
                 "removed from the group, the store may be deleted: group=%s node=%s members=%s",
                 self.group,

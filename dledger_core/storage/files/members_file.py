@@ -17,7 +17,9 @@ from typing import Any
 
 from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, Term
 from dledger_core.raft.batch import Batch
-from dledger_core.raft.configuration import UNKNOWN
+from dledger_core.raft.configuration import UNKNOWN, Configuration
+from dledger_core.raft.configurations import ConfigurationInForce
+from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.twin_file import TwinFile
 
@@ -160,6 +162,15 @@ def _number(value: Any) -> int:
     if type(value) is not int or not NO_TERM <= value <= NUMBER_MAX:
         raise ValueError("not an index or a term")
     return value
+
+
+def newest_configuration(files: Files, layout: Layout) -> ConfigurationInForce | None:
+    """Return the newest configuration that a store knows, None if it knows none; its log is not read."""
+    known = members_file(layout).load(files).value
+    if known is None or not known.entries:
+        return None
+    entry = known.entries[-1]
+    return ConfigurationInForce(entry.index, Configuration.from_bytes(entry.body))
 
 
 def members_file(layout: Layout) -> TwinFile[KnownConfigurations]:

@@ -1,0 +1,77 @@
+"""Disks that are set back in time: a member returns with an earlier copy of its store, as a restored machine does.
+
+The store has forgotten votes and entries, and its files do not show it. What the other members remember of its promises
+refuses it when it attaches (``Acknowledged``): a store that forgot a term stops and is replaced, one that
+forgot entries is a recovering voter. That is sure only within limits, and only there a disk is set back: every other
+member has run since the copy and is reached first, and the store has not led since.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from dledger_core.errors import DLedgerError, EndLostError, IdentityLostError
+from tests.sim.safety import check
+
+if TYPE_CHECKING:
+    from tests.sim.replica_member import ReplicaMember
+    from tests.sim.simulator import Simulator
+
+
+class SetBacks:
+    """All copies of a run; one member at a time."""
+
+    def __init__(self, sim: Simulator) -> None:
+        self._sim = sim
+
+    def copy(self, member: ReplicaMember, random: Random) -> None:
+        """Copy what a power loss would leave now, and return to it later if the group certainly notices."""
+        names = {path: inode.clone() for path, inode in member.files.durable_names.items()}
+        for inode in names.values():
+            inode.content, inode.pending = bytearray(inode.durable), []
+        disk, writing, term = member.disk.copy(), copy.copy(member.writing), member.core.status().term
+        lives = {other.node_id: other.life for other in self._others(member)}
+
+        def set_back() -> None:
+            now = {other.node_id: other.life for other in self._others(member) if other.up}
+            led = any(
+                leader == member.node_id for of_term, leader in self._sim.checker.leaders.items() if of_term >= term
+            )
+            idle = writing == replace(writing, restart=None, trimmed_to=0)
+            may = member.up and idle and not led and now == lives and self._sim.shared.damages.may_forget(member, 2)
+            trimmed = disk.first_index() != member.disk.first_index()
+            if not may or trimmed or self._sim.changes is None:
+                return
+            self._sim.counters["disks set back"] += 1
+            self._sim.checker.lost.append((member.node_id, member.disk.copy()))
+            member.die("crashes", power=False)
+            member.files.names, member.files.durable_names = dict(names), dict(names)
+            member.files.pending_names.clear()
+            member.disk, member.writing = disk, writing
+            member.returns += 1
+            member.was_set_back = True
+
+        self._sim.time.after(random.randrange(50, 900), set_back)
+
+    def returned(self, member: ReplicaMember) -> None:
+        """Attach a store that was set back to the members that may remember it."""
+        for other in self._others(member):
+            if other.up and member.up and not member.core.status().is_recovering:
+                other.attaches(member)
+        member.was_set_back = False
+
+    def refused(self, member: ReplicaMember, error: DLedgerError) -> None:
+        """Do what a node does whose store is refused."""
+        self._sim.counters[f"set back: {error.name}"] += 1
+        if isinstance(error, IdentityLostError):
+            assert self._sim.changes is not None
+            self._sim.changes.lose(member.node_id)
+        else:
+            check(isinstance(error, EndLostError), "a store is refused for another reason", member.node_id, error)
+            member.replica.lose_end()
+
+    def _others(self, member: ReplicaMember) -> list[ReplicaMember]:
+        return [other for other in self._sim.current if other is not member]
