@@ -67,6 +67,19 @@ def remove(files: FaultyFiles, *paths: object) -> None:
             names.pop(path, None)  # type: ignore[call-overload]
 
 
+# --- set back ---------------------------------------------------------------------------------------------------------
+
+
+def test_store_that_was_set_back_does_not_know_its_group_until_it_recovered():
+    files, log = founded()
+    log.begin_recovery(Term(1))
+    log = reopened(files)
+    assert log.ends_below_members
+    log.end_recovery(log.last_index())
+    assert not log.ends_below_members
+    assert not reopened(files).ends_below_members
+
+
 # --- append ----------------------------------------------------------------------------------------------------------
 
 

@@ -392,8 +392,12 @@ class CommitLog(DurableLog):
             self._write_checkpoint()
 
     def begin_recovery(self, above: Term) -> None:
-        """Write the marker of a recovering voter. Raises like ``persist``."""
+        """Write the marker of a recovering voter whose disk was set back. Raises like ``persist``.
+
+        The members file was set back with the log, so this store does not know its group either, also after a restart.
+        """
         with self._writing():
+            self._know(replace(self._members, lost=True))
             self.recovering_marker.begin(above)
 
     def save_acknowledged(self, known: Mapping[str, tuple[int, int]]) -> None:
