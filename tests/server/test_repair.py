@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dledger_core.client import Producer
-from dledger_core.cluster import LocalCluster
+from dledger_core.cluster import LocalCluster, free_ports
+from dledger_core.config import format_peers, parse_peers
 from dledger_core.connect import Client
 from dledger_core.storage import open_store
 from dledger_core.storage.files.file_system import OsFiles
@@ -151,6 +153,34 @@ def test_damaged_store_is_repaired_at_start_while_group_continues(tmp_path: Path
         await_log(cluster, "n2", "entries repaired: ")
         assert "group offline until its store is repaired" in log_of(cluster, "n2")
         check_identical(cluster)
+
+
+def test_damaged_store_asks_members_that_the_list_does_not_lead_to(tmp_path: Path) -> None:
+    class Moved(LocalCluster):
+        """n1 starts again with a list from before the others moved."""
+
+        is_old = False
+
+        @property
+        def peers(self) -> str:
+            if not self.is_old:
+                return super().peers
+            old = (
+                replace(peer, port=port) for peer, port in zip(parse_peers(super().peers), free_ports(3), strict=True)
+            )
+            own = next(peer for peer in parse_peers(super().peers) if peer.node_id == "n1")
+            return format_peers(tuple(own if peer.node_id == "n1" else peer for peer in old))
+
+    with Moved(3, tmp_path, **OPTIONS) as cluster:
+        fill(cluster)
+        soon(lambda: settled(cluster))
+        cluster.stop("n1")
+        flip_body(data_files(cluster.store_path("n1"))[0])
+        cluster.is_old = True
+        cluster.restart("n1")
+        cluster.is_old = False
+        soon(lambda: "store verified" in log_of(cluster, "n1"))
+        soon(lambda: settled(cluster))
 
 
 def test_marked_store_is_verified_before_its_group_participates(tmp_path: Path) -> None:
