@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,23 +149,28 @@ def test_group_grows_to_five_and_shrinks_while_a_client_appends(processes: Proce
         check_nothing_is_lost(client, acknowledged)
 
 
-def test_dead_node_is_replaced_by_one_of_another_address_under_load(processes: Processes) -> None:
-    *peers, newcomer = free_peers(4)
-    newcomer = Peer(peers[2].node_id, newcomer.host, newcomer.port)
-    for peer in peers:
-        processes.start(peer, tuple(peers))
-    with Client(format_peers(tuple(peers)), timeout_ms=60_000) as client:
+def test_each_node_in_turn_loses_its_disk_and_moves_while_a_client_appends(processes: Processes) -> None:
+    """At the end no node of the client's list is left, and each of the new ones is needed for a majority."""
+    first = free_peers(6)
+    current = {peer.node_id: peer for peer in first[:3]}
+    for peer in first[:3]:
+        processes.start(peer, first[:3])
+    with Client(format_peers(first[:3]), timeout_ms=60_000) as client:
         soon(lambda: leads(client))
         with load(client) as acknowledged:
-            (lost,) = [each.store_uuid for each in client.members().members if each.node_id == "n2"]
-            processes.kill("n2")
-            processes.start(newcomer, (*peers[:2], newcomer), "another disk")
-            change(
-                client,
-                lambda: client.replace_member("n2", newcomer.address),
-                lambda found: len(found.voters) == 3 and lost not in {each.store_uuid for each in found.members},
-            )
-            processes.kill("n1")  # now the new store is needed for a majority
+            for node, free in zip(list(current), first[3:], strict=True):
+                (lost,) = [each.store_uuid for each in client.members().members if each.node_id == node]
+                processes.kill(node)
+                newcomer = current[node] = replace(free, node_id=node)
+                processes.start(newcomer, tuple(current.values()), f"{node}, another disk")
+                change(
+                    client,
+                    lambda node=node, newcomer=newcomer: client.replace_member(node, newcomer.address),
+                    lambda found, lost=lost: (
+                        len(found.voters) == 3 and lost not in {each.store_uuid for each in found.members}
+                    ),
+                )
+            processes.kill("n1")
             before = len(acknowledged)
             soon(lambda: len(acknowledged) > before + 10)
         check_nothing_is_lost(client, acknowledged)

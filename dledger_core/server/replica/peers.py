@@ -96,11 +96,6 @@ class _Link:
         return self.connection is not None and self.connection.peer_hello.process == newcomer.peer_hello.process
 
 
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0]
-    return host.startswith("127.") or host in ("localhost", "::1")
-
-
 class PeerLinks:
     """Sends messages to peers and delivers theirs; lives on the node's event loop.
 
@@ -363,7 +358,7 @@ class PeerLinks:
         asyncio.get_running_loop().call_soon(self._offer_all, link, link.attached)
         for frame in self._early.pop(connection, ()):
             self._take_attach(link, frame)
-        if address and address != link.peer.address and not _is_loopback(address):
+        if address and address != link.peer.address:
             self._on_address(node_id, address)
 
     def _offer_all(self, link: _Link, attached: Attachments) -> None:

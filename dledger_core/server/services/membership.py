@@ -8,13 +8,12 @@ derives each step from the configuration alone, so any later leader continues.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dledger_core.config import Limits
+from dledger_core.config import Limits, is_loopback
 from dledger_core.errors import (
     BadRequestError,
     DLedgerError,
@@ -110,15 +109,6 @@ def next_step(configuration: Configuration, progress: Mapping[MemberId, Progress
             replaced = configuration.replaces.get(learner)
             return Remove(replaced) if replaced in configuration.voters else Promote(learner)
     return None
-
-
-def is_loopback(address: str) -> bool:
-    """Whether HOST:PORT is reached from its own machine only."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Membership:
@@ -345,7 +335,8 @@ class Membership:
 
         A loopback address is not recorded: another machine cannot use it.
         """
-        if not is_loopback(address):
+        host = address.rpartition(":")[0].strip("[]")
+        if not is_loopback(host):
             self._addresses[node] = address
 
     def tick(self) -> None:
