@@ -197,6 +197,14 @@ async def found_group(access: StoreAccess, group: str, *, again: bool = False) -
     raise refused or FoundingRefusedError("the stores change all the time", f"group {group}", "run one init at a time")
 
 
+async def complete(access: StoreAccess, group: str, action: Complete) -> None:
+    """Complete the record that all its stores hold; raise as ``found_group``.
+
+    Every init would do so, whichever node runs it, and the one that sent the record may have ended.
+    """
+    await _act(access, group, action)
+
+
 async def _act(access: StoreAccess, group: str, action: Take | Complete | GiveUp) -> None:
     if isinstance(action, Take):
         record = action.record

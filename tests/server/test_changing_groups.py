@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -31,12 +32,20 @@ class Processes:
         self._directory = directory
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, peer: Peer, peers: tuple[Peer, ...], directory: str = "") -> None:
-        command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", peer.node_id]
+    def start(
+        self, peer: Peer, peers: tuple[Peer, ...], directory: str = "", dies_after: tuple[str, int] | None = None
+    ) -> None:
+        """Start a node; ``dies_after`` names a file and the number of its replacements after which the node dies."""
+        dying = ["tests.support.dying_node", dies_after[0], str(dies_after[1])] if dies_after else []
+        command = [sys.executable, "-m", *(dying or ["dledger_core.cli"]), "serve", "--self-id", peer.node_id]
         command += ["--dir", str(self._directory / (directory or peer.node_id)), "--peers", format_peers(peers)]
         command += ["--data-segment-bytes", "1MiB", "--index-segment-bytes", "32KiB"]
         with (self._directory / f"{peer.node_id}.log").open("ab") as log:
             self._running[peer.node_id] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def died(self, node_id: str) -> None:
+        """Wait until a node has ended itself."""
+        assert self._running.pop(node_id).wait(60) == -signal.SIGKILL
 
     def kill(self, node_id: str) -> None:
         process = self._running.pop(node_id)
@@ -174,3 +183,54 @@ def test_each_node_in_turn_loses_its_disk_and_moves_while_a_client_appends(proce
             before = len(acknowledged)
             soon(lambda: len(acknowledged) > before + 10)
         check_nothing_is_lost(client, acknowledged)
+
+
+FOUNDING = [("identity.2", 2), ("log.json", 1), ("members", 1), ("identity", 3)]
+"""Files that a node replaces while its group is founded: it has the record, makes its store, is a member."""
+
+
+def test_founding_survives_kill_of_a_node_between_any_two_files(processes: Processes, tmp_path: Path) -> None:
+    for number, point in enumerate(FOUNDING):
+        peers = free_peers(3)
+        for peer in peers[:2]:
+            processes.start(peer, peers, f"{number}-{peer.node_id}")
+        processes.start(peers[2], peers, f"{number}-n2", dies_after=point)
+        processes.died("n2")
+        processes.start(peers[2], peers, f"{number}-n2")
+        with Client(format_peers(peers), timeout_ms=60_000) as client:
+            soon(lambda client=client: leads(client))
+            assert client.append([b"x"]).last_index >= 0
+            soon(lambda client=client: all(each.is_active for each in client.members().members))
+            assert client.members().voters == ("n0", "n1", "n2")
+        processes.close()
+
+
+@pytest.mark.parametrize("point", [("members", 2), ("members.2", 3)], ids="{0[0]} {0[1]}".format)
+def test_change_of_members_survives_kill_of_the_new_node_at(processes: Processes, point: tuple[str, int]) -> None:
+    """The new node has the entry that admits it, and the one that promotes it, in the first copy or in both."""
+    peers = free_peers(2)
+    processes.start(peers[0], peers[:1])
+    with Client(format_peers(peers[:1]), timeout_ms=60_000) as client:
+        soon(lambda: leads(client))
+        acknowledged = {client.append([b"before"]).first_index: b"before"}
+        processes.start(peers[1], peers, dies_after=point)
+        soon(lambda: is_accepted(client, peers[1]), every_s=0.2)
+        processes.died("n1")
+        processes.start(peers[1], peers)
+        soon(lambda: is_voter(client, "n1"), every_s=0.1)
+        acknowledged[Producer(client, "after").append([b"after"]).first_index] = b"after"
+        check_nothing_is_lost(client, acknowledged)
+
+
+def is_accepted(client: Client, peer: Peer) -> bool:
+    with suppress(DLedgerError):
+        client.add_member(peer.node_id, peer.address)
+    with suppress(DLedgerError):
+        return len(client.members().members) == 2
+    return False
+
+
+def is_voter(client: Client, node: str) -> bool:
+    with suppress(DLedgerError):
+        return node in client.members().voters
+    return False

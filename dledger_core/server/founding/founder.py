@@ -7,9 +7,9 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from dledger_core.client.founding import StoreAccess, found_group, look
+from dledger_core.client.founding import StoreAccess, complete, found_group, look
 from dledger_core.errors import DLedgerError, UnreachableError
-from dledger_core.founding import Refusal, Wait, command
+from dledger_core.founding import Complete, Refusal, Wait, command
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.founding.store import peers_of
 
@@ -71,6 +71,9 @@ class Founder:
                 await found_group(access, group.name)
                 return
             decision = await look(access, group.name)
+            if isinstance(decision, Complete):
+                await complete(access, group.name, decision)
+                return
         except UnreachableError as error:
             self._wait_for(group, error.values.get("nodes") or [])
         except DLedgerError as error:
