@@ -549,7 +549,7 @@ class Group:
                 "see the log of that node",
                 {"group": self.name, "ours": ours, "theirs": theirs.log_uuid, "chain": chain_rows(replica.chain)},
             )
-        if None not in (ours, theirs.log_uuid) and ours != theirs.log_uuid:
+        if ours is None or ours != theirs.log_uuid:
             raise OtherLogError(
                 f"{node_id} has another log of group {self.name} than {self._host.config.self_id}",
                 "",

@@ -462,11 +462,11 @@ async def test_unlisted_node_attaches_and_is_forgotten_when_it_leaves():
         await eventually(lambda: not n0.links.knows("n2"))
 
 
-async def test_advertised_address_is_reported_but_not_of_loopback():
+async def test_advertised_address_is_reported_if_it_differs_from_the_known_one():
     peers = free_peers(2)
     found = []
     options = {"on_address": lambda node_id, address: found.append((node_id, address))}
-    async with Node(peers[0], peers, address="127.0.0.1:1"), Node(peers[1], peers, **options) as n1:
+    async with Node(peers[0], peers, address=peers[0].address), Node(peers[1], peers, **options) as n1:
         await eventually(n1.links.connected)
     assert found == []
     async with Node(peers[0], peers, address="10.0.0.7:40911"), Node(peers[1], peers, **options) as n1:
