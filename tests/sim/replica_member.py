@@ -265,17 +265,17 @@ class SimDisk:
 class SimReplica(Replica):
     """A Replica that shows each Ready to the checker after it was handled."""
 
-    member: ReplicaMember
+    shown_to: ReplicaMember
 
     def trim(self, index: Index) -> None:
         super().trim(index)
         if not self._failed:
-            self.member.staged.delete_before(self.raft.first_index)
+            self.shown_to.staged.delete_before(self.raft.first_index)
 
     def _handle(self, ready: Ready) -> None:
         super()._handle(ready)
         if not self._failed:
-            self.member.handled(ready)
+            self.shown_to.handled(ready)
 
 
 class ReplicaMember(Member):
@@ -442,7 +442,7 @@ class ReplicaMember(Member):
             ),
             limits=LIMITS,
         )
-        self.replica.member = self
+        self.replica.shown_to = self
         self.appends = Appends(self.replica, Budget(INFLIGHT_BYTES_MAX))
         self.replica.observe(self.appends)
         self.repairs.watch()

@@ -57,7 +57,14 @@ class SetBacks:
         self._sim.time.after(random.randrange(50, 900), set_back)
 
     def returned(self, member: ReplicaMember) -> None:
-        """Attach a store that was set back to the members that may remember it."""
+        """Attach a store that was set back to the members that may remember it.
+
+        Where one of them has died meanwhile, it is not reached first: a person replaces the store.
+        """
+        if not all(other.up for other in self._others(member)):
+            assert self._sim.changes is not None
+            self._sim.changes.lose(member.node_id)
+            return
         for other in self._others(member):
             if other.up and member.up and not member.core.status().is_recovering:
                 other.attaches(member)
