@@ -92,7 +92,8 @@ def test_two_wiped_disks_found_nothing_and_recover_keeps_all_entries_of_survivor
                 await recover(group, "n1")  # n0 has lost its store too
 
             planned = await recover(group, "n0", "n1", dry_run=True)
-            assert planned.preview["committed_end"] == planned.preview["continues_at_index"] + 1
+            # A leader that changes on the way leaves the newest commit index unknown to the survivor.
+            assert planned.preview["committed_end"] <= planned.preview["continues_at_index"] + 1
             done = await recover(group, "n0", "n1")
             assert isinstance(done.action, Continued)
             assert await bodies(client) == acknowledged, "the client follows the new log"
