@@ -27,7 +27,7 @@ from dledger_core.errors import ConfigError, FoundingRefusedError
 from dledger_core.ids import NUMBER_MAX, NodeId
 
 GROUP_VERSION: Final = 1
-"""Version of the features that the members of a new group use."""
+"""Version of the features that the members of a new group use: the highest that this node understands."""
 
 Peers: TypeAlias = tuple[tuple[NodeId, str], ...]
 """A peers list, sorted: (node id, HOST:PORT)."""

@@ -7,14 +7,13 @@ be run again, and several may run at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dledger_core.client.routing.channel import Channel
+from dledger_core.client.routing.channel import ChannelPool
 from dledger_core.config import Peer, parse_peer
 from dledger_core.continuation import (
     Action,
@@ -42,17 +41,18 @@ class _Nodes:
     """The nodes of one group: those of the list and those that the survivors' logs name."""
 
     def __init__(self, peers: Sequence[Peer], group: str, timeout_s: float) -> None:
-        self._peers = {NodeId(peer.node_id): peer for peer in peers}
+        self._pool = ChannelPool(peers)
         self._group = group
         self._timeout_s = timeout_s
-        self._channels: dict[Peer, Channel] = {}
         self.failures: dict[NodeId, DLedgerError] = {}
 
     async def ask(self) -> dict[NodeId, SurvivorAnswer]:
         """Return the answers of all nodes that answer."""
         answers: dict[NodeId, SurvivorAnswer] = {}
         self.failures = {}
-        while left := [node for node in self._peers if node not in answers and node not in self.failures]:
+        while left := [
+            node for node in map(NodeId, self._pool.peers) if node not in answers and node not in self.failures
+        ]:
             results = await asyncio.gather(*(self.send(node, "ask") for node in left), return_exceptions=True)
             for node, result in zip(left, results, strict=True):
                 if isinstance(result, DLedgerError):
@@ -65,16 +65,14 @@ class _Nodes:
                 for member in answer.members:
                     if member.address:
                         peer = parse_peer(f"{member.node_id}-{member.address}")
-                        self._peers.setdefault(member.node_id, peer)
+                        self._pool.peers.setdefault(member.node_id, peer)
         return answers
 
     async def send(
         self, node: NodeId, operation: str, log: str | None = None, record: ContinuationRecord | None = None
     ) -> SurvivorAnswer:
         """Send an operation on a node's store; return the store after it."""
-        channel = self._channels.setdefault(self._peers[node], Channel(self._peers[node]))
-        if not channel.is_open:
-            await channel.open(self._timeout_s)
+        channel = await self._pool.channel(node, self._timeout_s)
         header = messages.CONTINUE.encode(messages.ContinueRequest(operation=operation, log=log), g=self._group)
         payload = () if record is None else (continuation_payload(record),)
         answer = parse_survivor((await channel.request(header, *payload, timeout_s=self._timeout_s)).payload)
@@ -82,15 +80,13 @@ class _Nodes:
             raise ProtocolError("the node's answer about its store is malformed", str(node))
         if answer.node_id != node:
             raise ConfigError(
-                f"the node at {self._peers[node].address} is {answer.node_id}, not {node}", "", "correct the peers"
+                f"the node at {self._pool.peers[node].address} is {answer.node_id}, not {node}", "", "correct the peers"
             )
         return answer
 
     async def close(self) -> None:
         """Close the connections."""
-        for channel in self._channels.values():
-            with contextlib.suppress(DLedgerError):
-                await channel.close()
+        await self._pool.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,13 @@ repeated, and several may run at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 from dledger_core import founding
-from dledger_core.client.routing.channel import Channel
+from dledger_core.client.routing.channel import ChannelPool
 from dledger_core.config import Peer
 from dledger_core.errors import DLedgerError, FoundingRefusedError, ProtocolError, UnreachableError
 from dledger_core.founding import (
@@ -51,14 +50,10 @@ class StoreAccess:
     def __init__(self, peers: Sequence[Peer], timeout_s: float) -> None:
         self.peers = tuple(sorted((peer.node_id, peer.address) for peer in peers))
         self._timeout_s = timeout_s
-        self._channels = {peer.node_id: Channel(peer) for peer in peers}
-        self._opening = {peer.node_id: asyncio.Lock() for peer in peers}
+        self._pool = ChannelPool(peers)
 
     async def _request(self, node: NodeId, header: dict[str, Any], *payload: bytes) -> Frame:
-        channel = self._channels[node]
-        async with self._opening[node]:
-            if not channel.is_open:
-                await channel.open(self._timeout_s)
+        channel = await self._pool.channel(node, self._timeout_s)
         return await channel.request(header, *payload, timeout_s=self._timeout_s)
 
     async def send(
@@ -98,7 +93,7 @@ class StoreAccess:
     async def groups(self) -> tuple[str, ...]:
         """Return the groups that the nodes were started with; raise UnreachableError if a node does not respond."""
         header = messages.GROUPS.encode(messages.GroupsRequest())
-        frames, failures = await self._each(dict.fromkeys(self._channels, header))
+        frames, failures = await self._each({node: header for node, _ in self.peers})
         if failures:
             raise _unreachable(failures)
         responses = [messages.GROUPS_OK.decode(frame.header) for frame in frames.values()]
@@ -111,13 +106,11 @@ class StoreAccess:
 
     async def ask(self, group: str, operation: str) -> tuple[dict[NodeId, StoreAnswer], dict[NodeId, DLedgerError]]:
         """Ask all nodes at once; return the answers and the errors of the other nodes."""
-        return _sorted_out(await gathered({node: self.send(node, group, operation) for node in self._channels}))
+        return _sorted_out(await gathered({node: self.send(node, group, operation) for node, _ in self.peers}))
 
     async def close(self) -> None:
         """Close the connections."""
-        for channel in self._channels.values():
-            with contextlib.suppress(DLedgerError):
-                await channel.close()
+        await self._pool.close()
 
 
 async def gathered(calls: Mapping[NodeId, Any]) -> dict[NodeId, Any]:

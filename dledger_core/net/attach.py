@@ -14,9 +14,6 @@ from dledger_core.ids import NUMBER_MAX
 from dledger_core.net.fields import Table, table_of, wire
 from dledger_core.net.protocol import Type
 
-GROUP_VERSION: Final = 1
-"""The highest group version that this node understands."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:

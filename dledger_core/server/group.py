@@ -54,18 +54,17 @@ from dledger_core.errors import (
     invariant,
     one_line,
 )
-from dledger_core.founding import FoundingRecord, LogConstants, StoreAnswer
+from dledger_core.founding import GROUP_VERSION, FoundingRecord, LogConstants, StoreAnswer
 from dledger_core.ids import Index, NodeId, Term, node_of
-from dledger_core.net.attach import GROUP_VERSION
 from dledger_core.raft import ConfigurationInForce, Message
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.founding.store import GroupStore, configuration_of, known_members
 from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs
-from dledger_core.server.replica.attachments import StoreIdentity
+from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import event_loop_environment
-from dledger_core.server.replica.members import GroupMembers, Members
+from dledger_core.server.replica.members import LogMembers, Members
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.admission import Admissions
 from dledger_core.server.services.appends import Appends
@@ -184,7 +183,7 @@ class Group:
         return self._hosted.replica.log_uuid if self._hosted is not None else None
 
     @property
-    def members(self) -> GroupMembers:
+    def members(self) -> LogMembers:
         """The members of the log, with their newest addresses."""
         return self._host.members.of(self.name)
 
@@ -512,14 +511,14 @@ class Group:
 
     # --- attach ----------------------------------------------------------------------------------------------
 
-    def identity(self) -> StoreIdentity | None:
+    def identity(self) -> ShownStore | None:
         """Return the store that this node shows to others, None unless the group is HOSTED."""
         hosted = self.hosted
         if hosted is None:
             return None
         replica, status = hosted.replica, hosted.replica.raft.status()
         last_term, last_index = replica.end
-        return StoreIdentity(
+        return ShownStore(
             replica.member,
             replica.log_uuid,
             status.term,
@@ -529,7 +528,7 @@ class Group:
             commit_index=replica.commit_index,
         )
 
-    def check_attach(self, theirs: StoreIdentity) -> None:
+    def check_attach(self, theirs: ShownStore) -> None:
         """Check another node's store of this group.
 
         Raises:

@@ -26,7 +26,7 @@ from dledger_core.server.founding.founder import Founder
 from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
-from dledger_core.server.replica.attachments import StoreIdentity
+from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import monotonic_ms
 from dledger_core.server.replica.log_time import RunningTime
 from dledger_core.server.replica.members import Members
@@ -298,11 +298,11 @@ class NodeServer:
         """Return the names of the groups to attach to each link."""
         return list(self.hosted)
 
-    def identity(self, group: str) -> StoreIdentity | None:
+    def identity(self, group: str) -> ShownStore | None:
         """Return this node's store of a group, None unless it is hosted now."""
         return self.groups[group].identity()
 
-    def check_attach(self, group: str, theirs: StoreIdentity) -> None:
+    def check_attach(self, group: str, theirs: ShownStore) -> None:
         """Raise the error that refuses another node's store of a group."""
         found = self.groups.get(group)
         if found is None:

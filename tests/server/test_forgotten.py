@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from dledger_core.errors import EndLostError, IdentityLostError
+from dledger_core.founding import GROUP_VERSION
 from dledger_core.ids import Index, MemberId, NodeId, Term, member_id
-from dledger_core.net.attach import GROUP_VERSION
 from dledger_core.raft import AppendEntries, AppendEntriesResponse, RequestVoteResponse
 from dledger_core.server.group import GroupState
 from dledger_core.server.replica.acknowledged import Acknowledged
-from dledger_core.server.replica.attachments import StoreIdentity
+from dledger_core.server.replica.attachments import ShownStore
 from tests.support.server_group import ServerGroup, eventually, free_peers
 
 A, B = member_id("n0", "a"), member_id("n1", "b")
@@ -38,8 +38,8 @@ def granted(term: int, *, pre: bool = False) -> RequestVoteResponse:
     return RequestVoteResponse(sender=B, target=A, term=Term(term), granted=True, pre=pre)
 
 
-def shown(term: int, last_index: int, member: MemberId = B) -> StoreIdentity:
-    return StoreIdentity(member, "log", Term(term), Term(term), Index(last_index), GROUP_VERSION)
+def shown(term: int, last_index: int, member: MemberId = B) -> ShownStore:
+    return ShownStore(member, "log", Term(term), Term(term), Index(last_index), GROUP_VERSION)
 
 
 @pytest.mark.parametrize(

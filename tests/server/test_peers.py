@@ -22,7 +22,7 @@ from dledger_core.net.connection import connect, serve
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.raft import Configuration, ConfigurationInForce, Heartbeat, Role
-from dledger_core.server.replica.attachments import StoreIdentity
+from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.members import Members
 from dledger_core.server.replica.peers import PeerLinks
 from tests.support.server_group import RawClient, ServerGroup, eventually, free_peers
@@ -78,7 +78,7 @@ class Node:
     def identity(self, group):
         if group not in self.stores:
             return None
-        return StoreIdentity(self.member(group), self.log_uuid, Term(1), Term(1), Index(0), 1)
+        return ShownStore(self.member(group), self.log_uuid, Term(1), Term(1), Index(0), 1)
 
     def check_attach(self, group, theirs):
         if self.refuse is not None:

@@ -47,7 +47,7 @@ from dledger_core.raft import (
     Role,
 )
 from dledger_core.record import Records, records_of
-from dledger_core.server.replica.attachments import StoreIdentity
+from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica
@@ -370,7 +370,7 @@ class ReplicaMember(Member):
             return True
         self._attached.add((other.node_id, other.life))
         status, (last_term, last_index) = other.core.status(), other.replica.end
-        shown = StoreIdentity(
+        shown = ShownStore(
             other.node_id, other.replica.log_uuid, status.term, Term(last_term), Index(last_index), GROUP_VERSION
         )
         try:

@@ -14,7 +14,7 @@ from typing import Final
 from dledger_core.errors import EndLostError, IdentityLostError
 from dledger_core.ids import NO_INDEX, node_of, store_of
 from dledger_core.raft import AppendEntries, AppendEntriesResponse, Message, RequestVoteResponse
-from dledger_core.server.replica.attachments import StoreIdentity
+from dledger_core.server.replica.attachments import ShownStore
 
 _STORES_MAX: Final = 1024
 
@@ -57,7 +57,7 @@ class Acknowledged:
         self._is_written = True
         return dict(self._known)
 
-    def check(self, group: str, theirs: StoreIdentity) -> None:
+    def check(self, group: str, theirs: ShownStore) -> None:
         """Check a store that attaches.
 
         Raises:

@@ -25,7 +25,7 @@ _CLOSED: Final = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
-class StoreIdentity:
+class ShownStore:
     """State of a group's store, as its node shows it in an attach.
 
     Attributes:
@@ -53,10 +53,10 @@ class AttachHost(Protocol):
     def hosted_groups(self) -> Iterable[str]:
         """Return the names of the groups to attach."""
 
-    def identity(self, group: str) -> StoreIdentity | None:
+    def identity(self, group: str) -> ShownStore | None:
         """Return this node's store of a group, None unless it is hosted now."""
 
-    def check_attach(self, group: str, theirs: StoreIdentity) -> None:
+    def check_attach(self, group: str, theirs: ShownStore) -> None:
         """Raise the DLedgerError that refuses another node's store."""
 
     def attach_refused(self, group: str, node_id: NodeId, error: DLedgerError) -> None:
@@ -144,7 +144,7 @@ class Attachments:
 
     def _take(self, message: Attach) -> DLedgerError | None:
         group, member = message.group, member_id(self._node_id, message.store_uuid)
-        theirs = StoreIdentity(
+        theirs = ShownStore(
             member,
             message.log_uuid,
             Term(message.term),

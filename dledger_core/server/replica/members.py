@@ -41,7 +41,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMembers:
+class LogMembers:
     """The members of one group's log, and the index of the entry that made them so; -1 for the founding."""
 
     index: int
@@ -79,20 +79,20 @@ class Members:
         """Return a node, None if there is no such one."""
         return next((peer for peer in self.peers if peer.node_id == node_id), None)
 
-    def of(self, group: str) -> GroupMembers:
+    def of(self, group: str) -> LogMembers:
         """Return the members of a group's log; the nodes of the list where the log names none yet."""
         known = self._groups.get(group)
         addresses = {peer.node_id: peer.address for peer in self.peers}
         if known is None or known.configuration.is_unknown:
             listed = (Member(peer.node_id, "", peer.address, "voter") for peer in self._listed)
-            return GroupMembers(_FOUNDING, tuple(listed))
+            return LogMembers(_FOUNDING, tuple(listed))
         found = known.configuration
 
         def member(each: MemberId) -> Member:
             address = found.addresses.get(each) or addresses.get(node_of(each), "")
             return Member(node_of(each), store_of(each), address, "voter" if found.is_voter(each) else "learner")
 
-        return GroupMembers(known.index, tuple(member(each) for each in found.members if addresses.get(node_of(each))))
+        return LogMembers(known.index, tuple(member(each) for each in found.members if addresses.get(node_of(each))))
 
     def set_configuration(self, group: str, found: ConfigurationInForce) -> None:
         """Take the configuration that is in force in a group now; report it if the list names other nodes."""
