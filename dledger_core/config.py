@@ -235,6 +235,8 @@ class Limits:
         appends_until_ready: requests that wait until a new leader has committed an entry of its term [10,000]; more get
             NO_LEADER.
         id_bytes: length of a producer, query, run, attempt or input id, in bytes [512].
+        producers: rows of a group's producer table [1,000,000], of which ids that are used once fill at most half; the
+            same on all nodes, because the leader rejects new producers above it.
         read_bytes: one response to READ or AT, in bytes [16 MiB].
         read_wait_ms: longest long poll of READ and AWAIT [30,000 ms].
         behind_wait_ms: wait for ``min_commit`` before BEHIND [200 ms]: a little above the delay of a heartbeat.
@@ -299,6 +301,7 @@ class Limits:
     batches_in_flight: int = 4
     appends_until_ready: int = 10_000
     id_bytes: int = 512
+    producers: int = 1_000_000
     read_bytes: int = 16 << 20
     read_wait_ms: int = 30_000
     behind_wait_ms: int = 200

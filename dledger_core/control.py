@@ -5,7 +5,9 @@ which it is a no-op::
 
     log           u   uuid of the log (the first control entry of a log), c the logs that it continues, as maps with
                   the fields of ``ContinuedLog``
-    producer      p id, e epoch, s sequence, n data entries that follow in the batch, c CRC-32 of their CRC column
+    producer      p id, e epoch, s sequence, n data entries that follow in the batch, c CRC-32 of their CRC column,
+                  o true if the id is used once
+    expire        p id of a producer that is forgotten
     attempt       q query id, b batch id, r run id, a attempt uuid, n and c as above
     commit        q, b, r, parts [[first, last, rows, crc], ...]: the winning ranges of a transaction,
                   i a digest of the micro-batch's input, if its writer knows it
@@ -30,7 +32,7 @@ from dledger_core.checksum import Buffer
 from dledger_core.errors import BadRequestError, CorruptRecordError
 from dledger_core.ids import NUMBER_MAX
 
-_KINDS: Final = frozenset({None, "log", "producer", "attempt", "commit", "abort"})
+_KINDS: Final = frozenset({None, "log", "producer", "expire", "attempt", "commit", "abort"})
 PARTS_MAX: Final = 16_000
 """Parts of one transaction: request, control entry and response fit their limits (1 MiB, 16,384 elements)."""
 

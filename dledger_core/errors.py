@@ -18,6 +18,7 @@
     |- ProducerError
     |  |- FencedError                 a newer epoch or run exists
     |  |- ProducerUnknownError        sequence > 0 of a producer that is not in the log
+    |  |- ProducersFullError          the table of producers is full; known ones continue
     |  |- SequenceGapError            a sequence was skipped
     |  |- SequenceConflictError       a repeated sequence with other content
     |  '- TransactionError            aborted, or committed with other content
@@ -84,6 +85,7 @@ __all__ = [
     "OtherLogError",
     "ProducerError",
     "ProducerUnknownError",
+    "ProducersFullError",
     "ProposalDroppedError",
     "ProtocolError",
     "QuarantinedError",
@@ -307,6 +309,13 @@ class ProducerUnknownError(ProducerError):
 
     code = 602
     name = "PRODUCER_UNKNOWN"
+
+
+class ProducersFullError(ProducerError):
+    """The producer table is full, so a new id is rejected; nothing was appended. Known producers continue."""
+
+    code = 606
+    name = "PRODUCERS_FULL"
 
 
 class SequenceGapError(ProducerError):

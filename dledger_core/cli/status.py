@@ -27,8 +27,8 @@ def status(connection: Connection, watch: bool, output: Format) -> int:
 
     For each node: its role, the range of its log, and the space of orphaned attempts of Spark tasks, which readers do
     not see and retention removes. Then how many more voters may fail before the group has no majority. Exit 1 if a node
-    or the leader is missing. With --watch, one line per change (JSON: one object per line); a leader is RocketMQ's
-    master, all others are slaves.
+    or the leader is missing, or a table of writers is 80 % full. With --watch, one line per change (JSON: one object
+    per line); a leader is RocketMQ's master, all others are slaves.
     """
     group = connection.group
     with connection.client() as client:
@@ -45,6 +45,7 @@ def status(connection: Connection, watch: bool, output: Format) -> int:
                 "leader_id": metadata.leader_id,
                 "term": metadata.term,
                 "preferred_leaders": metadata.preferred_leaders,
+                "tables": [dataclasses.asdict(found) for found in metadata.tables],
                 "survives_failures": None if survival is None else survival.failures,
                 "nodes": nodes,
             },
@@ -63,7 +64,8 @@ def status(connection: Connection, watch: bool, output: Format) -> int:
         preferred = f", preferred {', '.join(metadata.preferred_leaders)}" if metadata.preferred_leaders else ""
         show_rows(shown, output, f"group {group}: leader {leader}, term {metadata.term}{preferred}")
     _remark(metadata, survival, output)
-    return EXIT_FINDING if metadata.leader_id is None or not all(node.reachable for node in metadata.nodes) else 0
+    is_complete = metadata.leader_id is not None and all(node.reachable for node in metadata.nodes)
+    return 0 if is_complete and not any(found.is_nearly_full for found in metadata.tables) else EXIT_FINDING
 
 
 def _remark(metadata: Metadata, survival: Survival | None, output: Format) -> None:
@@ -77,6 +79,12 @@ def _remark(metadata: Metadata, survival: Survival | None, output: Format) -> No
         say(warning)
     if survival is not None and output != "json":
         say(str(survival))
+    for found in metadata.tables:
+        if found.is_nearly_full:
+            say(
+                f"table of {found.table}: {found.rows} of {found.limit} rows, at the limit new ones are rejected; "
+                "see 'dledger producer list'"
+            )
     for node in metadata.nodes:
         if node.is_recovering:
             say(f"{node.node_id} lost the end of its log: it is recovering, and votes once a leader has sent the rest")

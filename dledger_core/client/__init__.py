@@ -32,6 +32,7 @@ from dledger_core.client.protocol import (
     ProducerState,
     ReadFrom,
     RoleChange,
+    TableUsage,
     TransactionState,
 )
 from dledger_core.client.reads import PrefixFormat, ending_after
@@ -69,6 +70,7 @@ __all__ = [
     "ReadFrom",
     "RoleChange",
     "SyncLogClient",
+    "TableUsage",
     "TransactionId",
     "TransactionState",
     "check_of",

@@ -118,6 +118,7 @@ class AsyncLogClient:
     pin = _forwarded(OptionalOperations.pin)
     digest = _forwarded(OptionalOperations.digest)
     producer = _forwarded(OptionalOperations.producer)
+    expire_producer = _forwarded(OptionalOperations.expire_producer)
     transaction = _forwarded(OptionalOperations.transaction)
     commit_transaction = _forwarded(OptionalOperations.commit_transaction)
     abort_transaction = _forwarded(OptionalOperations.abort_transaction)

@@ -101,21 +101,35 @@ class NodeClient:
     # --- appends and transactions -------------------------------------------------------------------------------------
 
     async def append(
-        self, bodies: Bodies, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+        self,
+        bodies: Bodies,
+        *,
+        producer_id: str | None = None,
+        epoch: int = 0,
+        sequence: int | None = None,
+        once: bool = False,
     ) -> AppendResult:
         columns = columns_of(bodies)
         if producer_id is None:
             return await self._batcher.append(columns)
-        return await self.append_columns(columns, producer_id=producer_id, epoch=epoch, sequence=sequence)
+        return await self.append_columns(columns, producer_id=producer_id, epoch=epoch, sequence=sequence, once=once)
 
     async def append_columns(
-        self, columns: Columns, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+        self,
+        columns: Columns,
+        *,
+        producer_id: str | None = None,
+        epoch: int = 0,
+        sequence: int | None = None,
+        once: bool = False,
     ) -> AppendResult:
         if producer_id is None:
             return await self._append(messages.AppendRequest(count=columns.count), columns, idempotent=False)
         if sequence is None:
             raise BadRequestError("a producer id without a sequence", "sequence", "pass it, or use Producer")
-        request = messages.AppendRequest(count=columns.count, producer_id=producer_id, epoch=epoch, sequence=sequence)
+        request = messages.AppendRequest(
+            count=columns.count, producer_id=producer_id, epoch=epoch, sequence=sequence, once=once
+        )
         return await self._append(request, columns, idempotent=True)
 
     async def append_attempt(self, bodies: Bodies, *, transaction: TransactionId, attempt: str) -> AttemptResult:
@@ -141,6 +155,10 @@ class NodeClient:
 
     async def producer(self, producer_id: str) -> ProducerState:
         request = messages.ProducerRequest(producer_id=producer_id)
+        return producer_of(await self._to_leader(messages.PRODUCER.encode(request, g=self.group)))
+
+    async def expire_producer(self, producer_id: str) -> ProducerState:
+        request = messages.ProducerRequest(producer_id=producer_id, operation="expire")
         return producer_of(await self._to_leader(messages.PRODUCER.encode(request, g=self.group)))
 
     async def transaction(self, transaction: TransactionId) -> TransactionState:

@@ -27,11 +27,13 @@ class AsyncProducer:
         client: the client to append with.
         producer_id: unique to this stream of appends, kept over restarts of the program.
         epoch: a higher one fences instances with a lower one.
+        once: the id is used once, for a job that never runs again: the log remembers it for a day instead of seven.
     """
 
-    def __init__(self, client: AsyncLogClient, producer_id: str, epoch: int = 0) -> None:
+    def __init__(self, client: AsyncLogClient, producer_id: str, epoch: int = 0, *, once: bool = False) -> None:
         self.producer_id = producer_id
         self.epoch = epoch
+        self.once = once
         self._client = client
         self._lock = asyncio.Lock()
         self._sequence: int | None = None
@@ -63,7 +65,7 @@ class AsyncProducer:
         self._unknown_crc = crc  # before the await: a cancelled append has an unknown outcome too
         self._request = asyncio.ensure_future(
             self._client.append_columns(
-                columns, producer_id=self.producer_id, epoch=self.epoch, sequence=self._sequence
+                columns, producer_id=self.producer_id, epoch=self.epoch, sequence=self._sequence, once=self.once
             )
         )
         self._request.add_done_callback(_retrieve)
@@ -117,11 +119,12 @@ class Producer:
         client: the client to append with.
         producer_id: unique to this stream of appends, kept over restarts of the program.
         epoch: a higher one fences instances with a lower one.
+        once: the id is used once, for a job that never runs again: the log remembers it for a day instead of seven.
     """
 
-    def __init__(self, client: SyncLogClient, producer_id: str, epoch: int = 0) -> None:
+    def __init__(self, client: SyncLogClient, producer_id: str, epoch: int = 0, *, once: bool = False) -> None:
         self._client = client
-        self._producer = AsyncProducer(client.in_loop, producer_id, epoch)
+        self._producer = AsyncProducer(client.in_loop, producer_id, epoch, once=once)
 
     @property
     def producer_id(self) -> str:

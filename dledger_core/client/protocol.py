@@ -115,6 +115,23 @@ class NodeStatus:
     reason: str = ""
 
 
+NEARLY_FULL_PERCENT: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class TableUsage:
+    """Rows of a table about the log's writers, and the limit on them."""
+
+    table: str
+    rows: int
+    limit: int
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether 80 % of the rows are in use: at the limit new writers are rejected."""
+        return self.rows * 100 >= self.limit * NEARLY_FULL_PERCENT
+
+
 @dataclass(frozen=True, slots=True)
 class Metadata:
     """State of a group as its nodes report it.
@@ -126,6 +143,7 @@ class Metadata:
         log_uuid: identity of the log, None before its first leader.
         preferred_leaders: nodes that should lead once caught up, best first, as configured.
         chain: the logs that the log continues, oldest first.
+        tables: the tables about the log's writers; none of a Java group.
     """
 
     leader_id: str | None
@@ -134,6 +152,7 @@ class Metadata:
     log_uuid: str | None = None
     preferred_leaders: tuple[str, ...] = ()
     chain: Chain = ()
+    tables: tuple[TableUsage, ...] = ()
 
     @property
     def lacks_votes(self) -> bool:
@@ -243,7 +262,13 @@ class LogClient(Protocol):
         ...
 
     async def append(
-        self, bodies: Bodies, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+        self,
+        bodies: Bodies,
+        *,
+        producer_id: str | None = None,
+        epoch: int = 0,
+        sequence: int | None = None,
+        once: bool = False,
     ) -> AppendResult:
         """Append bodies as one batch: all of them or none. A Java group takes them one by one.
 
@@ -252,6 +277,8 @@ class LogClient(Protocol):
             producer_id: makes a retry safe: a repeat of ``sequence`` returns the first result.
             epoch: the producer's epoch; a higher one fences the lower ones.
             sequence: number of the producer's append, from 0.
+            once: the producer id is used once, for a job that never runs again: the log remembers it for a day instead
+                of seven, and such ids fill at most half of its table.
 
         Raises:
             BadRequestError: nothing was sent.
@@ -363,7 +390,13 @@ class OptionalOperations(Protocol):
     """The operations that a log may lack; calling a missing one raises UnsupportedError."""
 
     async def append_columns(
-        self, columns: Columns, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+        self,
+        columns: Columns,
+        *,
+        producer_id: str | None = None,
+        epoch: int = 0,
+        sequence: int | None = None,
+        once: bool = False,
     ) -> AppendResult:
         """Append columns in a request of their own; otherwise as ``append``."""
         ...
@@ -437,6 +470,10 @@ class OptionalOperations(Protocol):
 
     async def producer(self, producer_id: str) -> ProducerState:
         """Return the state of a producer."""
+        ...
+
+    async def expire_producer(self, producer_id: str) -> ProducerState:
+        """Remove a producer from the log's table: its id is unknown from now on. Idempotent."""
         ...
 
     async def transaction(self, transaction: TransactionId) -> TransactionState:

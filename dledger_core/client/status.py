@@ -14,6 +14,7 @@ from dledger_core.client.protocol import (
     NodeStatus,
     ProducerState,
     RoleChange,
+    TableUsage,
     TransactionState,
 )
 from dledger_core.client.routing.cluster_view import ClusterView, Described
@@ -49,7 +50,13 @@ def metadata_of(peers: Sequence[Peer], responses: Described) -> Metadata:
     uuid = next((response.log for response in decoded.values() if response.log), None)
     leader = leading[0] if leading else newest.leader
     chain = max((chain_of_rows(response.chain) for response in decoded.values()), key=len)
-    return Metadata(leader, newest.term, nodes, uuid, tuple(newest.preferred), chain)
+    # A lagging node has not received the newest rows yet.
+    tables = {name: TableUsage(name, rows, limit) for name, rows, limit in newest.tables or ()}
+    for response in decoded.values():
+        for name, rows, limit in response.tables or ():
+            if name not in tables or rows > tables[name].rows:
+                tables[name] = TableUsage(name, rows, limit)
+    return Metadata(leader, newest.term, nodes, uuid, tuple(newest.preferred), chain, tuple(tables.values()))
 
 
 def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> LogRange:

@@ -192,6 +192,7 @@ class SyncLogClient:
     pin = _blocking(AsyncLogClient.pin)
     digest = _blocking(AsyncLogClient.digest)
     producer = _blocking(AsyncLogClient.producer)
+    expire_producer = _blocking(AsyncLogClient.expire_producer)
     transaction = _blocking(AsyncLogClient.transaction)
     commit_transaction = _blocking(AsyncLogClient.commit_transaction)
     abort_transaction = _blocking(AsyncLogClient.abort_transaction)

@@ -113,6 +113,10 @@ class MetadataResponse:
         "orphaned", "list", "[entries, bytes] of orphaned attempts stored here, if requested", low=2, high=2,
         accepts=all_of(int), default=None, optional=True,
     )  # fmt: skip
+    tables: list[list[Any]] | None = wire(
+        "tables", "list", "[table, rows, limit on them] of each table about the log's writers", low=0,
+        accepts=_rows(str, int, int), default=None, optional=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,7 @@ class AppendRequest:
     producer_id: str | None = wire("p", "str", "producer id", default=None, optional=True)
     epoch: int | None = wire("pe", "int", "producer's epoch", low=0, default=None, optional=True)
     sequence: int | None = wire("ps", "int", "number of this append in the epoch", low=0, default=None, optional=True)
+    once: bool = wire("po", "bool", "whether the producer id is used once, so that it expires sooner", default=False)
     transaction: dict[str, Any] | None = wire(
         "x", "map", _TRANSACTION, low=3, high=4, accepts=_is_transaction, default=None, optional=True
     )
@@ -185,14 +190,15 @@ class TimeResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerRequest:
-    """Ask for the state of a producer."""
+    """Ask for the state of a producer, or expire it."""
 
     producer_id: str = wire("p", "str", "producer id")
+    operation: str = wire("op", "str", "the operation", choices=("state", "expire"), default="state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerResponse:
-    """The state of a producer."""
+    """The state of a producer, after the operation."""
 
     known: bool = wire("known", "bool", "whether the log has entries of it")
     epoch: int = wire("epoch", "int", "its newest epoch", low=0)

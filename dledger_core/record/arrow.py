@@ -131,14 +131,16 @@ DESCRIPTIONS: Final[dict[str, pa.Schema]] = {
             ("first_index", pa.int64()),
             ("last_index", pa.int64()),
             ("last_timestamp", _TIME),
+            ("once", pa.bool_()),
         ]
     ),
 }
 """Columns per table. Ranges of indexes are [first_index, end), those of producers [first_index, last_index].
 
 ``terms`` has one row per term range, ``segments`` one per data file. ``producers`` has one row per producer (kind
-``producer``: epoch, next sequence, range of its newest append) and per query that wrote transactions (kind ``query``:
-its newest run, the micro-batch after its newest committed one, and the range that this one spans).
+``producer``: epoch, next sequence, range of its newest append, whether its id is used once) and per query that wrote
+transactions (kind ``query``: its newest run, the micro-batch after its newest committed one, and the range that this
+one spans).
 """
 
 _KEY_WIDTH: Final = {"terms": 1, "segments": 1, "producers": 2}

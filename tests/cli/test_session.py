@@ -109,6 +109,20 @@ def test_entries_from_arguments_stdin_and_file_are_read_back(cluster: LocalClust
     assert "hello" in run("get", *peers, begin).stdout
 
 
+def test_producer_is_listed_until_it_is_expired(cluster: LocalCluster) -> None:
+    peers = ("--peers", cluster.peers, "--group", "default")
+    result_of("append", *peers, "hello", "--producer-id", "listed")
+    assert {"producer_id": "listed", "next_sequence": 1, "once": False}.items() <= rows_of_producer(peers).items()
+    assert [found["rows"] >= 1 for found in result_of("status", *peers)["tables"]] == [True, False]
+    result_of("producer", "expire", *peers, "listed")
+    assert rows_of_producer(peers) == {}
+
+
+def rows_of_producer(peers: tuple[str, ...]) -> dict[str, Any]:
+    found = json.loads(run("producer", "list", *peers, "--format", "json").stdout)
+    return next((row for row in found if row["producer_id"] == "listed"), {})
+
+
 def test_append_reports_last_index_before_failure(cluster: LocalCluster, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"x\n" * 700_000 + b"y" * (5 << 20))

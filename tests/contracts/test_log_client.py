@@ -38,6 +38,7 @@ OPTIONAL: dict[str, Callable[[Any], Any]] = {
     "pin": lambda c: c.pin("reader", 0, 1.0),
     "digest": lambda c: c.digest(0, 1, span=1),
     "producer": lambda c: c.producer("p"),
+    "expire_producer": lambda c: c.expire_producer("p"),
     "transaction": lambda c: c.transaction(KEY),
     "commit_transaction": lambda c: c.commit_transaction(KEY, []),
     "abort_transaction": lambda c: c.abort_transaction(KEY),

@@ -13,6 +13,7 @@ from dledger_core.errors import (
     InvariantViolationError,
     LeadershipLostError,
     NotLeaderError,
+    ProducersFullError,
     ProducerUnknownError,
     ProposalDroppedError,
     SequenceConflictError,
@@ -26,6 +27,7 @@ from dledger_core.net.messages import TRANSACTION_OK, TransactionResponse
 from dledger_core.net.protocol import HEADER_BYTES_MAX
 from dledger_core.record import MAGIC_CONTROL, Columns, ProposedBatch
 from dledger_core.server.services.flow import Budget
+from dledger_core.storage.tables.producers import EXPIRY_MS
 from tests.support.logs import rows_between
 from tests.support.replica_group import Asker, BrokenObserver, HandDriven, entries
 from tests.support.server_group import STORAGE
@@ -473,3 +475,87 @@ def test_broken_invariant_stops_replica_and_each_append_gets_reply(tmp_path):
         n0.run()
         assert n0.sent == []
         assert n0.log.last_index() == 0
+
+
+# --- a full table of producers ----------------------------------------------------------------------------------------
+
+
+def test_full_table_rejects_new_producer_and_keeps_known_ones(n0) -> None:
+    ask = Asker(n0, limits=Limits(producers=3))
+    ask.produced("a", 0, 0, b"1")
+    ask.produced("a", 0, 1, b"2")
+    n0.acknowledge()
+    ask.produced("b", 0, 0, b"3")
+    ask.produced("c", 0, 0, b"4")
+    ask.produced("d", 0, 0, b"5")  # the two in flight count, although no table contains them yet
+    n0.confirm()
+    assert ask.ranges[2:] == [ProducersFullError]
+    n0.acknowledge()
+    ask.produced("e", 0, 0, b"6")
+    n0.confirm()
+    assert ask.ranges[-1] is ProducersFullError
+    assert len(n0.replica.tables.producers) == 3
+    ask.produced("a", 0, 1, b"2")
+    ask.produced("a", 0, 2, b"7")
+    ask.produced("b", 1, 0, b"8")
+    n0.acknowledge()
+    assert ask.ranges[1] == ask.ranges[-3]
+    assert ask.ranges[-1][0] > ask.ranges[-2][0] > ask.ranges[-3][0]
+
+
+def test_ids_used_once_fill_half_of_the_table(n0) -> None:
+    ask = Asker(n0, limits=Limits(producers=4))
+    for name in ("a", "b", "c"):
+        ask.produced(name, 0, 0, b"x", once=True)
+    n0.acknowledge()
+    n0.confirm()
+    assert sorted(map(str, ask.ranges)).count(str(ProducersFullError)) == 1
+    for name in ("d", "e", "f"):
+        ask.produced(name, 0, 0, b"x")
+    n0.acknowledge()
+    n0.confirm()
+    assert (len(n0.replica.tables.producers), n0.replica.tables.producers.once_count) == (4, 2)
+
+
+def test_producer_in_flight_counts_once_after_leadership_was_lost(n0) -> None:
+    ask = Asker(n0, limits=Limits(producers=2))
+    ask.produced("a", 0, 0, b"1")
+    n0.depose()
+    n0.lead()  # its own log has the append, which commits now
+    ask.produced("b", 0, 0, b"2")
+    n0.acknowledge()
+    assert ask.ranges[0] is LeadershipLostError
+    assert list(n0.replica.tables.producers) == ["a", "b"]
+
+
+def test_expired_producers_leave_full_table_without_an_append(n0) -> None:
+    ask = Asker(n0, limits=Limits(producers=1))
+    ask.produced("a", 0, 0, b"1")
+    n0.acknowledge()
+    n0.running_ms += EXPIRY_MS
+    end = n0.replica.raft.last_index
+    ask.appends.expire_old()
+    assert n0.replica.raft.last_index == end, "nothing has expired, so nothing is appended"
+    n0.running_ms += 1
+    ask.appends.expire_old()
+    n0.acknowledge()
+    ask.produced("b", 0, 0, b"2")
+    n0.acknowledge()
+    assert list(n0.replica.tables.producers) == ["b"]
+
+
+def test_expired_on_request_producer_is_unknown(n0, ask) -> None:
+    ask.produced("a", 0, 0, b"1")
+    n0.acknowledge()
+    ask.appends.expire_producer("a", ask.answers.append)
+    n0.acknowledge()
+    end = n0.replica.raft.last_index
+    ask.appends.expire_producer("a", ask.answers.append)
+    n0.acknowledge()
+    assert n0.replica.raft.last_index == end, "it is unknown already"
+    ask.produced("a", 0, 1, b"2")
+    n0.confirm()
+    assert ask.ranges[-1] is ProducerUnknownError
+    ask.produced("a", 0, 0, b"3")
+    n0.acknowledge()
+    assert ask.ranges[-1][0] > ask.ranges[0][0]

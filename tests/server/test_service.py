@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from dledger_core.client import AsyncProducer
 from dledger_core.client.routing.channel import ConnectionLostError
 from dledger_core.config import LIMITS, Limits, StorageConfig, format_peers
 from dledger_core.connect import AsyncClient
@@ -20,6 +21,7 @@ from dledger_core.errors import (
     DLedgerError,
     FencedError,
     NoLeaderError,
+    ProducersFullError,
     TransactionError,
     UnknownGroupError,
 )
@@ -403,11 +405,11 @@ async def test_describe_returns_terms_segments_and_producers(tmp_path):
     assert producers == [
         {
             "producer_id": "orders", "kind": "producer", "epoch": 3, "run_id": None, "next_sequence": 5,
-            "first_index": 14, "last_index": 15,
+            "first_index": 14, "last_index": 15, "once": False,
         },
         {
             "producer_id": "query", "kind": "query", "epoch": None, "run_id": "run", "next_sequence": 2,
-            "first_index": part.first, "last_index": part.last,
+            "first_index": part.first, "last_index": part.last, "once": None,
         },
     ]  # fmt: skip
     with open_store(tmp_path / "default" / "dledger-n0") as store:
@@ -449,6 +451,26 @@ async def test_describe_returns_long_tables_in_pages(tmp_path):
         assert (await client.describe("producers")).column("producer_id").to_pylist() == names
         segments = (await client.describe("segments")).to_pylist()
         assert [row["position"] for row in segments] == [number << 16 for number in range(4)]
+
+
+async def test_metadata_reports_table_of_producers_before_it_is_full(tmp_path):
+    async with (
+        one_node(tmp_path, limits=Limits(producers=5)) as (group, _),
+        AsyncClient(format_peers(group.peers)) as client,
+    ):
+        await AsyncProducer(client, "job", once=True).append([b"x"])
+        for number in range(2):
+            await AsyncProducer(client, f"p{number}").append([b"x"])
+        lasting, used_once = (await client.metadata()).tables
+        assert (lasting.rows, lasting.limit, lasting.is_nearly_full) == (3, 5, False)
+        assert (used_once.rows, used_once.limit, used_once.is_nearly_full) == (1, 2, False)
+        await AsyncProducer(client, "p2").append([b"x"])
+        assert (await client.metadata()).tables[0].is_nearly_full
+        await AsyncProducer(client, "p3").append([b"x"])
+        with pytest.raises(ProducersFullError):
+            await AsyncProducer(client, "p4").append([b"x"])
+        assert not (await client.expire_producer("p3")).known
+        await AsyncProducer(client, "p4").append([b"x"])
 
 
 async def test_groups_have_separate_logs_and_are_listed_to_client_of_unknown_group(tmp_path):

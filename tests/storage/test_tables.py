@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -12,15 +13,17 @@ from dledger_core import control
 from dledger_core.checksum import crc32
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import (
+    CorruptRecordError,
     DLedgerError,
     FencedError,
+    ProducersFullError,
     ProducerUnknownError,
     SequenceConflictError,
     SequenceGapError,
     TransactionError,
 )
 from dledger_core.storage.read.visibility import Visibility
-from dledger_core.storage.tables.producers import EXPIRY_MS, ProducerTable
+from dledger_core.storage.tables.producers import EXPIRED_PER_ENTRY, EXPIRY_MS, ONCE_EXPIRY_MS, ProducerTable
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.tables.transactions import COMMITTED_REMEMBERED, TransactionTable
 
@@ -60,10 +63,88 @@ def test_only_the_newest_sixteen_are_comparable() -> None:
         table.check("p", 0, 3, 3)
 
 
+def of_producer(name: str, sequence: int = 0, *, once: bool = False) -> dict[str, object]:
+    """Return the fields of an append of one entry."""
+    return {"p": name, "e": 0, "s": sequence, "n": 1, "c": 1} | ({"o": True} if once else {})
+
+
 def test_inactive_producers_expire_by_log_time() -> None:
     table = applied(("p", 0, 0, 1))
-    table.apply({"p": "q", "e": 0, "s": 0, "n": 1, "c": 1}, 100, 0, EXPIRY_MS + 1)
-    assert list(table.entries) == ["q"]
+    table.apply(of_producer("q"), 100, 0, EXPIRY_MS + 1)
+    table.expire(EXPIRY_MS + 1)
+    assert list(table) == ["q"]
+
+
+def test_producer_is_known_after_any_number_of_others() -> None:
+    table = applied(("p", 0, 0, 1), *[(f"other-{number}", 0, 0, 1) for number in range(100_001)])
+    assert table.check("p", 0, 0, 1) is not None
+    assert len(table) == 100_002
+
+
+def test_ids_used_once_expire_after_a_day_and_others_after_seven() -> None:
+    table = applied(("lasting", 0, 0, 1))
+    table.apply(of_producer("once", once=True), 100, 0, 1)
+    table.apply(of_producer("declared too late", once=False), 200, 0, 2)
+    table.apply(of_producer("declared too late", 1, once=True), 300, 0, 3)
+    table.expire(ONCE_EXPIRY_MS + 1)
+    assert "once" in table
+    assert not table.has_expired(ONCE_EXPIRY_MS + 1)
+    table.apply(of_producer("once again", once=True), 400, 0, ONCE_EXPIRY_MS + 2)
+    assert table.has_expired(ONCE_EXPIRY_MS + 2)
+    table.expire(ONCE_EXPIRY_MS + 2)
+    assert set(table) == {"lasting", "declared too late", "once again"}
+    table.apply(of_producer("once again", 1), 500, 0, ONCE_EXPIRY_MS + 3)
+    table.expire(2 * ONCE_EXPIRY_MS + 4)
+    assert "once again" in table, "it is used again, so it expires after seven days"
+    assert table.once_count == 0
+
+
+def test_one_entry_expires_a_limited_number_of_producers() -> None:
+    table = applied(*[(f"p{number}", 0, 0, 1) for number in range(EXPIRED_PER_ENTRY + 2)])
+    late = EXPIRY_MS + EXPIRED_PER_ENTRY + 100
+    table.expire(late)
+    assert len(table) == 2
+    assert table.has_expired(late)
+    table.expire(late)
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize(
+    ("lasting", "used_once", "new", "new_once", "once", "has_room"),
+    [
+        (9, 0, 0, 0, False, True),
+        (9, 0, 1, 0, False, False),
+        (10, 0, 0, 0, True, False),
+        (0, 4, 0, 0, True, True),
+        (0, 4, 1, 1, True, False),
+        (0, 4, 1, 0, True, True),
+        (4, 5, 0, 0, False, True),
+        (0, 5, 0, 0, True, False),
+    ],
+)
+def test_full_table_has_no_room_for_new_producer(lasting, used_once, new, new_once, once, has_room) -> None:
+    table = ProducerTable()
+    for number in range(lasting + used_once):
+        table.apply(of_producer(f"p{number}", once=number >= lasting), number * 100, 0, 0)
+    with nullcontext() if has_room else pytest.raises(ProducersFullError):
+        table.check_room("new", once=once, new=new, new_once=new_once, rows_max=10)
+
+
+def test_removed_producer_is_unknown() -> None:
+    tables = LogTables()
+    for index, sequence in enumerate((0, 1)):
+        tables.apply(index * 2, 0, control.pack({"k": "producer"} | of_producer("p", sequence)))
+    tables.apply(4, 0, control.pack({"k": "expire", "p": "p"}))
+    assert list(LogTables.restore(tables.snapshot()).producers) == []
+    with pytest.raises(ProducerUnknownError):
+        tables.producers.check("p", 0, 2, 1)
+    assert tables.producers.check("p", 0, 0, 1) is None
+
+
+@pytest.mark.parametrize("fields", [{"e": -1}, {"s": 1 << 63}, {"n": -9}, {"c": -1}, {"c": 1 << 32}])
+def test_impossible_number_of_producer_entry_is_damage(fields) -> None:
+    with pytest.raises(CorruptRecordError):
+        LogTables().apply(0, 0, control.pack({"k": "producer"} | of_producer("p") | fields))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +409,7 @@ def test_tables_are_the_same_from_a_snapshot_and_the_tail() -> None:
     "queries", [[[]], [["q"]], [["q", "r", [], [[]]]], [["q", "r", [], [[0]]]], [["q", "r", [], [], [[]]]]]
 )
 def test_malformed_snapshot_is_none(queries: list[object]) -> None:
-    fields = {"version": 2, "applied": 0, "log": None, "time": 0, "producers": LogTables().producers.snapshot()}
+    fields = {"version": 3, "applied": 0, "log": None, "time": 0, "producers": LogTables().producers.snapshot()}
     packed = control.pack(fields | {"transactions": {"open": [], "queries": queries, "orphaned": []}})
     assert LogTables.parse(crc32(packed).to_bytes(4, "big") + packed) is None
 
@@ -340,7 +421,7 @@ def test_log_time_of_entries_expires_producers_and_append_time_does_not() -> Non
     for index, (age, append_time) in enumerate(zip(ages, append_times, strict=True)):
         fields = {"k": "producer", "p": f"p{index}", "e": 0, "s": 0, "n": 1, "c": 1, "t": age}
         tables.apply(2 * index, append_time, control.pack(fields))
-        known.append(len(tables.producers.entries))
+        known.append(len(tables.producers))
     assert known == [1, 2, 3, 3], "log time does not fall, and at its end only the first has expired"
     assert tables.log_time_ms == EXPIRY_MS + 1
     restored = LogTables.restore(tables.snapshot())

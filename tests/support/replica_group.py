@@ -281,9 +281,9 @@ class Asker:
     def plain(self, *bodies: bytes) -> None:
         self.appends.append(Columns.from_bodies(bodies), self.answers.append)
 
-    def produced(self, producer_id: str, epoch: int, sequence: int, *bodies: bytes) -> None:
+    def produced(self, producer_id: str, epoch: int, sequence: int, *bodies: bytes, once: bool = False) -> None:
         key = ProducerKey(producer_id, epoch, sequence)
-        self.appends.append_produced(Columns.from_bodies(bodies), key, self.answers.append)
+        self.appends.append_produced(Columns.from_bodies(bodies), key, self.answers.append, once=once)
 
     def attempt(self, transaction: TransactionId, attempt: str, *bodies: bytes) -> None:
         self.appends.append_attempt(Columns.from_bodies(bodies), transaction, attempt, self.answers.append)

@@ -124,7 +124,13 @@ class JavaClient:
     # --- appending ------------------------------------------------------------------------------------------------
 
     async def append(
-        self, bodies: Bodies, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+        self,
+        bodies: Bodies,
+        *,
+        producer_id: str | None = None,
+        epoch: int = 0,
+        sequence: int | None = None,
+        once: bool = False,
     ) -> AppendResult:
         # One request per body: not atomic, and ordered only with one request in flight. An error's values count the
         # appended bodies; the result lists each body's index if other entries are in between.

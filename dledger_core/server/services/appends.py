@@ -23,6 +23,7 @@ from dledger_core.errors import (
     FencedError,
     LeadershipLostError,
     NoLeaderError,
+    ProducersFullError,
     ProducerUnknownError,
     SequenceConflictError,
     SequenceGapError,
@@ -38,7 +39,7 @@ from dledger_core.storage.tables.producers import ProducerAppend, ProducerTable
 
 _LOG = logging.getLogger(__name__)
 
-_NEEDS_LEADER: Final = (ProducerUnknownError, SequenceGapError, TransactionError)
+_NEEDS_LEADER: Final = (ProducersFullError, ProducerUnknownError, SequenceGapError, TransactionError)
 """Rejections because an entry is missing: a newer leader may have it."""
 
 
@@ -104,11 +105,20 @@ class _Producer:
 
 
 class ProducersInFlight:
-    """Producers' appends in flight; the producer table has the committed ones."""
+    """Producers' appends in flight; the producer table has the committed ones.
 
-    def __init__(self, table: Callable[[], ProducerTable]) -> None:
+    Args:
+        table: returns the table.
+        rows_max: producers that it may contain, those in flight included.
+    """
+
+    def __init__(self, table: Callable[[], ProducerTable], rows_max: int) -> None:
         self._table = table
+        self._rows_max = rows_max
         self._producers: dict[str, _Producer] = {}
+        self._new: dict[str, bool] = {}
+        """Producers that the table does not contain yet, and whether their ids are used once."""
+        self._new_once = 0
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -145,9 +155,21 @@ class ProducersInFlight:
             raise ProducerUnknownError("the producer has expired", "", "start a new producer id at sequence 0", about)
         return known
 
-    def add(self, key: ProducerKey, crc: int, proposed: BatchInFlight) -> None:
+    def check_room(self, producer_id: str, once: bool) -> None:
+        """Raise ProducersFullError if the producer is new and the table is full.
+
+        The new ones in flight count, so that no replica's table ever has more rows.
+        """
+        if producer_id not in self._producers and producer_id not in (table := self._table()):
+            new, new_once = len(self._new), self._new_once
+            table.check_room(producer_id, once=once, new=new, new_once=new_once, rows_max=self._rows_max)
+
+    def add(self, key: ProducerKey, crc: int, proposed: BatchInFlight, once: bool) -> None:
         """Record that the next append of a producer was proposed."""
         flight = self._producers.get(key.producer_id)
+        if flight is None and key.producer_id not in self._table():
+            self._new[key.producer_id] = once
+            self._new_once += once
         if flight is None or flight.epoch != key.epoch:
             flight = self._producers[key.producer_id] = _Producer(key.epoch, key.sequence)
         invariant(key.sequence == flight.next_sequence, "a sequence is skipped in flight", key=key)
@@ -156,6 +178,7 @@ class ProducersInFlight:
 
     def remove(self, key: ProducerKey) -> None:
         """Record that an append is no longer in flight."""
+        self._new_once -= self._new.pop(key.producer_id, False)
         flight = self._producers.get(key.producer_id)
         if flight is not None and flight.epoch == key.epoch:
             flight.sequences.pop(key.sequence, None)
@@ -165,6 +188,8 @@ class ProducersInFlight:
     def clear(self) -> None:
         """Discard all in-flight state after losing leadership."""
         self._producers.clear()
+        self._new.clear()
+        self._new_once = 0
 
 
 class Appends:
@@ -186,7 +211,7 @@ class Appends:
         self._plain: list[tuple[Columns, Reply]] = []
         self._plain_bytes = 0
         self._in_flight: deque[BatchInFlight] = deque()
-        self._producers = ProducersInFlight(lambda: replica.tables.producers)
+        self._producers = ProducersInFlight(lambda: replica.tables.producers, limits.producers)
         self._until_ready: list[Callable[[], None]] = []
 
     # --- requests --------------------------------------------------------------------------------------------
@@ -199,16 +224,33 @@ class Appends:
         self._plain_bytes += columns.record_bytes
         self._replica.schedule()
 
-    def append_produced(self, columns: Columns, key: ProducerKey, reply: Reply) -> None:
-        """Append as the next, or a repeated, append of a producer."""
+    def append_produced(self, columns: Columns, key: ProducerKey, reply: Reply, *, once: bool = False) -> None:
+        """Append as the next, or a repeated, append of a producer, whose id is perhaps used once."""
         self._check_profile("a producer id")
         self._check_ids({"producer id": key.producer_id})
         crc = control.column_crc(columns.crcs)
         self._replica.space.check()
         fields = {"p": key.producer_id, "e": key.epoch, "s": key.sequence, "n": columns.count, "c": crc}
+        if once:
+            fields["o"] = True
         payload = ProposedBatch(columns, control=self._replica.pack_control({"k": "producer"} | fields))
         reply = self._admit(payload, reply)
-        self._when_ready(lambda: self._produce(payload, key, crc, reply), reply)
+        self._when_ready(lambda: self._produce(payload, key, crc, reply, once), reply)
+
+    def expire_producer(self, producer_id: str, reply: Reply) -> None:
+        """Remove a producer from the table. Idempotent."""
+        self._check_profile("a producer id")
+        self._check_ids({"producer id": producer_id})
+        payload = ProposedBatch(control=self._replica.pack_control({"k": "expire", "p": producer_id}))
+        reply = self._admit(payload, reply)
+
+        def propose() -> None:
+            if producer_id in self._replica.tables.producers:
+                self._propose(payload, [(0, reply)])
+            else:
+                reply(self._now())
+
+        self._when_ready(propose, reply)
 
     def append_attempt(self, columns: Columns, transaction: TransactionId, attempt: str, reply: Reply) -> None:
         """Append as part of a transaction's attempt."""
@@ -296,6 +338,20 @@ class Appends:
                 )
                 self.abort(TransactionId(query_id, batch_id, found.run_id), _log_abort)
 
+    def expire_old(self) -> None:
+        """Append an entry with the log time if a producer has expired by it, so that a full table gets room.
+
+        The table is a function of the log: without an entry nothing leaves it, and a full table admits no append.
+        """
+        replica = self._replica
+        now_ms = replica.log_time.now_ms
+        if self._in_flight or not replica.leader_ready or not replica.tables.producers.has_expired(now_ms):
+            return
+        try:
+            self._propose(ProposedBatch(control=replica.pack_control({})), [])
+        except DLedgerError as error:
+            _LOG.warning("expiry failed: group=%s error=%s", replica.group, error)
+
     def when_ready(self, reply: Reply) -> None:
         """Reply with the commit index once this leader's tables are complete and it has proved that it still leads.
 
@@ -374,10 +430,11 @@ class Appends:
         except DLedgerError as refused:
             reply(refused)
 
-    def _produce(self, payload: ProposedBatch, key: ProducerKey, crc: int, reply: Reply) -> None:
+    def _produce(self, payload: ProposedBatch, key: ProducerKey, crc: int, reply: Reply, once: bool) -> None:
         found = self._producers.decide(key, crc)
         if found is None:
-            self._producers.add(key, crc, self._propose(payload, [(payload.count - 1, reply)], key))
+            self._producers.check_room(key.producer_id, once)
+            self._producers.add(key, crc, self._propose(payload, [(payload.count - 1, reply)], key), once)
         elif isinstance(found, BatchInFlight):
             found.appends.append((payload.count - 1, reply))
         else:

@@ -270,7 +270,7 @@ class ClientService:
                 request.refuse(outcome)
                 return
             entry = request.hosted.replica.tables.producers.get(message.producer_id)
-            newest = entry.appends[-1] if entry is not None and entry.appends else None
+            newest = entry.appends[-1] if entry is not None else None
             response = messages.ProducerResponse(
                 known=entry is not None,
                 epoch=entry.epoch if entry is not None else 0,
@@ -279,7 +279,16 @@ class ClientService:
             )
             request.respond(messages.PRODUCER_OK, response)
 
-        request.hosted.appends.when_ready(reply)
+        if message.operation == "expire":
+            _LOG.info(
+                "expiring producer: group=%s producer_id=%s peer=%s",
+                request.group.name,
+                one_line(message.producer_id),
+                request.connection.peer_address,
+            )
+            request.hosted.appends.expire_producer(message.producer_id, reply)
+        else:
+            request.hosted.appends.when_ready(reply)
 
     # --- reads -----------------------------------------------------------------------------------------------
 
@@ -325,6 +334,7 @@ class ClientService:
             time=replica.log.last_time_ms or None,
             is_recovering=status.is_recovering,
             orphaned=orphaned,
+            tables=[list(row) for row in replica.tables.usage(self._limits)],
         )
 
     async def _read(self, request: GroupRequest, message: messages.ReadRequest) -> None:
@@ -491,7 +501,8 @@ def _append_columns(message: messages.AppendRequest, columns: Columns, appends: 
     elif message.producer_id is not None:
         if message.epoch is None or message.sequence is None:
             raise BadRequestError("a producer's append has no epoch or sequence", "", "send 'pe' and 'ps'")
-        appends.append_produced(columns, ProducerKey(message.producer_id, message.epoch, message.sequence), reply)
+        key = ProducerKey(message.producer_id, message.epoch, message.sequence)
+        appends.append_produced(columns, key, reply, once=message.once)
     else:
         appends.append(columns, reply)
 

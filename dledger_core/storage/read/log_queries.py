@@ -260,7 +260,7 @@ def segment_rows(segments: Sequence[SegmentSummary], position_of: Callable[[int]
 
 def producer_rows(tables: LogTables, after: list[Any] | None = None, most: int | None = None) -> Rows:
     """Return at most ``most`` rows of ``producers`` after the key ``after``; all of them by default."""
-    producers, queries = tables.producers.entries, tables.transactions.queries
+    producers, queries = tables.producers, tables.transactions.queries
     keys = [(name, "producer") for name in producers] + [(name, "query") for name, q in queries.items() if q.committed]
     if after is not None:
         keys = [key for key in keys if key > tuple(after)]
@@ -268,15 +268,20 @@ def producer_rows(tables: LogTables, after: list[Any] | None = None, most: int |
     rows: Rows = []
     for name, kind in chosen:
         if kind == "producer":
-            entry = producers[name]
-            newest = entry.appends[-1] if entry.appends else None
-            span = [int(newest.first_index), int(newest.last_index)] if newest is not None else [None, None]
-            rows.append([name, kind, entry.epoch, None, entry.next_sequence, *span, entry.time_ms or None])
+            entry = producers.get(name)
+            assert entry is not None
+            newest = entry.appends[-1]
+            rows.append(
+                [
+                    *(name, kind, entry.epoch, None, entry.next_sequence),
+                    *(int(newest.first_index), int(newest.last_index), entry.time_ms or None, entry.once),
+                ]
+            )
         else:
             query = queries[name]
             batch_id, parts = next(reversed(query.committed.items()))
             span = [min(p.first for p in parts), max(p.last for p in parts)] if parts else [None, None]
-            rows.append([name, kind, None, query.run_id or None, batch_id + 1, *map(_plain, span), None])
+            rows.append([name, kind, None, query.run_id or None, batch_id + 1, *map(_plain, span), None, None])
     return rows
 
 

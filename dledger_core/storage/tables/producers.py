@@ -3,21 +3,45 @@
 A pure function of the log's control entries, so every replica, and every restart from a snapshot and the tail,
 arrives at the same table. A repeated append returns its first result, and an append that would break the sequence
 is rejected.
+
+A producer leaves the table by log time, or because an operator removes it; never because there are others. The leader
+rejects a new one while the table is full (``check_room``). An id that its client declares as used once expires sooner,
+and such ids fill at most half of the table, so that they cannot keep others out.
+
+One row is one ``bytes``: a million of them take a third of the memory of objects, and none is built or examined by the
+garbage collector until its producer appends.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - a module's `error` says nothing
 from typing import Any, Final
 
-from dledger_core.errors import FencedError, ProducerUnknownError, SequenceConflictError, SequenceGapError
-from dledger_core.ids import Index
+from dledger_core.errors import (
+    FencedError,
+    ProducersFullError,
+    ProducerUnknownError,
+    SequenceConflictError,
+    SequenceGapError,
+)
+from dledger_core.ids import NUMBER_MAX, Index
 
 REMEMBERED_COUNT: Final = 16
 EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
-PRODUCERS_MAX: Final = 100_000
+ONCE_EXPIRY_MS: Final = 24 * 3600 * 1000
+EXPIRED_PER_ENTRY: Final = 1000
+"""Producers of each kind that one control entry expires: a million at once would stop the event loop."""
+
+_HEAD: Final = Struct(">QQQQB")
+"""Epoch, sequence of the newest append, its append time, its log time, whether the id is used once."""
+_APPEND: Final = Struct(">QQI")
+"""First and last index of an append, and the CRC of its CRCs; the newest one is last."""
+_APPENDS_BYTES: Final = REMEMBERED_COUNT * _APPEND.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +54,7 @@ class ProducerAppend:
     crc: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ProducerEntry:
     """One producer.
 
@@ -38,34 +62,62 @@ class ProducerEntry:
         epoch: its newest epoch.
         time_ms: append time of its newest append, ms since the epoch; only shown.
         log_time_ms: log time of its newest append, by which it expires.
-        appends: its newest appends, oldest first.
+        once: whether all its appends declared the id as used once.
+        appends: its newest appends, oldest first; at least one.
     """
 
     epoch: int
     time_ms: int
     log_time_ms: int
-    appends: deque[ProducerAppend] = field(default_factory=lambda: deque(maxlen=REMEMBERED_COUNT))
+    once: bool
+    appends: tuple[ProducerAppend, ...]
 
     @property
     def next_sequence(self) -> int:
         """The expected sequence of the next append."""
-        return self.appends[-1].sequence + 1 if self.appends else 0
+        return self.appends[-1].sequence + 1
+
+    @classmethod
+    def unpack(cls, row: bytes) -> ProducerEntry:
+        """Return the producer of a row."""
+        epoch, newest, time_ms, log_time_ms, once = _HEAD.unpack_from(row)
+        found = list(_APPEND.iter_unpack(row[_HEAD.size :]))
+        oldest = newest - len(found) + 1  # the sequences of one epoch are consecutive
+        appends = tuple(
+            ProducerAppend(oldest + at, Index(first), Index(last), crc) for at, (first, last, crc) in enumerate(found)
+        )
+        return cls(epoch, time_ms, log_time_ms, bool(once), appends)
 
 
 class ProducerTable:
-    """Producers by id, least recently active first. Not thread-safe."""
+    """Producers by id. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._producers: OrderedDict[str, ProducerEntry] = OrderedDict()
+        # Least recently active first, so expired producers are at the front.
+        self._lasting: OrderedDict[str, bytes] = OrderedDict()
+        self._once: OrderedDict[str, bytes] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._lasting) + len(self._once)
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self._lasting, self._once)
+
+    def __contains__(self, producer_id: object) -> bool:
+        return producer_id in self._lasting or producer_id in self._once
 
     @property
-    def entries(self) -> Mapping[str, ProducerEntry]:
-        """Producers by id, least recently active first."""
-        return self._producers
+    def once_count(self) -> int:
+        """Number of ids that are declared as used once."""
+        return len(self._once)
+
+    def _row(self, producer_id: str) -> bytes | None:
+        return self._lasting.get(producer_id) or self._once.get(producer_id)
 
     def get(self, producer_id: str) -> ProducerEntry | None:
-        """Return a producer's entry, or None."""
-        return self._producers.get(producer_id)
+        """Return a producer, or None."""
+        row = self._row(producer_id)
+        return None if row is None else ProducerEntry.unpack(row)
 
     def check(self, producer_id: str, epoch: int, sequence: int, crc: int) -> ProducerAppend | None:
         """Decide about an append before it is proposed.
@@ -79,31 +131,59 @@ class ProducerTable:
             SequenceGapError: sequences were skipped.
             SequenceConflictError: a repeat with other content, or too old to compare.
         """
-        entry = self._producers.get(producer_id)
+        row = self._row(producer_id)
+        current, newest = _HEAD.unpack_from(row)[:2] if row is not None else (-1, -1)
         about = {"producer_id": producer_id, "epoch": epoch, "sequence": sequence}
-        if entry is None or epoch > entry.epoch:
+        if epoch > current:
             if sequence == 0:
                 return None
-            if entry is None:
+            if row is None:
                 raise ProducerUnknownError(
                     "the log does not know this producer", "", "start a new producer id at sequence 0", about
                 )
             raise SequenceGapError("a new epoch starts at sequence 0", "", "", about)
-        if epoch < entry.epoch:
+        if epoch < current:
             raise FencedError(
-                "a newer epoch of this producer exists", "", "stop this instance", about | {"current": entry.epoch}
+                "a newer epoch of this producer exists", "", "stop this instance", about | {"current": current}
             )
-        if sequence == entry.next_sequence:
+        if sequence == newest + 1:
             return None
-        if sequence > entry.next_sequence:
+        if sequence > newest:
             raise SequenceGapError(
-                "a sequence was skipped", "", "append the missing ones first", about | {"expected": entry.next_sequence}
+                "a sequence was skipped", "", "append the missing ones first", about | {"expected": newest + 1}
             )
-        found = next((a for a in entry.appends if a.sequence == sequence), None)
+        assert row is not None
+        found = next((a for a in ProducerEntry.unpack(row).appends if a.sequence == sequence), None)
         if found is None or found.crc != crc:
             what = "a repeated sequence carries other content" if found else "the sequence is too old to compare"
             raise SequenceConflictError(what, "", "use a new producer id", about)
         return found
+
+    def check_room(self, producer_id: str, *, once: bool, new: int, new_once: int, rows_max: int) -> None:
+        """Raise ProducersFullError if the table is full for a new id.
+
+        Args:
+            producer_id: the new id.
+            once: whether it is declared as used once.
+            new: new ids in flight; they are not in the table yet.
+            new_once: those of them that are declared as used once.
+            rows_max: rows of the table; ids that are used once fill at most half of them.
+        """
+        used = len(self) + new
+        if used >= rows_max:
+            what, used_by_kind, limit = "the table of producers is full", used, rows_max
+        elif once and len(self._once) + new_once >= rows_max // 2:
+            what = "the half of the table that producers used once may fill is full"
+            used_by_kind, limit = len(self._once) + new_once, rows_max // 2
+        else:
+            return
+        raise ProducersFullError(
+            f"{what}: {used_by_kind} of {limit}",
+            "",
+            "reuse producer ids, declare ids that are used once (once=True), or remove unused ones: "
+            "'dledger producer list', 'dledger producer expire'",
+            {"producer_id": producer_id, "producers": used_by_kind, "limit": limit},
+        )
 
     def apply(self, fields: dict[str, Any], index: Index, time_ms: int, log_time_ms: int) -> None:
         """Apply a committed ``producer`` control entry; one of an older epoch or sequence changes nothing.
@@ -113,43 +193,74 @@ class ProducerTable:
             index: its index; its data entries follow.
             time_ms: its append time.
             log_time_ms: the log time as of this entry.
-        """
-        producer_id, epoch, sequence = str(fields["p"]), int(fields["e"]), int(fields["s"])
-        entry = self._producers.get(producer_id)
-        if entry is None or epoch > entry.epoch:
-            entry = self._producers[producer_id] = ProducerEntry(epoch, time_ms, log_time_ms)
-        elif epoch < entry.epoch or sequence < entry.next_sequence:
-            return  # no leader proposes one; if there is one, the first result stays valid
-        entry.time_ms, entry.log_time_ms = time_ms, log_time_ms
-        first, last = Index(index + 1), Index(index + int(fields["n"]))
-        entry.appends.append(ProducerAppend(sequence, first, last, int(fields["c"])))
-        self._producers.move_to_end(producer_id)
-        self._expire(log_time_ms)
 
-    def _expire(self, log_time_ms: int) -> None:
-        while self._producers:
-            oldest = next(iter(self._producers.values()))
-            if log_time_ms - oldest.log_time_ms <= EXPIRY_MS and len(self._producers) <= PRODUCERS_MAX:
-                return
-            self._producers.popitem(last=False)
+        Raises:
+            ValueError: a field is no number that an append can have.
+        """
+        producer_id, once = str(fields["p"]), bool(fields.get("o", False))
+        epoch, sequence, count = int(fields["e"]), int(fields["s"]), int(fields["n"])
+        row = self._row(producer_id)
+        earlier = b""
+        if row is not None:
+            current, newest, *_, was_once = _HEAD.unpack_from(row)
+            if epoch < current or (epoch == current and sequence <= newest):
+                return  # no leader proposes one; if there is one, the first result stays valid
+            once = once and bool(was_once)  # forgetting it too early would duplicate, too late only takes room
+            if epoch == current and sequence == newest + 1:
+                earlier = row[_HEAD.size :][_APPEND.size - _APPENDS_BYTES :]
+        if max(epoch, sequence) > NUMBER_MAX:
+            raise ValueError("a number exceeds its limit")
+        try:
+            head = _HEAD.pack(epoch, sequence, time_ms, log_time_ms, once)
+            row = b"".join((head, earlier, _APPEND.pack(index + 1, index + count, int(fields["c"]))))
+        except StructError as error:
+            raise ValueError(str(error)) from None
+        rows, others = (self._once, self._lasting) if once else (self._lasting, self._once)
+        rows[producer_id] = row
+        rows.move_to_end(producer_id)
+        if not once:
+            others.pop(producer_id, None)
+
+    def remove(self, producer_id: str) -> None:
+        """Apply a committed ``expire`` control entry: the id is unknown from now on."""
+        self._lasting.pop(producer_id, None)
+        self._once.pop(producer_id, None)
+
+    def expire(self, log_time_ms: int) -> None:
+        """Remove inactive producers as of a log time that a control entry carries, at most ``EXPIRED_PER_ENTRY``."""
+        for rows, expiry_ms in self._kinds():
+            for _ in range(EXPIRED_PER_ENTRY):
+                if not _is_expired(rows, log_time_ms - expiry_ms):
+                    break
+                rows.popitem(last=False)
+
+    def has_expired(self, log_time_ms: int) -> bool:
+        """Whether a control entry with this log time would expire a producer."""
+        return any(_is_expired(rows, log_time_ms - expiry_ms) for rows, expiry_ms in self._kinds())
+
+    def _kinds(self) -> tuple[tuple[OrderedDict[str, bytes], int], ...]:
+        return (self._lasting, EXPIRY_MS), (self._once, ONCE_EXPIRY_MS)
 
     def snapshot(self) -> list[Any]:
-        """Return the table as msgpack-able lists, in order of activity."""
-        return [
-            [
-                key,
-                e.epoch,
-                e.time_ms,
-                e.log_time_ms,
-                [[a.sequence, a.first_index, a.last_index, a.crc] for a in e.appends],
-            ]
-            for key, e in self._producers.items()
-        ]
+        """Return the table as msgpack-able lists: ids, then rows, in order of activity."""
+        return [[*self], [*self._lasting.values(), *self._once.values()]]
 
     def restore(self, rows: list[Any]) -> None:
-        """Replace the table by a snapshot."""
-        self._producers.clear()
-        for key, epoch, time_ms, log_time_ms, appends in rows:
-            entry = ProducerEntry(epoch, time_ms, log_time_ms)
-            entry.appends.extend(ProducerAppend(s, Index(first), Index(last), crc) for s, first, last, crc in appends)
-            self._producers[key] = entry
+        """Replace the table by a snapshot; raise ValueError or TypeError if it is none."""
+        self._lasting.clear()
+        self._once.clear()
+        for producer_id, row in zip(*rows, strict=True):
+            if type(producer_id) is not str or type(row) is not bytes:
+                raise TypeError("not a producer's row")
+            appends, rest = divmod(len(row) - _HEAD.size, _APPEND.size)
+            if rest or not 0 < appends <= REMEMBERED_COUNT:
+                raise ValueError("not a producer's row")
+            (self._once if row[_HEAD.size - 1] else self._lasting)[producer_id] = row
+
+
+def _is_expired(rows: OrderedDict[str, bytes], before_ms: int) -> bool:
+    """Whether the least recently active one was active before a log time."""
+    if before_ms <= 0 or not rows:
+        return False
+    log_time_ms: int = _HEAD.unpack_from(rows[next(iter(rows))])[3]
+    return log_time_ms < before_ms

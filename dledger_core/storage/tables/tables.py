@@ -9,6 +9,7 @@ import msgpack
 
 from dledger_core import control
 from dledger_core.checksum import Buffer, crc32
+from dledger_core.config import Limits
 from dledger_core.continuation import Chain, chain_of
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index
@@ -17,7 +18,7 @@ from dledger_core.storage.files.layout import Layout, LogMeta
 from dledger_core.storage.tables.producers import ProducerTable
 from dledger_core.storage.tables.transactions import TransactionTable
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 class LogTables:
@@ -49,12 +50,15 @@ class LogTables:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             what = f"a control entry has malformed fields: {error!r}"
             raise CorruptRecordError(what, f"index {index}", "", {"index": int(index)}) from None
+        self.producers.expire(self.log_time_ms)
         self.applied_index = index
 
     def _apply(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
         kind = fields.get("k")
         if kind == "producer":
             self.producers.apply(fields, index, time_ms, self.log_time_ms)
+        elif kind == "expire":
+            self.producers.remove(str(fields["p"]))
         elif kind == "attempt":
             self.transactions.apply_attempt(fields, index, self.log_time_ms)
         elif kind == "commit":
@@ -64,6 +68,14 @@ class LogTables:
         elif kind == "log":  # more than one in a log that continues another one
             self.log_uuid = str(fields["u"])
             self.chain = chain_of(fields.get("c", []))
+
+    def usage(self, limits: Limits) -> list[tuple[str, int, int]]:
+        """Return (table, rows, limit on them) of each table that can be full."""
+        rows_max = limits.producers
+        return [
+            ("producers", len(self.producers), rows_max),
+            ("producers used once", self.producers.once_count, rows_max // 2),
+        ]
 
     def snapshot(self) -> bytes:
         """Return the tables as bytes: CRC-32 and a msgpack map."""

@@ -127,8 +127,9 @@ def run_tables(data: bytes) -> None:
 
 
 def _ask(tables: LogTables) -> None:
-    for key, entry in tables.producers._producers.items():
-        expect(tables.producers.get(key) is entry, "a producer is not found", it=key)
+    for key in tables.producers:
+        entry = tables.producers.get(key)
+        expect(entry is not None and entry.next_sequence > 0, "a producer is not found", it=key)
     visibility = Visibility.of(tables.transactions, 1 << 40)
     expect(visibility.end <= 1 << 40, "the visible end is past the log", it=visibility.end)
     visibility.orphaned(0, 1 << 40)
