@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dledger_core import DLedgerError
+from jobs._cli import EXIT_INCOMPLETE
 
 __all__ = ["IngestProcess"]
 
@@ -80,7 +81,7 @@ class IngestProcess:
             summary: dict[str, Any] = json.loads(out.splitlines()[-1])
         except (subprocess.TimeoutExpired, IndexError, ValueError):
             raise self._failed() from None
-        if summary.get("status") != "stopped":
+        if self._process.returncode != EXIT_INCOMPLETE:  # of a job that was stopped
             raise self._failed()
         return summary
 

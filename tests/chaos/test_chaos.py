@@ -24,7 +24,7 @@ def test_short_chaos_run_keeps_every_guarantee(tmp_path: Path) -> None:
     # The command ends its nodes and its mount itself, so it is asked to stop and not killed.
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         try:
-            printed, _ = run.communicate(timeout=600)
+            printed, _ = run.communicate(timeout=400)
         except subprocess.TimeoutExpired:
             run.send_signal(signal.SIGTERM)
             printed, _ = run.communicate(timeout=STOP_S)

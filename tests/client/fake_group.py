@@ -5,11 +5,10 @@ import contextlib
 import functools
 import inspect
 import struct
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
-import uvloop
 
 from dledger_core import control
 from dledger_core.checksum import crc32
@@ -343,15 +342,24 @@ class FakeGroup:
 
 @contextlib.contextmanager
 def running_group():
-    """Run a group whose nodes have a thread of their own, for blocking clients."""
-    loop, made = uvloop.new_event_loop(), FakeGroup()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        asyncio.run_coroutine_threadsafe(made.__aenter__(), loop).result()
-        yield made
-        asyncio.run_coroutine_threadsafe(made.__aexit__(), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    """Run a group whose nodes have a thread of their own, for blocking clients.
+
+    On the loop of the standard library: uvloop's was seen to wait forever in ``close``, for a socket that stays open.
+    """
+    started = Future()
+
+    async def run():
+        stop = asyncio.Event()
+        async with FakeGroup() as group:
+            started.set_result((group, asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(asyncio.run, run())
+        ended.add_done_callback(lambda _: started.cancel())  # where it fails before it has started
+        group, loop, stop = started.result()
+        try:
+            yield group
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            ended.result()

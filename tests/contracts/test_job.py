@@ -170,7 +170,7 @@ def test_missing_package_is_one_line_with_install_command(
     (tmp_path / "other" / package / "__init__.py").write_text(text + "\n")
     arguments = [] if job == "demo" else [*DOWN, *OUTPUTS[job]]
     process = start_job(job, arguments, work, PYTHONPATH=str(tmp_path / "other"))
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate(timeout=400)
     [line] = err.splitlines()
     assert line.startswith("error: [CONFIG] ")
     assert name in line

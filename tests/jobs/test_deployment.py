@@ -46,7 +46,7 @@ def run(command: Sequence[str], directory: Path, python_path: str = "") -> tuple
     environment |= {"JAVA_HOME": str(find_java()), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path}
     environment["PATH"] = f"{BIN}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        [*command], capture_output=True, text=True, check=False, cwd=work, env=environment, timeout=800
+        [*command], capture_output=True, text=True, check=False, cwd=work, env=environment, timeout=400
     )
     lines = done.stdout.splitlines()  # spark-submit sends a program's stderr to its own stdout
     assert lines, done.stderr

@@ -22,7 +22,7 @@ VARIABLES = ("SOURCE", "PEERS", "GROUP", "AUDIT", "REPLICAS", "BROKER", "BUCKET_
 def in_kernel(test: Any) -> Any:
     """Mark a test that runs a notebook."""
     warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-    for mark in (pytest.mark.notebook, pytest.mark.slow, pytest.mark.timeout(1500), warnings):
+    for mark in (pytest.mark.notebook, pytest.mark.slow, warnings):
         test = mark(test)
     return test
 
@@ -66,7 +66,7 @@ def execute(runs: Sequence[tuple[str, Mapping[str, str]]], directory: Path) -> l
     for notebook, (_, variables) in zip(notebooks, runs, strict=True):
         everything.cells += [nbformat.v4.new_code_cell(_with_variables(settings | dict(variables))), *notebook.cells]
     place = {"metadata": {"path": NOTEBOOKS}}
-    NotebookClient(everything, timeout=800, kernel_name="python3", resources=place, allow_errors=True).execute()
+    NotebookClient(everything, timeout=400, kernel_name="python3", resources=place, allow_errors=True).execute()
     assert [path.name for path in directory.glob("dledger-*")] == []
     return [Shown(name, notebook) for notebook, (name, _) in zip(notebooks, runs, strict=True)]
 

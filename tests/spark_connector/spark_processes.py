@@ -177,7 +177,7 @@ def _run(command: Sequence[object], directory: Path, env: dict[str, str]) -> str
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]

@@ -27,7 +27,7 @@ from tests.spark_connector.dying_source import FOLDER, newest
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = {"s1": "t1", "s2": "t2"}
@@ -166,7 +166,7 @@ class Driver:
     def wait(self) -> tuple[int, str]:
         """Return exit code and output."""
         try:
-            code = self._process.wait(600)
+            code = self._process.wait(400)
         except subprocess.TimeoutExpired:
             self.kill()
             code = 99
