@@ -274,6 +274,13 @@ HEARTBEATS: Final = Table(
     Heartbeat,
     (
         Field("w", "int", "sender's wall clock, ms since the epoch", name="wall_ms", default=0),
+        Field(
+            "rb",
+            "int",
+            "bytes that the sender has received on this connection, while they delay heartbeats",
+            name="received_bytes",
+            default=0,
+        ),
         Field("h", "list", "[number, term, commit index, round, log time in ms] of each group", name="beats", low=0),
     ),
 )
@@ -348,7 +355,7 @@ def _append_entries_frame(number: int, message: AppendEntries) -> list[Buffer]:
 def heartbeats_frames(beats: Sequence[tuple[int, Heartbeat]], wall_ms: int = 0) -> list[Buffer]:
     """Return the frames of the heartbeats of all groups between two nodes, at least one; 0 = no wall clock."""
     rows = [(number, beat.term, beat.commit_index, beat.round, beat.log_time_ms) for number, beat in beats]
-    return _beats_frames(HEARTBEATS, {"wall_ms": wall_ms}, rows)
+    return _beats_frames(HEARTBEATS, {"wall_ms": wall_ms, "received_bytes": 0}, rows)
 
 
 def heartbeat_responses_frames(beats: Sequence[tuple[int, HeartbeatResponse]]) -> list[Buffer]:
@@ -358,14 +365,20 @@ def heartbeat_responses_frames(beats: Sequence[tuple[int, HeartbeatResponse]]) -
     )
 
 
-def alive_frame(wall_ms: int = 0) -> list[Buffer]:
-    """Return a frame that only shows that its sender runs, and its wall clock: heartbeats of no group."""
-    return _beats_frames(HEARTBEATS, {"wall_ms": wall_ms}, [])
+def alive_frame(wall_ms: int = 0, received_bytes: int = 0) -> list[Buffer]:
+    """Return a frame that only shows that its sender runs, its wall clock, and perhaps how much it has received."""
+    return _beats_frames(HEARTBEATS, {"wall_ms": wall_ms, "received_bytes": received_bytes}, [])
 
 
 def wall_clock(frame: Frame) -> int:
     """Return the sender's wall clock, ms since the epoch; 0 if a message that ``frame_to_messages`` took has none."""
     found = frame.header.get("w", 0) if frame.header["t"] == Type.HEARTBEATS else 0
+    return int(found)
+
+
+def received_bytes(frame: Frame) -> int:
+    """Return how much the sender has received, 0 if a message that ``frame_to_messages`` took has no such number."""
+    found = frame.header.get("rb", 0) if frame.header["t"] == Type.HEARTBEATS else 0
     return int(found)
 
 

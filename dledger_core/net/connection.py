@@ -20,6 +20,7 @@ from dledger_core.net.fields import int_field
 from dledger_core.net.frame import LARGE_REQUESTS, Frame, FrameDecoder, encode_frame
 from dledger_core.net.hello import Hello, negotiate
 from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.pieces import BulkQueue
 from dledger_core.net.protocol import (
     CLIENT_FRAME_BYTES_MAX,
     CLIENT_HEADER_BYTES_MAX,
@@ -34,6 +35,8 @@ WRITE_HIGH_BYTES: Final = 4 << 20
 WRITE_LOW_BYTES: Final = 1 << 20
 CLIENT_WRITE_HIGH_BYTES: Final = 1 << 20
 CLIENT_WRITE_LOW_BYTES: Final = 256 << 10
+PEER_UNSENT_BYTES: Final = 128 << 10
+"""Bytes between nodes that the transport, and the kernel, take before the network does: a heartbeat waits for them."""
 CLOSE_TIMEOUT_S: Final = 5.0
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds, seconds and count: an idle connection to a lost machine ends after half a minute."""
@@ -103,6 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._preface_done = server is None
         self._writable: asyncio.Future[None] | None = None
+        self._bulk = BulkQueue()
         self._connected = False
         self._closing = False
         self._error: Exception | None = None
@@ -134,6 +138,19 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._transport.writelines(buffers)
 
+    def send_bulk(self, buffers: list[Buffer]) -> None:
+        """Queue one encoded frame that may be large, after the earlier ones of this kind; all other frames overtake it.
+
+        Do nothing once closed. ``close`` drops what has not left.
+        """
+        if not self._closing:
+            self._bulk.add(buffers)
+            self._send_bulk()
+
+    def _send_bulk(self) -> None:
+        while self._bulk and self._writable is None and not self._closing:
+            self.send_buffers(self._bulk.take())
+
     @property
     def is_open(self) -> bool:
         """Whether frames can be sent."""
@@ -152,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def write_buffer_bytes(self) -> int:
         """Bytes queued that the kernel has not taken yet."""
-        return 0 if self.closed.done() else self._transport.get_write_buffer_size()
+        return 0 if self.closed.done() else self._transport.get_write_buffer_size() + self._bulk.nbytes
 
     async def drained(self) -> None:
         """Wait while much is queued, for a node's client more than 1 MiB; return at once otherwise, and when closed."""
@@ -261,10 +278,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._writable is not None:
             self._writable.set_result(None)
             self._writable = None
+        self._send_bulk()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Complete all waiting futures and call the handler, once."""
         self._closing = True
+        self._bulk.clear()
         self._cancel_timer()
         self._give_back()
         self.resume_writing()
@@ -355,8 +374,17 @@ class Connection(asyncio.BufferedProtocol):
             )
             self._transport.set_write_buffer_limits(high=CLIENT_WRITE_HIGH_BYTES, low=CLIENT_WRITE_LOW_BYTES)
         else:
-            self._decoder.raise_limit(FRAME_BYTES_MAX)
+            is_peer = theirs.role == "peer" and (self._hello is None or self._hello.role == "peer")
+            self._decoder.raise_limit(FRAME_BYTES_MAX, takes_pieces=is_peer)
+            if is_peer:
+                self._limit_unsent()
         self.accepted.set_result(None)
+
+    def _limit_unsent(self) -> None:
+        self._transport.set_write_buffer_limits(high=PEER_UNSENT_BYTES, low=PEER_UNSENT_BYTES // 2)
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PEER_UNSENT_BYTES)
 
     def _admit(self, header: dict[str, Any], nbytes: int) -> bool:
         """Charge a client's large payload when its frame begins; if it does not fit, refuse the request."""

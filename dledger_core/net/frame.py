@@ -20,6 +20,8 @@ from dledger_core.net.protocol import FRAME_BYTES_MAX, HEADER_BYTES_MAX, Type
 
 LARGE_PAYLOAD_BYTES: Final = 64 << 10
 """A payload above this is received into its own memory."""
+PIECE_BYTES: Final = 64 << 10
+"""Limit on the payload of a PIECE."""
 RECEIVE_BYTES: Final = 128 << 10
 """Size of the receive buffer for everything else."""
 ARRAY_LENGTH_MAX: Final = 16_384
@@ -36,6 +38,7 @@ _PREFIX = struct.Struct(">III")
 _PREFIX_BYTES = _PREFIX.size
 _AFTER_LENGTH_BYTES = 8
 _SMALL_PAYLOAD_BYTES = 4096
+_BEGINNING_BYTES = 4096
 _UNSKIPPED_BYTES = 512
 """A longer header is skipped before it is unpacked: skipping builds no objects, and finds nested arrays that each claim
 more elements than follow. Unpacking would allocate memory for all of them."""
@@ -111,6 +114,8 @@ class FrameDecoder:
     __slots__ = (
         "_admit",
         "_begin",
+        "_cut_filled",
+        "_cut_frame",
         "_end",
         "_filled",
         "_header",
@@ -118,6 +123,7 @@ class FrameDecoder:
         "_large",
         "_large_types",
         "_skipping",
+        "_takes_pieces",
         "_view",
         "max_bytes",
     )
@@ -134,11 +140,14 @@ class FrameDecoder:
         self._filled = 0
         self._header: dict[str, Any] = {}
         self._skipping = 0  # bytes of a refused payload that are still to come
+        self._takes_pieces = False
+        self._cut_frame: memoryview | None = None  # the memory of a frame that arrives in pieces
+        self._cut_filled = 0
 
     @property
     def is_inside_frame(self) -> bool:
         """Whether a frame has begun and not ended."""
-        return self._large is not None or self._skipping > 0 or self._begin < self._end
+        return self._large is not None or self._cut_frame is not None or self._skipping > 0 or self._begin < self._end
 
     @property
     def buffered(self) -> memoryview:
@@ -159,6 +168,8 @@ class FrameDecoder:
             self._begin = self._end = 0
         if self._end == len(self._view):
             self._make_room(self._end - self._begin + 1)
+        if self._cut_frame is not None:  # the next piece is received into its frame, all but its beginning
+            return self._view[self._end : self._end + _BEGINNING_BYTES]
         return self._view[self._end :]
 
     def buffer_updated(self, count: int) -> None:
@@ -177,6 +188,7 @@ class FrameDecoder:
         header_bytes: int = HEADER_BYTES_MAX,
         large_types: frozenset[Type] = LARGE_TYPES,
         admit: Admit | None = None,
+        takes_pieces: bool = False,
     ) -> None:
         """Set a higher limit from the next frame on, and allocate memory to receive many frames at once.
 
@@ -185,9 +197,10 @@ class FrameDecoder:
             header_bytes: limit on a header.
             large_types: messages whose payload may be large.
             admit: decides about each large payload; None = all are received.
+            takes_pieces: put frames that arrive in pieces together.
         """
         self.max_bytes, self._header_bytes_max = max_bytes, header_bytes
-        self._large_types, self._admit = large_types, admit
+        self._large_types, self._admit, self._takes_pieces = large_types, admit, takes_pieces
         self._make_room(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES))
 
     def _make_room(self, needed: int) -> None:
@@ -208,6 +221,12 @@ class FrameDecoder:
         Raises:
             ProtocolError: a limit is exceeded, or the header is damaged.
         """
+        frame = self._next_received()
+        while frame is not None and self._is_piece(frame.header):
+            frame = self._add_piece(len(frame.payload)) or self._next_received()
+        return frame
+
+    def _next_received(self) -> Frame | None:
         if self._large is not None:
             return self._next_large(self._large)
         if self._skipping:
@@ -223,7 +242,7 @@ class FrameDecoder:
             raise ProtocolError("a frame's lengths exceed the limits", "frame", "", values)
         body = _PREFIX_BYTES + header_bytes
         large = payload_bytes > LARGE_PAYLOAD_BYTES
-        needed = body if large else body + payload_bytes
+        needed = body if large or self._takes_pieces else body + payload_bytes
         if have < needed:
             self._ensure(needed)
             return None
@@ -231,29 +250,79 @@ class FrameDecoder:
         if crc32(packed) != header_crc:
             raise ProtocolError("a header does not match its CRC", "frame")
         header = _unpack_header(packed)
+        if self._is_piece(header):
+            return self._start_large(header, begin + body, self._room_for_piece(header, payload_bytes))
         if large:
-            if header["t"] not in self._large_types:
-                values = {"type": header["t"], "bytes": payload_bytes}
-                raise ProtocolError("a message of this type has no large payload", "frame", "", values)
-            if self._admit is not None and not self._admit(header, payload_bytes):
-                here = min(have - body, payload_bytes)
-                self._begin, self._skipping = begin + body + here, payload_bytes - here
-                return self.next_frame()
-            return self._start_large(header, begin + body, payload_bytes)
+            return self._begin_large(header, begin + body, payload_bytes)
+        needed = body + payload_bytes
+        if have < needed:  # between nodes: the header was complete, and might have been that of a piece
+            self._ensure(needed)
+            return None
         self._begin = begin + needed
         if not payload_bytes:
             return Frame(header, _EMPTY)
         # A copy, because the receive buffer is used again.
         return Frame(header, memoryview(bytes(self._view[begin + body : begin + needed])))
 
+    def _is_piece(self, header: dict[str, Any]) -> bool:
+        return self._takes_pieces and header["t"] == Type.PIECE
+
+    def _room_for_piece(self, header: dict[str, Any], nbytes: int) -> memoryview:
+        """Return the memory for the next piece: a part of that of its frame."""
+        cut = self._cut_frame
+        if cut is None:
+            total = header.get("n")
+            if type(total) is not int or not PIECE_BYTES < total <= self.max_bytes:
+                values = {"bytes": repr(total)[:80], "limit": self.max_bytes}
+                raise ProtocolError("the first piece of a frame names no size within the limits", "frame", "", values)
+            cut = self._cut_frame = np.empty(total, np.uint8).data
+            self._cut_filled = 0
+        if not 0 < nbytes <= min(PIECE_BYTES, len(cut) - self._cut_filled):
+            raise ProtocolError("a piece does not fit its frame", "frame", "", {"bytes": nbytes, "size": len(cut)})
+        return cut[self._cut_filled : self._cut_filled + nbytes]
+
+    def _add_piece(self, nbytes: int) -> Frame | None:
+        """Record that a piece is complete; return its frame if that is complete too."""
+        cut = self._cut_frame
+        assert cut is not None
+        self._cut_filled += nbytes
+        if self._cut_filled < len(cut):
+            return None
+        self._cut_frame = None
+        return self._frame_of(cut)
+
+    def _frame_of(self, data: memoryview) -> Frame:
+        """Return the large frame that pieces make up."""
+        length, header_bytes, header_crc = _PREFIX.unpack_from(data)
+        body = _PREFIX_BYTES + header_bytes
+        if length != len(data) - 4 or not 0 < header_bytes <= self._header_bytes_max or body > len(data):
+            values = {"length": length, "header_bytes": header_bytes, "bytes": len(data)}
+            raise ProtocolError("the lengths of a frame in pieces do not add up", "frame", "", values)
+        packed = data[_PREFIX_BYTES:body]
+        if crc32(packed) != header_crc:
+            raise ProtocolError("a header does not match its CRC", "frame")
+        header = _unpack_header(packed)
+        if header["t"] not in self._large_types:
+            raise ProtocolError("a message of this type has no pieces", "frame", "", {"type": header["t"]})
+        return Frame(header, data[body:])
+
     def _ensure(self, needed: int) -> None:
         if self._begin + needed > len(self._view):
             self._make_room(needed)
 
-    def _start_large(self, header: dict[str, Any], begin: int, payload_bytes: int) -> Frame | None:
+    def _begin_large(self, header: dict[str, Any], begin: int, payload_bytes: int) -> Frame | None:
+        if header["t"] not in self._large_types:
+            values = {"type": header["t"], "bytes": payload_bytes}
+            raise ProtocolError("a message of this type has no large payload", "frame", "", values)
+        if self._admit is not None and not self._admit(header, payload_bytes):
+            here = min(self._end - begin, payload_bytes)
+            self._begin, self._skipping = begin + here, payload_bytes - here
+            return self._next_received()
         # numpy does not zero the memory; it is delivered only when every byte of it was received.
-        large = np.empty(payload_bytes, np.uint8).data
-        here = min(self._end - begin, payload_bytes)
+        return self._start_large(header, begin, np.empty(payload_bytes, np.uint8).data)
+
+    def _start_large(self, header: dict[str, Any], begin: int, large: memoryview) -> Frame | None:
+        here = min(self._end - begin, len(large))
         large[:here] = self._view[begin : begin + here]
         self._begin = begin + here
         self._header, self._large, self._filled = header, large, here

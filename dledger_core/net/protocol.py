@@ -36,7 +36,8 @@ CLIENT_FRAME_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
 class Type(IntEnum):
     """Message numbers; ``hello``, ``attach``, ``messages`` and ``codec`` have their field tables.
 
-    FAILURE has one field, ``e``: the map of ``DLedgerError.to_wire``.
+    FAILURE has one field, ``e``: the map of ``DLedgerError.to_wire``. PIECE is a part of a large frame between nodes:
+    its payload continues the pieces before it; the first one has the size of the frame in ``n``.
     """
 
     HELLO = 1
@@ -85,6 +86,7 @@ class Type(IntEnum):
     INSTALL_SNAPSHOT_OK = 48
     ATTACH = 50
     ATTACH_REFUSED = 51
+    PIECE = 52
     ADMIT = 58
     ADMIT_OK = 59
     MEMBER = 60

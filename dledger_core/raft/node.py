@@ -208,6 +208,17 @@ class RawNode:
             progress.become_probe(Index(progress.match_index + 1))
             self._state.send_due = True
 
+    def report_receiving(self, member: MemberId) -> None:
+        """Record that bytes of a member arrive, and its heartbeats wait behind them: a leader is active then."""
+        if member == self._state.leader_id:
+            self._state.election_elapsed = 0
+
+    def report_received(self, member: MemberId) -> None:
+        """Record that a member receives bytes from here, and the heartbeats wait behind them: it is active."""
+        progress = self._state.progress.get(member)
+        if progress is not None:
+            progress.heard_at = self._state.ticks_in_office
+
     def trim(self, first_index: Index) -> None:
         """Record that the store deleted all entries before ``first_index``."""
         self._log.trim(first_index)

@@ -15,7 +15,7 @@ import uvloop
 
 from dledger_core.config import STOP_WITH_STDIN
 from dledger_core.errors import DLedgerError, UnknownGroupError, UnreachableError, invariant
-from dledger_core.ids import NodeId
+from dledger_core.ids import MemberId, NodeId
 from dledger_core.net.connection import Connection, Handler, Server, serve
 from dledger_core.net.deadlines import Deadlines
 from dledger_core.net.hello import Hello
@@ -83,7 +83,10 @@ class NodeServer:
             deliver=self._deliver,
             on_lost=self._on_lost,
             on_address=self._on_address,
+            on_receiving=self._on_receiving,
+            on_received=self._on_received,
             idle_ticks_max=_IDLE_TIMEOUTS * config.raft.election_ticks_max,
+            beat_ticks_max=2 * config.raft.heartbeat_ticks,
             limits=config.limits,
         )
         self._role_command = RoleCommand(config.role_command, config.limits) if config.role_command else None
@@ -313,6 +316,14 @@ class NodeServer:
     def attach_refused(self, group: str, node_id: NodeId, error: DLedgerError) -> None:
         """Handle that another node refused this node's store."""
         self.groups[group].attach_refused(node_id, error)
+
+    def _on_receiving(self, group: str, member: MemberId) -> None:
+        if (hosted := self.groups[group].hosted) is not None:
+            hosted.replica.report_receiving(member)
+
+    def _on_received(self, group: str, member: MemberId) -> None:
+        if (hosted := self.groups[group].hosted) is not None:
+            hosted.replica.report_received(member)
 
     def _on_lost(self, node_id: NodeId) -> None:
         for group in self.groups.values():

@@ -289,6 +289,31 @@ def test_one_lost_connection_does_not_replace_the_leader() -> None:
     assert {(group[node].raw.status().leader_id, group[node].term) for node in NODES[:3]} == {(N0, 1)}
 
 
+def test_bytes_of_the_leader_that_delay_its_heartbeats_prevent_an_election() -> None:
+    group = Group(3)
+    group.elect(N0)
+    group.drop = lambda message: N0 in (message.sender, message.target)
+    for _ in range(3 * CONFIG.election_ticks_max):
+        group.tick(1)
+        for follower in (N1, N2):
+            group[follower].raw.report_receiving(N0)
+            group[N0].raw.report_received(follower)
+    assert {(member.raw.status().leader_id, member.term) for member in group.members.values()} == {(N0, 1)}
+
+
+def test_bytes_of_another_node_prevent_no_election_and_keep_no_leader() -> None:
+    group = Group(3)
+    group.elect(N0)
+    group.drop = lambda message: N0 in (message.sender, message.target)
+    for _ in range(3 * CONFIG.election_ticks_max):
+        group.tick(1)
+        group[N1].raw.report_receiving(N2)
+        group[N2].raw.report_receiving(N1)
+        group[N0].raw.report_receiving(N1)
+    assert group[N0].role is not Role.LEADER
+    assert {group[N1].role, group[N2].role} == {Role.LEADER, Role.FOLLOWER}
+
+
 @pytest.mark.parametrize("victim", [N1, N2])
 def test_returning_follower_does_not_disturb_the_group(victim: str) -> None:
     group = Group(3)

@@ -21,7 +21,7 @@ from dledger_core.net.attach import ATTACH, Attach
 from dledger_core.net.connection import connect, serve
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
-from dledger_core.raft import Configuration, ConfigurationInForce, Heartbeat, Role
+from dledger_core.raft import Configuration, ConfigurationInForce, Heartbeat, RequestVote, Role
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.members import Members
 from dledger_core.server.replica.peers import PeerLinks
@@ -390,6 +390,39 @@ async def test_node_with_larger_id_dials_too():
     nowhere = (Peer(NodeId("n0"), "127.0.0.1", peers[0].port), Peer(NodeId("n1"), "127.0.0.1", free_peers(1)[0].port))
     async with Node(peers[0], nowhere) as n0, Node(peers[1], peers) as n1:
         await both_connected(n0, n1)
+
+
+class KeptFrames(SilentHandler):
+    def __init__(self):
+        self.frames = []
+
+    def on_frame(self, connection, frame):
+        self.frames.append(frame)
+
+
+async def test_bytes_that_delay_heartbeats_are_reported_to_both_ends():
+    peers, receiving, received, kept = free_peers(2), [], [], KeptFrames()
+    reports = {
+        "on_receiving": lambda group, member: receiving.append(member),
+        "on_received": lambda group, member: received.append(member),
+    }
+    async with Node(peers[1], peers, **reports) as n1:
+        n0 = await as_n0(n1, kept, frames=[attach_frame()])
+        await eventually(lambda: n1.links.is_attached("g", N0))
+        vote = RequestVote(
+            sender=N0, target=n1.member(), term=Term(1), last_index=Index(0), last_term=Term(1), pre=True
+        )
+
+        def heard():
+            n0.send_buffers(codec.message_to_frame(1, vote))
+            return receiving and max(map(codec.received_bytes, kept.frames)) > 0
+
+        await eventually(heard)
+        assert not received
+        n0.send_buffers(codec.alive_frame(received_bytes=1))
+        await eventually(lambda: received)
+        assert set(receiving) == set(received) == {N0}
+        n0.close()
 
 
 # --- attached groups ---------------------------------------------------------------------------------------------

@@ -184,6 +184,10 @@ class Attachments:
         number, member = self._open.get(group, _CLOSED)
         return number if member == target else None
 
+    def members(self) -> list[tuple[str, MemberId]]:
+        """Return (group, member) of each group of which messages can be sent to the other node."""
+        return [(group, member) for group, (_, member) in self._open.items()]
+
     def ends_of(self, number: int) -> Ends | None:
         """Return group, sender and target of a received message; None if its number is unknown."""
         return self._ends.get(number)

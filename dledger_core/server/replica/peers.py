@@ -5,6 +5,10 @@ processes the one that the smaller id dialed stays. The heartbeats of all groups
 of the loop travel in one frame. Both sides send at least empty frames, and a link without received bytes is closed and
 connected again: TCP alone takes minutes to detect a lost peer.
 
+Entries travel in pieces that heartbeats overtake, but the network may still have a queue in which heartbeats wait.
+While bytes arrive and heartbeats are late, this node does not campaign against a leader at the other end, and reports
+the received bytes: the leader at the other end counts that as a response.
+
 A newcomer that claims to be a connected peer waits: a link that receives bytes meanwhile is the peer's, and the
 newcomer is refused. Only a silent link is replaced, so that no hello can cut a working one, and a second process with a
 copy of the peer's directory gets no link. Messages of a connection that is not the peer's link are dropped.
@@ -31,7 +35,7 @@ from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.protocol import Type
-from dledger_core.raft import Heartbeat, HeartbeatResponse, Message
+from dledger_core.raft import AppendEntries, Heartbeat, HeartbeatResponse, InstallSnapshot, Message
 from dledger_core.server.replica.append_clock import ClockComparison
 from dledger_core.server.replica.attachments import RETRY_SHARE, AttachHost, Attachments
 from dledger_core.server.replica.environment import monotonic_ms, wall_ms
@@ -48,6 +52,8 @@ _EARLY_FRAMES_MAX: Final = 4096
 _SECOND: Final = 3
 """The node with the larger id waits this many times as long before it dials."""
 _UNLISTED_MAX: Final = 64
+_BULK: Final = (AppendEntries, InstallSnapshot)
+"""Messages that may be large. They keep their order: an early one would be rejected, and all of them sent again."""
 
 
 class _Link:
@@ -55,6 +61,7 @@ class _Link:
 
     __slots__ = (
         "attached",
+        "beat_ticks",
         "by_smaller",
         "claim",
         "claim_ticks",
@@ -64,6 +71,7 @@ class _Link:
         "idle_ticks",
         "peer",
         "received_bytes",
+        "reported_bytes",
         "responses",
         "task",
         "unsent_ticks",
@@ -81,6 +89,8 @@ class _Link:
         self.claim_ticks = 0
         self.task: asyncio.Task[None] | None = None
         self.received_bytes = 0
+        self.reported_bytes = 0  # that the peer has received
+        self.beat_ticks = 0  # since the peer's last heartbeats or responses to heartbeats
         self.idle_ticks = 0
         self.unsent_ticks = 0
         self.heartbeats: list[tuple[int, Heartbeat]] = []
@@ -90,6 +100,10 @@ class _Link:
     def is_open(self) -> bool:
         """Whether there is an open connection."""
         return self.connection is not None and self.connection.is_open
+
+    def members(self) -> list[tuple[str, MemberId]]:
+        """Return (group, member) of each attached group."""
+        return [] if self.attached is None else self.attached.members()
 
     def is_same_process(self, newcomer: Connection) -> bool:
         """Whether a newcomer is the process at the other end of the connection."""
@@ -107,7 +121,10 @@ class PeerLinks:
         deliver: gets each received (group, message).
         on_lost: gets the id of a peer whose connection was lost.
         on_address: gets the id of a peer and the address that it advertises, if that is not the known one.
+        on_receiving: gets each (group, member) of a peer whose bytes arrive, but no heartbeats in time.
+        on_received: gets each (group, member) of a peer that receives this node's bytes, but no heartbeats in time.
         idle_ticks_max: ticks without received bytes after which a link is closed.
+        beat_ticks_max: ticks after which heartbeats are late.
         wall_ms: this node's wall clock, ms since the epoch.
         limits: the node's limits.
     """
@@ -122,7 +139,10 @@ class PeerLinks:
         deliver: Callable[[str, Message], None],
         on_lost: Callable[[NodeId], None],
         on_address: Callable[[NodeId, str], None] = lambda node_id, address: None,
+        on_receiving: Callable[[str, MemberId], None] = lambda group, member: None,
+        on_received: Callable[[str, MemberId], None] = lambda group, member: None,
         idle_ticks_max: int,
+        beat_ticks_max: int = 6,
         wall_ms: Callable[[], int] = wall_ms,
         limits: Limits = LIMITS,
     ) -> None:
@@ -135,7 +155,10 @@ class PeerLinks:
         self._on_address = on_address
         self._deliver = deliver
         self._on_lost = on_lost
+        self._on_receiving = on_receiving
+        self._on_received = on_received
         self._idle_ticks_max = idle_ticks_max
+        self._beat_ticks_max = beat_ticks_max
         self._links = {peer.node_id: _Link(peer, limits) for peer in members.others}
         self._listed = frozenset(self._links)
         self._early: dict[Connection, list[Frame]] = {}
@@ -204,7 +227,9 @@ class PeerLinks:
             link.responses.append((number, message))
             self._flush_later()
         elif link.connection.write_buffer_bytes < self._limits.link_queue_bytes:
-            link.connection.send_buffers(codec.message_to_frame(number, message))
+            connection = link.connection
+            send = connection.send_bulk if isinstance(message, _BULK) else connection.send_buffers
+            send(codec.message_to_frame(number, message))
 
     def attach(self, group: str) -> None:
         """Attach a group to every link, because it is hosted now or its identity has changed."""
@@ -245,14 +270,26 @@ class PeerLinks:
                 link.unsent_ticks = 0
                 connection.send_buffers(codec.alive_frame(self._wall_ms()))
             link.idle_ticks += 1
+            link.beat_ticks += 1
             if connection.received_bytes != link.received_bytes:
                 link.received_bytes, link.idle_ticks = connection.received_bytes, 0
                 self._refuse_claim(link)
+                if link.beat_ticks > self._beat_ticks_max:
+                    self._heartbeats_wait(link, connection)
             elif self._is_claim_due(link):
                 self._use(link, cast("Connection", link.claim), by_smaller=link.peer.node_id < self._self_id)
             elif link.idle_ticks >= self._idle_ticks_max:
                 values = {"ticks": link.idle_ticks}
                 connection.abort(UnreachableError("no bytes received", link.peer.address, "", values))
+
+    def _heartbeats_wait(self, link: _Link, connection: Connection) -> None:
+        """Handle that the peer's bytes arrive, but not its heartbeats.
+
+        Both sides have to: the heartbeats that this node does not receive are those that it does not respond to.
+        """
+        connection.send_buffers(codec.alive_frame(self._wall_ms(), connection.received_bytes))
+        for group, member in link.members():
+            self._on_receiving(group, member)
 
     # --- connections -----------------------------------------------------------------------------------------
 
@@ -345,7 +382,8 @@ class PeerLinks:
         old, link.connection, link.claim = link.connection, connection, None
         link.by_smaller = by_smaller
         link.uses += 1
-        link.received_bytes = link.idle_ticks = link.unsent_ticks = 0
+        link.received_bytes = link.reported_bytes = 0
+        link.idle_ticks = link.unsent_ticks = link.beat_ticks = 0
         link.heartbeats, link.responses = [], []
         if old is not None:
             old.close()
@@ -417,6 +455,12 @@ class PeerLinks:
             return
         for group, message in codec.frame_to_messages(frame, link.attached.ends_of):
             self._deliver(group, message)
+        if frame.header["t"] in (Type.HEARTBEATS, Type.HEARTBEATS_OK):
+            link.beat_ticks = 0
+            if (received := codec.received_bytes(frame)) > link.reported_bytes:
+                link.reported_bytes = received
+                for group, member in link.members():
+                    self._on_received(group, member)
         if (peer_ms := codec.wall_clock(frame)) != 0:
             self._compare_clocks(link, peer_ms)
 

@@ -340,6 +340,14 @@ class Replica:
             if node_of(member) == peer:
                 self._guard(partial(self.raft.report_unreachable, member))
 
+    def report_receiving(self, member: MemberId) -> None:
+        """Record that a member's bytes arrive and delay its heartbeats."""
+        self._guard(partial(self.raft.report_receiving, member))
+
+    def report_received(self, member: MemberId) -> None:
+        """Record that a member receives bytes of this node that delay the heartbeats."""
+        self._guard(partial(self.raft.report_received, member))
+
     def schedule(self) -> None:
         """Run the Ready loop at the end of this iteration, so that all input of the iteration is written together."""
         if not self._scheduled:
