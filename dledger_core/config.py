@@ -250,6 +250,8 @@ class Limits:
         await_groups: groups in one AWAIT [4096].
         watch_wait_ms: longest wait of WATCH [60,000 ms].
         transfer_s: wait for the target of a leadership transfer [3 s].
+        drain_s: a node that stops waits this long for the appends in flight, and as long for another leader [1.5 s].
+        goaway_s: and this long for its clients to leave [1 s].
         member_commit_s: wait for the commit of a change of members [5 s].
         member_settle_s: a new leader takes no step of a change before this, nor again after a refusal [2 s].
         admit_s: wait for a node whose store is admitted to a log [3 s].
@@ -315,6 +317,8 @@ class Limits:
     await_groups: int = 4096
     watch_wait_ms: int = 60_000
     transfer_s: float = 3.0
+    drain_s: float = 1.5
+    goaway_s: float = 1.0
     member_commit_s: float = 5.0
     member_settle_s: float = 2.0
     admit_s: float = 3.0

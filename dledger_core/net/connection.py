@@ -538,6 +538,19 @@ class Server(ServerSide):
         self._all.discard(connection)
         self.connections.discard(connection)
 
+    async def drain(self, timeout_s: float) -> None:
+        """Stop listening, and wait until the clients have left, which they do once they have all responses.
+
+        A connection that is closed while a client sends a request would leave the outcome unknown.
+        """
+        if self._listener is not None:
+            self._listener.close()
+        clients = [connection for connection in self.connections if connection.peer_hello.role == "client"]
+        for connection in clients:
+            connection.send({"t": Type.GOAWAY})
+        if clients:
+            await asyncio.wait([connection.closed for connection in clients], timeout=timeout_s)
+
     async def close(self) -> None:
         """Stop listening, close every connection and wait until all are closed."""
         if self._look is not None:

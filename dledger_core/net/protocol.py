@@ -37,12 +37,14 @@ class Type(IntEnum):
     """Message numbers; ``hello``, ``attach``, ``messages`` and ``codec`` have their field tables.
 
     FAILURE has one field, ``e``: the map of ``DLedgerError.to_wire``. PIECE is a part of a large frame between nodes:
-    its payload continues the pieces before it; the first one has the size of the frame in ``n``.
+    its payload continues the pieces before it; the first one has the size of the frame in ``n``. GOAWAY has no field:
+    the node stops, and a client sends no more requests on this connection and closes it once all have their response.
     """
 
     HELLO = 1
     HELLO_OK = 2
     FAILURE = 3
+    GOAWAY = 4
     METADATA = 10
     METADATA_OK = 11
     APPEND = 12

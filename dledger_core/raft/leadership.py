@@ -110,16 +110,23 @@ def transfer_leadership(state: RaftState, target: MemberId) -> None:
     _maybe_send_timeout_now(state, target, state.progress[target])
 
 
+def successors(state: RaftState) -> list[MemberId]:
+    """Return the voters that could lead instead of this leader, best first; none unless this member leads.
+
+    The voter with the most entries has every committed one: a majority has those.
+    """
+    if state.role is not Role.LEADER:
+        return []
+    voters = {member: progress for member, progress in state.progress.items() if state.configuration.is_voter(member)}
+    return sorted(voters, key=lambda member: (is_active(state, member), voters[member].match_index), reverse=True)
+
+
 def successor(state: RaftState) -> TimeoutNow | None:
     """Return the message with which a leader that must stop asks another voter to campaign; None if it cannot.
 
-    The voter with the most entries has every committed one: a majority has those, and this leader's disk is lost.
-    Unlike a transfer it does not wait until that voter has everything.
+    Unlike a transfer it does not wait until that voter has everything: this leader's disk is lost.
     """
-    if state.role is not Role.LEADER:
-        return None
-    voters = {member: progress for member, progress in state.progress.items() if state.configuration.is_voter(member)}
-    target = max(voters, key=lambda member: (is_active(state, member), voters[member].match_index), default=None)
+    target = next(iter(successors(state)), None)
     return None if target is None else TimeoutNow(sender=state.member, target=target, term=state.term)
 
 

@@ -186,6 +186,15 @@ class RawNode:
         """Return the message that hands leadership over when this member must stop; changes nothing."""
         return leadership.successor(self._state)
 
+    def successors(self) -> list[MemberId]:
+        """Return the voters that could lead instead of this leader, best first."""
+        return leadership.successors(self._state)
+
+    @property
+    def transferee(self) -> MemberId | None:
+        """The voter to which leadership is being transferred, or None."""
+        return self._state.transferee
+
     def vote_again(self) -> None:
         """End the recovery of a voter because a person decides that the lost entries, if any, stay lost."""
         self._state.end_recovery()

@@ -679,6 +679,17 @@ class Group:
 
     # --- close -----------------------------------------------------------------------------------------------
 
+    async def drain(self, is_connected: Callable[[NodeId], bool]) -> None:
+        """Refuse new appends, wait until those in flight are committed, and hand leadership over, for a limited time.
+
+        Args:
+            is_connected: whether this node has a connection to another one.
+        """
+        if (hosted := self.hosted) is None:
+            return
+        await hosted.appends.drain(self._host.config.limits.drain_s)
+        await hosted.replica.hand_over(self._host.config.limits.drain_s, is_connected)
+
     async def end_repair(self) -> None:
         """Cancel a repair in progress; wait for the marker of a quarantine."""
         if self._task is not None:

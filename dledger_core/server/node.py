@@ -204,6 +204,22 @@ class NodeServer:
         if all(group.state is GroupState.QUARANTINED for group in self.groups.values()):
             self._fail(error)
 
+    async def drain(self) -> None:
+        """Hand leadership over and let the clients leave, so that an orderly stop costs no append; before ``close``."""
+        if not self._started:
+            return
+
+        def is_connected(node_id: NodeId) -> bool:
+            return node_id in self.links.connected()
+
+        drained = (group.drain(is_connected) for group in self.groups.values())
+        for failure in await asyncio.gather(*drained, return_exceptions=True):
+            if isinstance(failure, BaseException):
+                _LOG.error("leadership not handed over: node=%s", self._config.self_id, exc_info=failure)
+        self.service.drain()
+        if self._server is not None:
+            await self._server.drain(self._config.limits.goaway_s)
+
     async def close(self) -> None:
         """Close connections and stores, each of them even if another one fails to close; raise the last error."""
         async with contextlib.AsyncExitStack() as steps:  # runs from the last step to the first
@@ -348,6 +364,7 @@ async def _serve(node: NodeServer, on_started: Callable[[NodeServer], None] | No
         if on_started is not None and node.is_started:
             on_started(node)
         await node.wait()
+        await node.drain()
     except BaseException:
         await node.close_after_failure()
         raise

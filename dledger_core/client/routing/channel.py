@@ -106,11 +106,12 @@ class Channel:
         self._connection: Connection | None = None
         self._unanswered = Unanswered[Frame](peer.address)
         self._last_request = 0
+        self._is_leaving = False
 
     @property
     def is_open(self) -> bool:
         """Whether requests can be sent."""
-        return self._connection is not None and self._connection.is_open
+        return self._connection is not None and self._connection.is_open and not self._is_leaving
 
     @property
     def in_flight(self) -> int:
@@ -136,11 +137,14 @@ class Channel:
             DLedgerError: the error that the node returned.
         """
         connection = self._connection
-        if connection is None or not connection.is_open:
+        if connection is None or not self.is_open:
             raise UnreachableError("the connection is closed", self.peer.address)
         self._last_request = number = self._last_request + 1
         send = partial(connection.send, {**header, "r": number}, *payload)
-        frame = await self._unanswered.response(number, send, timeout_s)
+        try:
+            frame = await self._unanswered.response(number, send, timeout_s)
+        finally:
+            self._leave()
         if frame.header["t"] != header["t"] + 1:
             error = ProtocolError("the response is of another type", self.peer.address, "", {"type": frame.header["t"]})
             connection.close(error)
@@ -150,12 +154,20 @@ class Channel:
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Pass a response to its caller."""
         del connection
-        if frame.header["t"] == Type.FAILURE:
+        if frame.header["t"] == Type.GOAWAY:
+            self._is_leaving = True
+            self._leave()
+        elif frame.header["t"] == Type.FAILURE:
             fields = frame.header.get("e")
             error = error_from_wire(fields if isinstance(fields, dict) else {})
             self._unanswered.settle(frame.header.get("r"), error)
         else:
             self._unanswered.settle(frame.header.get("r"), frame)
+
+    def _leave(self) -> None:
+        """Close the connection if the node asked for it, once all requests have their response."""
+        if self._is_leaving and not self._unanswered and self._connection is not None:
+            self._connection.close()
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
         """Fail all requests without a response."""
@@ -241,6 +253,9 @@ class ChannelPool:
         if self.peers.get(str(peer.node_id)) != peer:  # the members changed meanwhile
             await channel.close()
             raise UnreachableError("the node is no longer a member", peer.address)
+        left = self._channels.get(str(peer.node_id))
+        if left is not None and left.in_flight:
+            self._retired.append(left)  # its node stops, and responds before it closes the connection
         self._channels[str(peer.node_id)] = channel
         return channel
 

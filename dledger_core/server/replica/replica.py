@@ -7,12 +7,13 @@ disk has a thread of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from dledger_core import control
 from dledger_core.client.position import check_of
@@ -55,6 +56,9 @@ from dledger_core.server.replica.snapshot import NewLog, SnapshotInstalls, witho
 from dledger_core.storage import CommitLog
 from dledger_core.storage.read.visibility import Visibility
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
+
+_HAND_OVER_LOOK_S: Final = 0.02
+"""Interval at which a leader that hands over checks that its successor is connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +337,25 @@ class Replica:
         voters = self.raft.configuration.voters
         member = next((voter for voter in voters if node_of(voter) == target), MemberId(target))
         self._ask(lambda: self.raft.transfer_leadership(member))
+
+    async def hand_over(self, timeout_s: float, is_connected: Callable[[NodeId], bool]) -> None:
+        """Transfer leadership to a connected voter: to the one with the most entries, else to the next one.
+
+        Returns when this node no longer leads, when no voter takes leadership, or after the timeout.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        for target in self.raft.successors():
+            if not is_connected(node_of(target)):
+                continue
+            with contextlib.suppress(DLedgerError):  # it no longer leads, or has stopped
+                self.transfer_leadership(node_of(target))
+            while self.is_leader and self.raft.transferee == target and is_connected(node_of(target)):
+                if (left := deadline - loop.time()) <= 0:
+                    return
+                await self.wait_change(min(left, _HAND_OVER_LOOK_S))
+            if not self.is_leader:
+                return
 
     def report_unreachable(self, peer: NodeId) -> None:
         """Record that the connection to a peer was lost."""

@@ -8,6 +8,7 @@ known.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from dledger_core.errors import (
     SequenceConflictError,
     SequenceGapError,
     TransactionError,
+    TransferringError,
     invariant,
 )
 from dledger_core.ids import NO_TERM, Index, Term
@@ -213,6 +215,7 @@ class Appends:
         self._in_flight: deque[BatchInFlight] = deque()
         self._producers = ProducersInFlight(lambda: replica.tables.producers, limits.producers)
         self._until_ready: list[Callable[[], None]] = []
+        self._is_draining = False
 
     # --- requests --------------------------------------------------------------------------------------------
 
@@ -370,10 +373,20 @@ class Appends:
 
         self._when_ready(confirm, reply)
 
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse requests from now on, and wait until the appends in flight are committed, or lost."""
+        self._is_draining = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (self._in_flight or self._plain) and (left := deadline - loop.time()) > 0:
+            await self._replica.wait_change(left)
+
     def _admit(self, payload: ProposedBatch | None, reply: Reply) -> Reply:
         """Check a request and take its bytes from the budget; the returned reply gives them back, then replies."""
         if not self._replica.is_leader:
             raise self._replica.not_leader()
+        if self._is_draining:
+            raise TransferringError("the leader is stopping", f"group {self._replica.group}", "retry")
         nbytes = 0
         if payload is not None:
             self._replica.log.check_proposal(payload)

@@ -13,7 +13,15 @@ from dledger_core.checksum import Buffer
 from dledger_core.config import format_peers, is_node_id, parse_peer
 from dledger_core.continuation import chain_rows
 from dledger_core.control import TransactionId
-from dledger_core.errors import BadRequestError, ConfigError, DLedgerError, ProtocolError, UnknownGroupError, one_line
+from dledger_core.errors import (
+    BadRequestError,
+    ConfigError,
+    DLedgerError,
+    ProtocolError,
+    UnknownGroupError,
+    UnreachableError,
+    one_line,
+)
 from dledger_core.founding import LogConstants
 from dledger_core.ids import NodeId, node_of, store_of
 from dledger_core.net import codec, messages
@@ -93,11 +101,18 @@ class ClientService:
         self._groups = groups
         self._flows: dict[Connection, ClientFlow] = {}
         self._responses = Budget(config.inflight_bytes_max, config.limits.retry_after_ms)
+        self._is_draining = False
 
     @property
     def flows(self) -> Mapping[Connection, ClientFlow]:
         """The flow control of each connection that has sent a request."""
         return self._flows
+
+    def drain(self) -> None:
+        """Refuse the requests that wait, and later ones that could: another node serves them."""
+        self._is_draining = True
+        for flow in self._flows.values():
+            flow.close()
 
     async def close(self) -> None:
         """Cancel requests in progress."""
@@ -105,6 +120,9 @@ class ClientService:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _stopping(self) -> UnreachableError:
+        return UnreachableError(f"{self._config.self_id} is stopping", "", "ask another node")
 
     # --- frames ----------------------------------------------------------------------------------------------
 
@@ -180,9 +198,18 @@ class ClientService:
             flow.close()
 
     def _start(self, request: Request, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # A change that is cancelled may have taken effect: it gets no response, so its outcome is unknown.
+        is_read = request.frame.header["t"] in _WITHOUT_EFFECT
+        if self._is_draining and is_read:
+            raise self._stopping()
+
         async def respond() -> None:
             try:
                 await work()
+            except asyncio.CancelledError:
+                if is_read:
+                    request.refuse(self._stopping())
+                raise
             except DLedgerError as error:
                 request.refuse(error)
             except Exception as error:  # noqa: BLE001 - the client gets a response, the log the traceback
@@ -491,6 +518,10 @@ _IN_TASKS: Final[dict[int, tuple[Table[Any], _InTask]]] = {
     Type.DESCRIBE: (messages.DESCRIBE, ClientService._describe),
 }
 """Requests with a task of their own, because they wait for the disk or for a change."""
+_WITHOUT_EFFECT: Final = frozenset(
+    {Type.READ, Type.TIME, Type.AT, Type.DIGEST, Type.WATCH, Type.DESCRIBE, Type.AWAIT, Type.METADATA}
+)
+"""Those of them that change nothing, so that a node that stops can refuse them."""
 
 
 def _append_columns(message: messages.AppendRequest, columns: Columns, appends: Appends, reply: Reply) -> None:
