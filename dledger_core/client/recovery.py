@@ -4,6 +4,9 @@ A recovering voter waits for a leader that was elected without it. Where too man
 and no node can prove which entries were acknowledged. With the consent of a person, the voters with the best ends
 (last term, last index) vote again, as few as a majority needs: no other node could have more entries. All voters must
 answer, because a missing one may have a better end.
+
+Until they have caught up they elect only logs that reach the best end of all. A voter that lost the newest
+configuration too could otherwise be elected alone, or elect a member that was removed since.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from dledger_core.client.routing.channel import Channel
 from dledger_core.config import Peer, parse_peer
 from dledger_core.errors import DLedgerError, UnreachableError
 from dledger_core.net import messages
+
+_LOOK: Final = messages.RecoverRequest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,11 @@ class VoterEnd:
     last_index: int
     is_recovering: bool
     votes_again: bool = False
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """Term and index, which elections compare."""
+        return self.last_term, self.last_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +71,7 @@ def with_votes(ends: Sequence[VoterEnd]) -> tuple[VoterEnd, ...]:
     """Choose the voters that get their vote back: those with the best ends, as many as a majority lacks."""
     recovering = [end for end in ends if end.is_recovering]
     lacking = len(ends) // 2 + 1 - (len(ends) - len(recovering))
-    best = sorted(recovering, key=lambda end: (end.last_term, end.last_index), reverse=True)
+    best = sorted(recovering, key=lambda end: end.end, reverse=True)
     chosen = {end.node_id for end in best[: max(lacking, 0)]}
     return tuple(replace(end, votes_again=end.node_id in chosen) for end in ends)
 
@@ -80,8 +91,8 @@ async def recover(peers: Sequence[Peer], group: str, timeout_s: float, *, dry_ru
     """
     channels: dict[Peer, Channel] = {}
 
-    async def ask(channel: Channel, end: list[int] | None = None) -> messages.RecoverResponse:
-        request = messages.RECOVER.encode(messages.RecoverRequest(end=end), g=group)
+    async def ask(channel: Channel, message: messages.RecoverRequest = _LOOK) -> messages.RecoverResponse:
+        request = messages.RECOVER.encode(message, g=group)
         return messages.RECOVER_OK.decode((await channel.request(request, timeout_s=timeout_s)).header)
 
     async def report(peer: Peer) -> messages.RecoverResponse:
@@ -104,9 +115,11 @@ async def recover(peers: Sequence[Peer], group: str, timeout_s: float, *, dry_ru
             for voter, each in zip(voters, reports, strict=True)
         )
         recovery = Recovery(leader_id, ends if leader_id is not None else with_votes(ends))
+        best = max(ends, key=lambda end: end.end)
         for voter, end in zip(voters, recovery.ends, strict=True):
             if end.votes_again and not dry_run:
-                await ask(channels[voter], [end.last_term, end.last_index])
+                request = messages.RecoverRequest(end=list(end.end), best_end=list(best.end))
+                await ask(channels[voter], request)
         return recovery
     finally:
         for channel in channels.values():

@@ -388,6 +388,10 @@ class RecoverRequest:
         "end", "list", "[term, index] of the last entry with which the node votes again; nil only asks", low=2, high=2,
         accepts=all_of(int), default=None, optional=True,
     )  # fmt: skip
+    best_end: list[int] | None = wire(
+        "best", "list", "[term, index] of the best end of all voters: the node elects logs that reach it; nil = own",
+        low=2, high=2, accepts=all_of(int), default=None, optional=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

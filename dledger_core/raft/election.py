@@ -29,7 +29,7 @@ def campaign(state: RaftState, *, transfer: bool = False) -> None:
     A pre-vote (thesis section 9.6) changes no term, so a member that returns from a partition cannot depose a leader
     that the others still follow.
     """
-    if state.role is Role.LEADER or not state.is_voter or state.is_recovering:
+    if state.role is Role.LEADER or not state.may_campaign or state.is_recovering:
         return
     if transfer or state.configuration.is_sole_voter(state.member):
         _become_candidate(state, transfer=transfer)
@@ -75,6 +75,8 @@ def _may_elect(state: RaftState, message: RequestVote) -> bool:
     """Whether the candidate has every entry that this member knows to be committed, or may have known."""
     if not state.is_recovering:
         return state.log.is_up_to_date(message.last_index, message.last_term)
+    if state.elects_from is not None:
+        return (message.last_term, message.last_index) >= state.elects_from
     # In a group of two an entry is committed only if both have it. So the other voter has every entry that this one
     # may have forgotten, unless it lacks even an entry known to be committed. This holds for entries after that of the
     # configuration of two. Entries before it may have been committed by this member and a third voter; of those the

@@ -78,7 +78,7 @@ def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
     matched = message.batches[-1].last_index if message.batches else message.prev_index
     # Not min(commit_index, last_index): this message has compared nothing after ``matched``, and entries there may be
     # another leader's (Raft figure 2, receiver rule 5: "index of last new entry").
-    log.commit_to(min(message.commit_index, matched))
+    state.commit_to(min(message.commit_index, matched))
     if matched >= message.last_index:
         state.record_complete(matched)
     accept(state, message.sender, max(matched, log.commit_index))
@@ -108,7 +108,7 @@ def handle_heartbeat(state: RaftState, message: Heartbeat) -> None:
     # The leader sends only indexes that this member acknowledged. If it lacks one, its disk lost a synced write: commit
     # nothing. The response's last_index makes the leader probe again.
     if message.commit_index <= log.last_index:
-        log.commit_to(message.commit_index)
+        state.commit_to(message.commit_index)
     state.send_dependent(_heartbeat_response(state, message, message.round))
 
 

@@ -27,7 +27,7 @@ def become_leader(state: RaftState) -> None:
     nor serve reads.
     """
     invariant(
-        state.role is Role.CANDIDATE and state.configuration.is_voter(state.member) and not state.is_recovering,
+        state.role is Role.CANDIDATE and state.may_campaign and not state.is_recovering,
         "only a candidate becomes leader",
         role=state.role,
     )
@@ -147,6 +147,9 @@ def tick_leader(state: RaftState) -> None:
         if not _has_quorum(state, active):
             state.become_follower(state.term, None)
             return
+        if not state.may_campaign:
+            _hand_over(state)
+            return
         _forget_removed(state, active)
         _maybe_transfer_to_preferred(state, active)
     if state.heartbeat_elapsed >= config.heartbeat_ticks:
@@ -259,6 +262,14 @@ def _active_members(state: RaftState) -> set[MemberId]:
     if state.ticks_in_office <= state.config.election_ticks_min:
         return {state.member, *state.progress}
     return {state.member} | {member for member in state.progress if is_active(state, member)}
+
+
+def _hand_over(state: RaftState) -> None:
+    """Step down because the removal of this leader is committed (thesis section 4.2.2)."""
+    message = successor(state)
+    if message is not None:
+        state.send(message)
+    state.become_follower(state.term, None)
 
 
 def _maybe_end_farewell(state: RaftState, member: MemberId, progress: Progress) -> None:

@@ -195,9 +195,17 @@ class RawNode:
         """The voter to which leadership is being transferred, or None."""
         return self._state.transferee
 
-    def vote_again(self) -> None:
-        """End the recovery of a voter because a person decides that the lost entries, if any, stay lost."""
-        self._state.end_recovery()
+    def vote_again(self, best_end: tuple[Term, Index]) -> None:
+        """Let a recovering voter vote, because a person decides that the lost entries, if any, stay lost.
+
+        ``best_end`` is the best (last term, last index) of all voters. A log that does not reach it may lack the newest
+        configuration: its member could be elected alone, or elect a member that was removed since.
+        """
+        log = self._log
+        if (log.last_term, log.last_index) >= best_end:
+            self._state.end_recovery()
+        elif self._state.is_recovering:
+            self._state.elects_from = best_end
 
     def lose_end(self) -> None:
         """Become a recovering voter, because another member remembers more of this log than it contains."""

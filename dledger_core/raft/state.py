@@ -81,6 +81,8 @@ class RaftState:
         preferred_pause: quorum checks to wait before leadership is offered to a preferred node again.
         recovering_above: this member is a recovering voter: it does not vote before it has a committed entry of a
             higher term, or every entry of a leader of a higher term; None = it votes.
+        elects_from: term and index of the best end of all voters; a person decided that this recovering voter votes for
+            candidates whose log reaches it.
         complete_to: in such a term the log was equal to the leader's, which ended here.
         votes_again: ``recovering_above`` was cleared since the last Ready.
         ends_below_members: the log ended below the newest configuration entry ever appended here when it was opened,
@@ -142,6 +144,7 @@ class RaftState:
         alone = self.configuration.is_sole_voter(member) and not ends_below_members
         self.recovering_above = None if alone else recovering_above
         self.votes_again = alone and recovering_above is not None
+        self.elects_from: tuple[Term, Index] | None = None
         self.complete_to: Index | None = None
         self.messages: list[Message] = []
         self.persisted_messages: list[Message] = []
@@ -160,9 +163,18 @@ class RaftState:
         return self.log.configurations.in_force.configuration
 
     @property
-    def is_voter(self) -> bool:
-        """Whether this member may campaign."""
-        return self.configuration.is_voter(self.member)
+    def may_campaign(self) -> bool:
+        """Whether this member may campaign: as a voter, and as a removed one until the removal is committed.
+
+        Until then its log may be the only one that the other voters can elect (thesis section 4.2.2). It counts only
+        the voters of the configuration in force, so not itself.
+        """
+        configurations = self.log.configurations
+        in_force = configurations.in_force
+        if in_force.configuration.is_voter(self.member):
+            return True
+        pending = in_force.index > self.log.commit_index
+        return pending and configurations.before(in_force.index).configuration.is_voter(self.member)
 
     @property
     def is_recovering(self) -> bool:
@@ -205,6 +217,7 @@ class RaftState:
         if above is not None:
             invariant(self.term > above, "a recovering voter votes in a term that it may have forgotten", term=above)
             self.recovering_above = None
+            self.elects_from = None
             self.votes_again = True
 
     def record_complete(self, index: Index) -> None:
@@ -268,6 +281,11 @@ class RaftState:
         self.leader_id = leader_id
         self.votes = {}
 
+    def commit_to(self, index: Index) -> None:
+        """Commit what a leader says; a follower whose removal is among it stops to be one."""
+        if self.log.commit_to(index) and not self.may_campaign:
+            self.become_follower(self.term, self.leader_id)
+
     def send(self, message: Message) -> None:
         """Queue a message that may leave at once."""
         self.messages.append(message)
@@ -284,7 +302,7 @@ class RaftState:
             self.persisted_messages.append(message)
 
     def _passive_role(self) -> Role:
-        return Role.FOLLOWER if self.is_voter else Role.LEARNER
+        return Role.FOLLOWER if self.may_campaign else Role.LEARNER
 
     def _leave_leadership(self) -> None:
         self.reads.fail()

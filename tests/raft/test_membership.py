@@ -422,6 +422,54 @@ def test_promoted_learner_counts_from_its_entry_on() -> None:
 # --- removal ------------------------------------------------------------------------------------------------------
 
 
+def test_removed_voter_campaigns_until_its_removal_is_committed() -> None:
+    """The only log with the removal is that of the removed voter, and the other one cannot win without its vote."""
+    group = group_of(N0, N1, spares=())
+    leader = group[N0]
+    group.tick(CONFIG.heartbeat_ticks)
+    batch = leader.raw.propose_change(Remove(N1))
+    group.deliver(leader.take())
+    group[N1].persist()
+    group.deliver(group[N1].take())
+    leader.crash()
+    assert leader.raw.last_index < batch.first_index
+    group.tick(2 * TIMEOUT)
+    elected = [message for message in group.delivered if isinstance(message, AppendEntries) and message.sender == N1]
+    assert elected, "the removed voter was elected"
+    group.tick(4 * TIMEOUT)
+    assert (leader.role, group[N1].role) == (Role.LEADER, Role.LEARNER)
+    assert voters(leader) == {N0}
+    assert leader.commit_index == leader.raw.last_index > batch.first_index
+
+
+def test_removed_voter_leads_without_counting_and_hands_over_after_the_commit() -> None:
+    """The leader of the removal is lost: the old voters without it lack an entry, the new ones a candidate."""
+    group = group_of(N0, N1, N2, N3, spares=())
+    leader = group[N0]
+    group.tick(CONFIG.heartbeat_ticks)
+    cut(group, N0, N3)
+    batch = leader.raw.propose_change(Remove(N3))
+    group.deliver()
+    cut(group, N0)
+    removed = group[N3]
+    cut(group, N0, N3)
+    removed.tick(3 * TIMEOUT)
+    assert removed.commit_index < batch.first_index, "it does not count itself"
+    cut(group, N0)
+    group.delivered.clear()
+    group.tick(6 * TIMEOUT, N1, N2, N3)
+    senders = [message.sender for message in only(group.delivered, AppendEntries)]
+    assert senders[0] == N3
+    assert senders[-1] in (N1, N2)
+    assert removed.role is Role.LEARNER
+    (new,) = [member for member in (group[N1], group[N2]) if member.role is Role.LEADER]
+    assert voters(new) == {N0, N1, N2}
+    assert new.commit_index == new.raw.last_index
+    group.delivered.clear()
+    group.tick(3 * TIMEOUT, N1, N2, N3)
+    assert not only(group.delivered, RequestVote), "the removed voter has heard of the commit"
+
+
 def test_removed_member_receives_its_removal_and_its_commit() -> None:
     group, leader = three()
     cut(group, N1)
@@ -477,13 +525,13 @@ def test_removal_that_is_truncated_leaves_the_member_a_voter() -> None:
     cut(group, N0, N2)
     leader.raw.propose_change(Remove(N2))
     group.deliver()
-    assert group[N2].role is Role.LEARNER
+    assert voters(group[N2]) == {N0, N1}
     assert not any(ready.committed_configuration for ready in group[N2].readys)
     heal(group)
     cut(group, N0)
-    # N1 needs the vote of N2, whose log has the removal, so N1 cannot win; N0 returns and commits it.
+    # N1 needs the vote of N2, whose log has the removal, and N2 those of N0 and N1; N0 returns and commits it.
     group.tick(4 * TIMEOUT, N1, N2)
-    assert group[N1].role is not Role.LEADER
+    assert Role.LEADER not in (group[N1].role, group[N2].role)
     heal(group)
     group.tick(4 * TIMEOUT)
     assert voters(group[N1]) == {N0, N1}
@@ -560,6 +608,10 @@ def lost_end(group: Group, node: NodeId, entries: int, known: tuple[NodeId, ...]
     return lost
 
 
+def end_of(member: Member) -> tuple[Term, Index]:
+    return Term(member.log_terms()[-1]), Index(member.raw.last_index)
+
+
 def two() -> tuple[Group, Member]:
     """A group that grew from N0 to N0 and N1, and has committed an entry since."""
     group = group_of(N0, spares=(N1,))
@@ -587,6 +639,48 @@ def test_sole_voter_of_old_that_lost_its_end_does_not_lead() -> None:
     group.tick(5 * TIMEOUT)
     assert [group[node].role is Role.LEADER for node in (N0, N1)] == [False, False]
     assert group[N1].log_terms() == committed
+
+
+def test_voter_that_votes_by_request_is_not_elected_by_an_old_configuration() -> None:
+    """``dledger recover`` after execution 2: N0 takes itself for the only voter, and N1 has all that is committed."""
+    group, leader = two()
+    committed = leader.log_terms()
+    lost = lost_end(group, N0, 2, (N0,), ends_below=True)
+    lost.raw.vote_again(end_of(group[N1]))
+    lost.tick(5 * TIMEOUT)
+    assert lost.role is not Role.LEADER
+    group.tick(5 * TIMEOUT)
+    assert group[N1].role is Role.LEADER
+    assert lost.log_terms()[: len(committed)] == committed
+    assert not lost.raw.status().is_recovering
+
+
+def test_voter_that_votes_by_request_elects_no_member_that_was_removed_since() -> None:
+    """N0 and N1 removed N2, which has not heard so, and N0 has lost that and more."""
+    group, leader = three()
+    cut(group, N2)
+    change(group, leader, Remove(N2))
+    leader.propose("committed by N0 and N1")
+    group.deliver()
+    committed = leader.log_terms()
+    lost = lost_end(group, N0, 2, (N0, N1, N2), ends_below=True)
+    lost.raw.vote_again(end_of(group[N1]))
+    cut(group, N1)
+    group.tick(6 * TIMEOUT, N0, N2)
+    assert [group[node].role is Role.LEADER for node in (N0, N2)] == [False, False]
+    heal(group)
+    group.tick(6 * TIMEOUT)
+    assert group[N1].role is Role.LEADER
+    assert lost.log_terms()[: len(committed)] == committed
+
+
+def test_voter_with_the_best_end_that_votes_by_request_leads() -> None:
+    pair, store = (N0, N1, N2), MemoryStore(log_of(1, 2))
+    lost = Member(N0, voters=pair, store=store, term=5, recovering_above=5)
+    lost.raw.vote_again((Term(2), Index(1)))
+    group = Group([lost, Member(N1, voters=pair, store=MemoryStore(log_of(1)), term=5)])
+    group.tick(6 * TIMEOUT)
+    assert lost.role is Role.LEADER
 
 
 def test_sole_voter_whose_log_reaches_its_configuration_continues_in_a_later_term() -> None:

@@ -157,14 +157,14 @@ def test_vote_is_given_back_only_with_the_reported_end_and_without_leader() -> N
     leader = group.leader()
     last_term, last_index = victim.replica.end
     with pytest.raises(BadRequestError):
-        victim.replica.vote_again(last_term, last_index)  # it has an active leader
+        victim.replica.vote_again((last_term, last_index), victim.replica.end)  # it has an active leader
     isolate(group, leader)
     assert not elects(group, late, victim)
     for replica, end in ((victim.replica, last_index - 1), (late.replica, late.replica.end[1])):
         with pytest.raises(BadRequestError):
-            replica.vote_again(last_term, end)
+            replica.vote_again((last_term, end), victim.replica.end)
     assert not elects(group, late, victim)
-    victim.replica.vote_again(last_term, last_index)
+    victim.replica.vote_again((last_term, last_index), victim.replica.end)
     assert elects(group, late, victim)
     assert victim.log.recovering_marker.above is None
 

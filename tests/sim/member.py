@@ -127,6 +127,10 @@ class Member:
     def propose_change(self, change: MemberChange) -> None:
         raise NotImplementedError
 
+    def vote_again(self, end: tuple[int, int], best_end: tuple[Term, Index]) -> None:
+        """Do what ``dledger recover`` asks a recovering voter for."""
+        raise NotImplementedError
+
     def later(self, delay: int, action: Callable[[], object]) -> None:
         """Run ``action`` after ``delay`` units unless the process has ended by then."""
         life = self.life
@@ -231,6 +235,10 @@ class CoreMember(Member):
 
     def propose_change(self, change: MemberChange) -> None:
         self.core.propose_change(change)
+
+    def vote_again(self, end: tuple[int, int], best_end: tuple[Term, Index]) -> None:
+        del end
+        self.input(lambda: self.core.vote_again(best_end))
 
     def input(self, action: Callable[[], object]) -> None:
         super().input(action)

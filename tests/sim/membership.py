@@ -197,8 +197,8 @@ class MemberChanges:
         return not (alone or self.lost or any(other.recovering_above is not None for other in others))
 
     @property
-    def waits_for_person(self) -> bool:
-        """Whether the group may have no majority that votes, because a voter lost the end of its log."""
+    def has_recovering(self) -> bool:
+        """Whether a core alone is a recovering voter."""
         return any(member.recovering_above is not None for member in self._sim.members.values())
 
     def _admit(self, member: MemberId) -> None:
@@ -218,7 +218,7 @@ class MemberChanges:
 
     def _may_lose(self) -> bool:
         """Whether the group certainly survives the loss of one voter."""
-        enough = len(self._sim.checker.configuration.configuration.voters) >= 3 and not self.waits_for_person
+        enough = len(self._sim.checker.configuration.configuration.voters) >= 3 and not self.has_recovering
         return enough and self.is_settled() and self._sim.member_type.may_lose(self._sim)
 
     def lose(self, member: MemberId) -> None:

@@ -387,6 +387,9 @@ class ReplicaMember(Member):
     def propose_change(self, change: MemberChange) -> None:
         self.replica.propose_change(change)
 
+    def vote_again(self, end: tuple[int, int], best_end: tuple[Term, Index]) -> None:
+        self.input(lambda: self.replica.vote_again(end, best_end))
+
     def wall_ms(self) -> int:
         """Return the machine's own clock."""
         return 1_700_000_000_000 + self.sim.time.now + self.clock_offset

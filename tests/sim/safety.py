@@ -190,11 +190,11 @@ class SafetyChecker:
             check(durable.voted_for == candidate, "a vote leaves before it is durable", member.node_id, term, durable)
 
     def _check_leader(self, member: Member, term: Term, last_index: int) -> None:
-        check(member.core._state.is_voter, "a leader is not a voter", member.node_id, term)
         known = self.leaders.setdefault(term, member.node_id)
         check(known == member.node_id, "two leaders in one term", term, known, member.node_id)
         before = self._leader_last_index.get((member.node_id, term))
         if before is None:
+            check(member.core._state.may_campaign, "a leader is no voter", member.node_id, term)
             durable = member.disk.hard_state
             if (durable.term, durable.voted_for) == (term, known):
                 self._check_vote(member, term, known)  # a sole voter sends no message with its own vote

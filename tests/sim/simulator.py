@@ -22,6 +22,7 @@ from typing import Any
 from dledger_core.config import RaftConfig, StorageConfig
 from dledger_core.ids import Index, MemberId, NodeId, node_of
 from dledger_core.raft import Message, Ready
+from tests.sim import person
 from tests.sim.member import TICK, CoreMember, Member
 from tests.sim.membership import SPARES, MemberChanges, MembershipMix, draw_membership, founded
 from tests.sim.network import NO_FAULTS, Network, NetworkFaults
@@ -249,13 +250,15 @@ class Simulator:
         try:
             self._demand_progress()
         except LivenessError:
-            if self.changes is None or not self.changes.waits_for_person:
+            running = {name: member for name, member in self.members.items() if member.up}
+            if not person.waits_for_person({name: member.core for name, member in running.items()}):
                 raise
             self.counters["groups that wait for a person"] += 1
-        else:
-            self.checker.check_disks()
-            for member in self.current:
-                member.check_end()
+            person.recover(running)
+            self._demand_progress()
+        self.checker.check_disks()
+        for member in self.current:
+            member.check_end()
         self.counters["events"] = self.time.events
         self.counters["elections"] = len(self.checker.leaders)
         self.counters["committed batches"] = len(self.checker.committed)

@@ -591,22 +591,22 @@ class Replica:
         term = self.raft.term_at(last_index)
         return NO_TERM if term is None else term, last_index
 
-    def vote_again(self, last_term: int, last_index: int) -> None:
-        """Give a recovering voter its vote back (``dledger recover``).
+    def vote_again(self, end: tuple[int, int], best_end: tuple[int, int]) -> None:
+        """Give a recovering voter its vote back (``dledger recover``); see ``RawNode.vote_again``.
 
         Raises:
             BadRequestError: it is not recovering, has a leader, or its log has another end.
         """
         status = self.raft.status()
-        if not status.is_recovering or status.has_active_leader or self.end != (last_term, last_index):
+        if not status.is_recovering or status.has_active_leader or self.end != end:
             raise BadRequestError(
-                f"{self.node_id} is not a recovering voter without a leader whose log ends at index {last_index}",
+                f"{self.node_id} is not a recovering voter without a leader whose log ends at index {end[1]}",
                 f"group {self.group}",
                 "run dledger recover again",
                 {"last_term": self.end[0], "last_index": self.end[1], "leader_id": self.leader_node},
             )
-        _LOG.warning("voting resumed by request: group=%s node=%s end=%d", self.group, self.node_id, last_index)
-        self._ask(self.raft.vote_again)
+        _LOG.warning("voting resumed by request: group=%s node=%s end=%d", self.group, self.node_id, end[1])
+        self._ask(lambda: self.raft.vote_again((Term(best_end[0]), Index(best_end[1]))))
 
     @property
     def readable_end(self) -> Index:

@@ -447,7 +447,9 @@ class ClientService:
     def _recover(self, request: GroupRequest, message: messages.RecoverRequest) -> None:
         replica = request.hosted.replica
         if message.end is not None:
-            replica.vote_again(*message.end)
+            term, index = message.end
+            best_term, best_index = message.best_end or message.end
+            replica.vote_again((term, index), (best_term, best_index))
         last_term, last_index = replica.end
         status = replica.raft.status()
         response = messages.RecoverResponse(
