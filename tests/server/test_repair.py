@@ -50,9 +50,9 @@ def flip(path: Path, offset: int) -> None:
     overwrite(path, offset, bytes([path.read_bytes()[offset] ^ 1]))
 
 
-def flip_body(path: Path) -> None:
+def flip_body(path: Path, after: int = 5000, body: bytes = b"qqqq") -> None:
     """Flip a byte of a body: a header has bytes without a CRC, and a record's place depends on the log time before."""
-    flip(path, path.read_bytes().index(b"qqqq", 5000))
+    flip(path, path.read_bytes().index(body, after))
 
 
 def data_files(store: Path) -> list[Path]:
@@ -202,7 +202,7 @@ def test_two_damaged_stores_of_three_wait_for_third(tmp_path: Path) -> None:
         for node in cluster.node_ids:
             cluster.stop(node)
         damage_some(cluster.store_path("n1"))
-        flip(data_files(cluster.store_path("n2"))[0], 90_000)
+        flip_body(data_files(cluster.store_path("n2"))[0], 90_000)
         cluster.restart("n1")
         await_log(cluster, "n1", "no intact copy")
         damaged = bytes_of(cluster.store_path("n1"))
@@ -286,7 +286,7 @@ def test_repair_of_one_group_does_not_stop_another(tmp_path: Path) -> None:
         for node in cluster.node_ids:
             cluster.stop(node)
         for node in ("n0", "n1", "n2"):
-            flip(data_files(cluster.store_path(node, "a"))[0], 1000)
+            flip_body(data_files(cluster.store_path(node, "a"))[0], 1000, b"xxxx")
         for node in cluster.node_ids:
             cluster.restart(node)
         b.append([b"continues"])
