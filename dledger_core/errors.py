@@ -2,7 +2,7 @@
 
 ::
 
-    DLedgerError                      code, retriable, outcome_unknown, exit_code
+    DLedgerError                      code, retriable, outcome_unknown, exit_code (2 if retriable or unknown)
     |- ConfigError (ValueError)       an option, a peers string, a file of settings
     |  '- UnsupportedError            the group's protocol lacks the operation
     |- RaftError
@@ -55,6 +55,8 @@ An error has a statement (*what*), a file, address or group (*where*), *values*,
 from __future__ import annotations
 
 from typing import Any, ClassVar, Final
+
+from dledger_core.exit_codes import EXIT_INCOMPLETE, EXIT_STORAGE, EXIT_USAGE
 
 __all__ = [
     "BadRequestError",
@@ -137,7 +139,13 @@ class DLedgerError(Exception):
     name: ClassVar[str] = "INTERNAL"
     retriable: ClassVar[bool] = False
     outcome_unknown: ClassVar[bool] = False
-    exit_code: ClassVar[int] = 3
+    exit_code: ClassVar[int] = EXIT_USAGE
+
+    def __init_subclass__(cls) -> None:
+        """Set the exit code of errors after which the same call may succeed: no node answers, or none can serve it."""
+        super().__init_subclass__()
+        if "exit_code" not in vars(cls) and (cls.retriable or cls.outcome_unknown):
+            cls.exit_code = EXIT_INCOMPLETE
 
     def __init__(self, what: str, where: str = "", remedy: str = "", values: dict[str, Any] | None = None) -> None:
         super().__init__(what, where, remedy, values or {})
@@ -336,7 +344,7 @@ class StorageError(DLedgerError):
 
     code = 414
     name = "DISK_ERROR"
-    exit_code = 4
+    exit_code = EXIT_STORAGE
 
 
 class CorruptRecordError(StorageError):
@@ -351,7 +359,7 @@ class StoreMismatchError(StorageError):
 
     code = 621
     name = "STORE_MISMATCH"
-    exit_code = 3
+    exit_code = EXIT_USAGE
 
 
 class StoreBusyError(StorageError):
@@ -359,7 +367,7 @@ class StoreBusyError(StorageError):
 
     code = 622
     name = "STORE_BUSY"
-    exit_code = 3
+    exit_code = EXIT_USAGE
 
 
 class StoreIncompleteError(StorageError):
@@ -367,7 +375,7 @@ class StoreIncompleteError(StorageError):
 
     code = 624
     name = "STORE_INCOMPLETE"
-    exit_code = 3
+    exit_code = EXIT_USAGE
 
 
 class QuarantinedError(StorageError):

@@ -183,7 +183,7 @@ class Failure:
 
     name: str
     text: str
-    exit_code: int = 3
+    exit_code: int = EXIT_USAGE
     unreachable: bool = False
 
     def line(self, source: Mapping[str, str], remedy: str) -> str:

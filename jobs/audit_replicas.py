@@ -10,7 +10,7 @@ Usage::
     spark-submit jobs/audit_replicas.py --replica n0=DIR --replica n1=DIR --replica n2=DIR --table DIR
 
 The last line of stdout is a JSON summary with verdict, compared, coverage and findings. Exit codes: 0 CONSISTENT,
-1 INCONSISTENT, 2 INCOMPLETE, 3 usage or I/O error.
+1 INCONSISTENT, 2 INCOMPLETE or no node answers, 3 usage or I/O error.
 """
 
 from __future__ import annotations

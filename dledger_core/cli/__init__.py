@@ -7,12 +7,6 @@ A command is a module that is imported when it is called. Other packages add com
 from dledger_core.cli.help import CommandGroup, command, examples, option
 from dledger_core.cli.options import DurationType, format_option, peers_option, timeout_option
 from dledger_core.cli.output import (
-    EXIT_FINDING,
-    EXIT_INCOMPLETE,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_STORAGE,
-    EXIT_USAGE,
     Format,
     Progress,
     emit,
@@ -24,6 +18,7 @@ from dledger_core.cli.output import (
 )
 from dledger_core.cli.previews import preview
 from dledger_core.cli.root import main
+from dledger_core.exit_codes import EXIT_FINDING, EXIT_INCOMPLETE, EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE, EXIT_USAGE
 
 __all__ = [
     "EXIT_FINDING",

@@ -23,12 +23,13 @@ import click
 
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, peers_option
-from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, say, show_rows
+from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.cli.survival import Survival, survival_of
 from dledger_core.config import Peer, parse_peers
 from dledger_core.connect import Client
 from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
 from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
+from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.raft import even_group_warning
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout

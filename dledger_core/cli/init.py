@@ -7,9 +7,10 @@ import dataclasses
 
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, peers_option, split_groups, timeout_option
-from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, say, show_rows
+from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.client.founding import found_groups, look_at_groups
 from dledger_core.config import parse_peers
+from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.founding import Complete, Decision, Found, GiveUp, Refusal, Take
 
 _PEERS = "n0-host0:40911;n1-host1:40911;n2-host2:40911"

@@ -18,12 +18,13 @@ from dledger_core.cli.entry_table import EntryTable, table_width
 from dledger_core.cli.formats import column_texts
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, opaque_option
-from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, emit, show_result, show_rows
+from dledger_core.cli.output import Format, emit, show_result, show_rows
 from dledger_core.cli.previews import preview, shortened
 from dledger_core.client import Metadata
 from dledger_core.config import parse_peers
 from dledger_core.connect import Client
 from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
+from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.rocketmq import LogDirectory, locate, open_log_directory
 from dledger_core.rocketmq.survey import (
     LAST_SCHEMA,

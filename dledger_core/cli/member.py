@@ -11,7 +11,8 @@ import click
 
 from dledger_core.cli.help import CommandGroup, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
-from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, Progress, say, show_result, show_rows
+from dledger_core.cli.output import Format, Progress, say, show_result, show_rows
+from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 
 if TYPE_CHECKING:
     from dledger_core import Client

@@ -1,4 +1,4 @@
-"""How commands report and end: results on stdout, notes and progress on stderr, exit codes, signals.
+"""How commands report and end: results on stdout, notes and progress on stderr, signals.
 
 A command that only reads is interrupted: SIGTERM and Ctrl-C raise KeyboardInterrupt. Work that must stop between two
 steps polls an event instead.
@@ -23,17 +23,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-EXIT_OK: Final = 0
-EXIT_FINDING: Final = 1
-EXIT_INCOMPLETE: Final = 2
-"""The result is incomplete, or a job was stopped."""
-EXIT_USAGE: Final = 3
-"""Wrong usage, unreachable nodes, or an I/O error."""
-EXIT_STORAGE: Final = 4
-"""A storage failure; the store needs verification."""
-EXIT_INTERRUPTED: Final = 130
-"""A signal ended the command."""
 
 
 def interrupt_on_sigterm() -> None:

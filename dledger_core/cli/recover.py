@@ -9,12 +9,13 @@ import click
 
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
-from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, say, show_result, show_rows
+from dledger_core.cli.output import Format, say, show_result, show_rows
 from dledger_core.client.continuing import recover_lost
 from dledger_core.client.recovery import recover as recover_group
 from dledger_core.config import is_node_id, parse_peers
 from dledger_core.continuation import Continued
 from dledger_core.errors import ConfigError, UnsupportedError
+from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.ids import NodeId
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, format_option, peers_option
-from dledger_core.cli.output import EXIT_FINDING, EXIT_INCOMPLETE, EXIT_OK, Format, say, show_rows
+from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
+from dledger_core.exit_codes import EXIT_FINDING, EXIT_INCOMPLETE, EXIT_OK
 from dledger_core.ids import Term
 from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.check.repair import StoreRepair

@@ -15,8 +15,9 @@ from typing import Any, Final
 import click
 
 from dledger_core.cli.help import Option
-from dledger_core.cli.output import EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE, EXIT_USAGE, emit, interrupt_on_sigterm
+from dledger_core.cli.output import emit, interrupt_on_sigterm
 from dledger_core.errors import DLedgerError, InvariantViolationError
+from dledger_core.exit_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE, EXIT_USAGE
 
 _ENTRY_POINTS: Final = "dledger.commands"
 """Other packages add commands to this group of entry points."""
@@ -155,7 +156,7 @@ First steps:
   dledger append hello world
   dledger tail
 
-Exit codes: 0 success, 1 finding, 2 incomplete, 3 usage or I/O error, 4 storage failure.""",
+Exit codes: 0 success, 1 finding, 2 incomplete or no node answers, 3 usage or I/O error, 4 storage failure.""",
 )
 @click.version_option(package_name="dledger", prog_name="dledger")
 def main() -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
-from dledger_core.cli.output import EXIT_FINDING, Format, emit, say, show_result, show_rows
+from dledger_core.cli.output import Format, emit, say, show_result, show_rows
 from dledger_core.cli.survival import Survival, survival_of
+from dledger_core.exit_codes import EXIT_FINDING
 from dledger_core.raft import even_group_warning
 
 if TYPE_CHECKING:

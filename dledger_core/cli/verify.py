@@ -10,9 +10,10 @@ import click
 
 from dledger_core.cli.help import command, examples
 from dledger_core.cli.options import EXISTING_DIRECTORY, format_option, opaque_option
-from dledger_core.cli.output import EXIT_FINDING, EXIT_OK, Format, say, show_rows
+from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.connect import open_store
 from dledger_core.errors import StorageError
+from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.rocketmq import COMMITLOG_ONLY, Damaged, Location, locate, open_log_directory
 
 

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dledger_core import DLedgerError
-from jobs._cli import EXIT_INCOMPLETE
 
 __all__ = ["IngestProcess"]
 
@@ -81,7 +80,7 @@ class IngestProcess:
             summary: dict[str, Any] = json.loads(out.splitlines()[-1])
         except (subprocess.TimeoutExpired, IndexError, ValueError):
             raise self._failed() from None
-        if self._process.returncode != EXIT_INCOMPLETE:  # of a job that was stopped
+        if summary.get("status") != "stopped":
             raise self._failed()
         return summary
 

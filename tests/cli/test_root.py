@@ -33,7 +33,7 @@ def fails(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (UnreachableError("no peer", "n0-h:1", "start it"), 3, "error: [UNREACHABLE] no peer at n0-h:1; start it"),
+        (UnreachableError("no peer", "n0-h:1", "start it"), 2, "error: [UNREACHABLE] no peer at n0-h:1; start it"),
         (CorruptRecordError("damaged", "file 7", ""), 4, "error: [CORRUPT] damaged at file 7"),
         (InvariantViolationError("two leaders"), 4, "error: two leaders: "),
         (PermissionError(13, "Permission denied", "/root/x"), 3, "error: Permission denied at /root/x; "),
@@ -110,9 +110,9 @@ def test_command_that_fails_to_import_leaves_help_intact() -> None:
 
 @pytest.mark.parametrize("protocol", ["dledger", "dledger-java"])
 @pytest.mark.parametrize("command", ["append x", "get 0", "tail", "status", "transfer n0"])
-def test_unreachable_nodes_are_one_line_and_exit_3(command: str, protocol: str) -> None:
+def test_unreachable_nodes_are_one_line_and_exit_2(command: str, protocol: str) -> None:
     options = ("--peers", NO_NODE, "--timeout", "0.3", "--protocol", protocol, "--safety-lag", "0")
-    line = error_of(*command.split(), *options)
+    line = error_of(*command.split(), *options, code=2)
     assert line.startswith("error: [UNREACHABLE]")
     assert "127.0.0.1:1" in line
 

@@ -216,4 +216,4 @@ def test_dev_serves_until_signal(number: signal.Signals) -> None:
         assert result_of("append", "--peers", peers, "hello")["entries"] == 1
         dev.send_signal(number)
         assert dev.wait(150) == 0
-    error_of("append", "--peers", peers, "--timeout", "1", "hello")
+    error_of("append", "--peers", peers, "--timeout", "1", "hello", code=2)

@@ -97,7 +97,7 @@ def test_stream_without_nodes_fails_and_is_continued_by_next_run(
         assert "\tat " not in err
         assert "Traceback" not in err
         assert not list(work.iterdir())
-        assert (job.returncode, summary["status"], summary["error"]) == (3, "error", "UNREACHABLE")
+        assert (job.returncode, summary["status"], summary["error"]) == (2, "error", "UNREACHABLE")
         [line] = [line for line in err.splitlines() if line.startswith("error: ")]
         assert line.startswith("error: [UNREACHABLE] ")
         assert cluster.peers in line

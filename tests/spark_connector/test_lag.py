@@ -149,23 +149,23 @@ def test_missing_group_makes_lag_incomplete(cluster: Any, log: Client, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "code", "said"),
     [
-        (["c", "--timeout", "0.3"], "[UNREACHABLE]"),
-        (["absent"], "does not exist"),
-        ([], "missing argument 'DIR'"),
-        (["c", "--max-records", "-1"], "--max-records"),
-        (["c", "--max-seconds", "soon"], "--max-seconds"),
-        (["c", "--peers", "nonsense"], "malformed peer"),
+        (["c", "--timeout", "0.3"], 2, "[UNREACHABLE]"),
+        (["absent"], 3, "does not exist"),
+        ([], 3, "missing argument 'DIR'"),
+        (["c", "--max-records", "-1"], 3, "--max-records"),
+        (["c", "--max-seconds", "soon"], 3, "--max-seconds"),
+        (["c", "--peers", "nonsense"], 3, "malformed peer"),
     ],
 )
-def test_wrong_usage_and_unreachable_nodes_exit_3_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+def test_wrong_usage_and_unreachable_nodes_differ_by_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, said: str
 ) -> None:
     checkpoint(tmp_path / "c", a=GroupOffset(0))
     monkeypatch.chdir(tmp_path)
     result = run("lag", "--peers", UNREACHABLE, *arguments)
-    assert (result.exit_code, result.stdout) == (3, ""), result.output
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
     assert len(result.stderr.strip().splitlines()) == 1
     assert said in result.stderr
 
