@@ -279,6 +279,7 @@ class Limits:
             message looks like one.
         unhosted_log_s: interval of the warning about a peer's group that this node does not host [60 s].
         disk_full_retry_ms: pause that DISK_FULL asks a client for [1000 ms].
+        disk_full_hand_over_s: a leader with a nearly full disk offers leadership to the others this often [30 s].
         small_message_bytes: message that a follower accepts while half of the disk reserve is used [64 KiB]: a no-op,
             the end of a transaction.
         space_s: interval of the look at free disk space [1 s].
@@ -343,6 +344,7 @@ class Limits:
     clock_compare_ms: int = 10_000
     unhosted_log_s: float = 60.0
     disk_full_retry_ms: int = 1000
+    disk_full_hand_over_s: float = 30.0
     small_message_bytes: int = 64 << 10
     space_s: float = 1.0
     retention_s: float = 10.0

@@ -255,6 +255,10 @@ def _votes(nodes: tuple[Peer, ...], peers: str) -> Iterator[_Check]:
                 survival = survival_of(client, metadata)
             if survival is not None:
                 yield _survival(group, survival)
+            for node in metadata.nodes:
+                if node.is_disk_full:
+                    what = f"disk of {node.node_id}"
+                    yield _Check(what, "wrong", "nearly full", "free disk space or set a retention: it rejects appends")
             if metadata.lacks_votes:
                 recovering = ", ".join(node.node_id for node in metadata.nodes if node.is_recovering)
                 remedy = f"start all nodes, then run dledger recover --group {group}"

@@ -11,7 +11,7 @@ from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
 from dledger_core.cli.output import Format, emit, say, show_result, show_rows
 from dledger_core.cli.survival import Survival, survival_of
-from dledger_core.exit_codes import EXIT_FINDING
+from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.raft import even_group_warning
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def status(connection: Connection, watch: bool, output: Format) -> int:
 
     For each node: its role, the range of its log, and the space of orphaned attempts of Spark tasks, which readers do
     not see and retention removes. Then how many more voters may fail before the group has no majority. Exit 1 if a node
-    or the leader is missing, or a table of writers is 80 % full. With --watch, one line per change (JSON: one object
-    per line); a leader is RocketMQ's master, all others are slaves.
+    or the leader is missing, a disk is nearly full, or a table of writers is 80 % full. With --watch, one line per
+    change (JSON: one object per line); a leader is RocketMQ's master, all others are slaves.
     """
     group = connection.group
     with connection.client() as client:
@@ -60,12 +60,15 @@ def status(connection: Connection, watch: bool, output: Format) -> int:
         ]
         if not any(node["lost_entries"] for node in shown):
             shown = [{k: v for k, v in node.items() if not k.startswith("lost_")} for node in shown]
-        shown = [{k: v for k, v in node.items() if k not in ("is_recovering", "reason")} for node in shown]
+        shown = [
+            {k: v for k, v in node.items() if k not in ("is_recovering", "is_disk_full", "reason")} for node in shown
+        ]
         preferred = f", preferred {', '.join(metadata.preferred_leaders)}" if metadata.preferred_leaders else ""
         show_rows(shown, output, f"group {group}: leader {leader}, term {metadata.term}{preferred}")
     _remark(metadata, survival, output)
     is_complete = metadata.leader_id is not None and all(node.reachable for node in metadata.nodes)
-    return 0 if is_complete and not any(found.is_nearly_full for found in metadata.tables) else EXIT_FINDING
+    is_full = any(node.is_disk_full for node in metadata.nodes) or any(t.is_nearly_full for t in metadata.tables)
+    return EXIT_OK if is_complete and not is_full else EXIT_FINDING
 
 
 def _remark(metadata: Metadata, survival: Survival | None, output: Format) -> None:
@@ -86,6 +89,8 @@ def _remark(metadata: Metadata, survival: Survival | None, output: Format) -> No
                 "see 'dledger producer list'"
             )
     for node in metadata.nodes:
+        if node.is_disk_full:
+            say(f"the disk of {node.node_id} is nearly full, it rejects appends; free disk space or set a retention")
         if node.is_recovering:
             say(f"{node.node_id} lost the end of its log: it is recovering, and votes once a leader has sent the rest")
     if metadata.lacks_votes:

@@ -96,8 +96,9 @@ class NodeStatus:
     """State that one node reports; numbers are -1 and role is ``unreachable`` if it did not respond.
 
     The size of orphaned attempts (``lost_entries``, ``lost_bytes``) is -1 also if it was not queried. A node that
-    ``is_recovering`` does not vote, because the end of its log, with entries it acknowledged, may be lost. ``reason``
-    is the error of a node that did not respond or does not serve the group.
+    ``is_recovering`` does not vote, because the end of its log, with entries it acknowledged, may be lost. A node
+    that ``is_disk_full`` rejects appends. ``reason`` is the error of a node that did not respond or does not serve the
+    group.
     """
 
     node_id: str
@@ -112,6 +113,7 @@ class NodeStatus:
     lost_entries: int = -1
     lost_bytes: int = -1
     is_recovering: bool = False
+    is_disk_full: bool = False
     reason: str = ""
 
 

@@ -85,7 +85,7 @@ def _node_status(peer: Peer, response: messages.MetadataResponse | None, reason:
         return NodeStatus(str(peer.node_id), peer.address, reason=reason)
     node_id, role, _, first, last, commit, visible_end, data_bytes = response.node
     status = NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
-    status = replace(status, is_recovering=response.is_recovering)
+    status = replace(status, is_recovering=response.is_recovering, is_disk_full=response.is_disk_full)
     if response.orphaned is None:
         return status
     return replace(status, lost_entries=response.orphaned[0], lost_bytes=response.orphaned[1])

@@ -113,7 +113,9 @@ class NodeServer:
         self._node_start: NodeStart | None = None
         self.service = ClientService(config, self.members, self.groups, lambda: self._node_start_of().node_uuid)
         self._founder = Founder(config, self.groups)
-        self.disk_rounds = DiskRounds(config.retention, self._replicas, self._executor, config.limits)
+        self.disk_rounds = DiskRounds(
+            config.retention, self._replicas, self._executor, self._is_connected, config.limits
+        )
         self._scrub = Scrub(self._replicas, config.scrub_bytes_per_second, config.scrub_pause_s, limits=config.limits)
 
     @property
@@ -135,6 +137,9 @@ class NodeServer:
     def _node_start_of(self) -> NodeStart:
         assert self._node_start is not None
         return self._node_start
+
+    def _is_connected(self, node_id: NodeId) -> bool:
+        return node_id in self.links.connected()
 
     def _replicas(self) -> list[Replica]:
         return [hosted.replica for hosted in self.hosted.values()]
@@ -208,11 +213,7 @@ class NodeServer:
         """Hand leadership over and let the clients leave, so that an orderly stop costs no append; before ``close``."""
         if not self._started:
             return
-
-        def is_connected(node_id: NodeId) -> bool:
-            return node_id in self.links.connected()
-
-        drained = (group.drain(is_connected) for group in self.groups.values())
+        drained = (group.drain(self._is_connected) for group in self.groups.values())
         for failure in await asyncio.gather(*drained, return_exceptions=True):
             if isinstance(failure, BaseException):
                 _LOG.error("leadership not handed over: node=%s", self._config.self_id, exc_info=failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -9,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from dledger_core.config import LIMITS, format_peers
-from dledger_core.connect import Client
+from dledger_core.config import LIMITS, Limits, format_peers
+from dledger_core.connect import AsyncClient, Client
 from dledger_core.control import TransactionId
 from dledger_core.errors import DiskFullError
 from dledger_core.ids import Index, NodeId, Term
@@ -18,9 +19,10 @@ from dledger_core.raft import AppendEntriesResponse, Heartbeat, HeartbeatRespons
 from dledger_core.server.maintenance.disk_space import SpaceGuard
 from dledger_core.storage.files.file_system import DiskSpace, OsFiles
 from tests.chaos.cluster import SmallDisk
+from tests.cli import command
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import Asker, HandDriven, entries
-from tests.support.server_group import free_peers
+from tests.support.server_group import ServerGroup, eventually, free_peers, run
 
 RESERVE = 8 << 20
 TRANSACTION = TransactionId("q", 0, "run")
@@ -184,6 +186,53 @@ def test_full_follower_still_follows_and_recovers(follower):
     follower.room(RESERVE * 2)
     assert [response.accepted for response in responses(follower, probe)] == [False], "now it reports its gap"
     assert [response.match_index for response in responses(follower, large)] == [1]
+
+
+def fill(replica, free_bytes):
+    replica.log.space = lambda: (replica.log.staged_end, DiskSpace(free_bytes, 1 << 40))
+
+
+def test_leader_with_full_disk_hands_over_to_node_with_space(tmp_path):
+    async def scenario():
+        options = {"limits": Limits(space_s=0.02), "disk_full_bytes": RESERVE}
+        async with ServerGroup(tmp_path, **options) as group, AsyncClient(format_peers(group.peers)) as client:
+            await client.append([b"x"])
+            leader = await group.leader()
+            full = next(node for node in group.nodes if node != leader)
+            for node in (full, leader):
+                fill(group.hosted(node).replica, RESERVE - 1)
+            await client.append([b"y"])
+            (third,) = set(group.nodes) - {leader, full}
+            await eventually(lambda: group.hosted(third).replica.is_leader)
+            metadata = await client.metadata()
+            assert {node.node_id for node in metadata.nodes if node.is_disk_full} == {leader, full}
+            shown = await asyncio.to_thread(command.run_process, "status", "--peers", format_peers(group.peers), code=1)
+            assert f"the disk of {leader} is nearly full" in shown.stderr
+
+    run(scenario())
+
+
+def test_leader_stays_while_all_disks_are_full(tmp_path):
+    async def scenario():
+        options = {"limits": Limits(space_s=0.02, disk_full_hand_over_s=0.1), "disk_full_bytes": RESERVE}
+        async with ServerGroup(tmp_path, **options) as group:
+            leader = await group.leader()
+            replicas = {node: group.hosted(node).replica for node in group.nodes}
+            for replica in replicas.values():
+                fill(replica, RESERVE - 1)
+            await eventually(lambda: all(replica.space.is_full for replica in replicas.values()))
+            await eventually(lambda: replicas[leader].raft.transferee is not None)
+            assert await group.leader() == leader
+            client = await group.client()
+            with pytest.raises(DiskFullError):
+                await client.append([b"x"])
+            for replica in replicas.values():
+                fill(replica, 1 << 30)
+            await eventually(lambda: not any(replica.space.is_full for replica in replicas.values()))
+            async with AsyncClient(format_peers(group.peers)) as retrying:
+                await retrying.append([b"x"])
+
+    run(scenario())
 
 
 def test_space_of_real_disk_is_plausible(tmp_path):

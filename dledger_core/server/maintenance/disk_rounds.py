@@ -1,4 +1,7 @@
-"""Periodic rounds over a node's stores: look at the free disk space, and trim logs by their retention."""
+"""Periodic rounds over a node's stores: look at the free disk space, and trim logs by their retention.
+
+A leader whose disk is nearly full hands leadership over, because the other nodes may still have space.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 from dledger_core.config import LIMITS, Limits
 from dledger_core.errors import DLedgerError
-from dledger_core.ids import Index, Position
+from dledger_core.ids import Index, NodeId, Position
 from dledger_core.server.maintenance.retention import RetentionPolicy, plan
 from dledger_core.server.replica.replica import Replica
 from dledger_core.storage.files.file_system import DiskSpace
@@ -28,6 +31,7 @@ class DiskRounds:
         policy: rules of retention.
         replicas: returns the node's replicas.
         executor: threads that read.
+        is_connected: whether the node has a connection to another one.
         limits: the node's limits.
     """
 
@@ -36,12 +40,15 @@ class DiskRounds:
         policy: RetentionPolicy,
         replicas: Callable[[], Sequence[Replica]],
         executor: Executor,
+        is_connected: Callable[[NodeId], bool],
         limits: Limits = LIMITS,
     ) -> None:
         self._policy = policy
         self._replicas = replicas
         self._executor = executor
+        self._is_connected = is_connected
         self._limits = limits
+        self._handed_over: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._recorded: dict[str, dict[Index, int]] = {}
 
@@ -85,6 +92,18 @@ class DiskRounds:
         found = await asyncio.get_running_loop().run_in_executor(self._executor, space)
         for guard, (position, disk) in zip(guards, found, strict=True):
             guard.observe(position, disk, guards)
+        for replica in replicas:
+            if replica.is_leader and replica.space.is_full:
+                self._hand_over(replica)
+
+    def _hand_over(self, replica: Replica) -> None:
+        """Offer leadership to the other voters; again only after a while, because an offer holds up control entries."""
+        now = asyncio.get_running_loop().time()
+        if now - self._handed_over.get(replica.group, float("-inf")) >= self._limits.disk_full_hand_over_s:
+            self._handed_over[replica.group] = now
+            _LOG.warning("handing leadership over, disk nearly full: group=%s", replica.group)
+            work = replica.hand_over(self._limits.transfer_s, self._is_connected)
+            self._start(f"hand over {replica.group}", work)
 
     async def retain(self) -> None:
         """Trim each log once, one after another: each sees the space that the previous one freed."""

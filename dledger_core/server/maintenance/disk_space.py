@@ -3,7 +3,8 @@
 Bytes that are staged count as written, so that a fast leader does not use up the reserve between two looks at the disk.
 Control entries (a leader's no-op, the end of a transaction) may use the reserve. A follower whose disk is nearly full
 sends no response to an AppendEntries that it cannot accept: the leader continues with the others, and probes without
-sending the entries again.
+sending the entries again. It does not take over leadership either, so that a leader whose own disk is nearly full can
+offer it to one voter after another.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 from dledger_core.config import LIMITS, Limits
 from dledger_core.errors import DiskFullError
 from dledger_core.ids import Position
-from dledger_core.raft import AppendEntries, Message, RawNode
+from dledger_core.raft import AppendEntries, Message, RawNode, TimeoutNow
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.file_system import DiskSpace
 
@@ -73,12 +74,14 @@ class SpaceGuard:
             )
 
     def admits(self, message: Message, raft: RawNode) -> bool:
-        """Whether a follower may accept a message; a rejected one counts as lost.
+        """Whether this node may accept a message; a rejected one counts as lost.
 
         A probe about entries that were rejected gets no response either: otherwise the leader would send them again.
         """
-        if not isinstance(message, AppendEntries) or not self.is_full:
+        if not isinstance(message, AppendEntries | TimeoutNow) or not self.is_full:
             return True
+        if isinstance(message, TimeoutNow):
+            return False
         free, nbytes = self._free_bytes(), sum(batch.nbytes for batch in message.batches)
         if free >= self._reserve_bytes // 2:
             return True

@@ -360,6 +360,7 @@ class ClientService:
             preferred=list(self._config.preferred(replica.group)),
             time=replica.log.last_time_ms or None,
             is_recovering=status.is_recovering,
+            is_disk_full=replica.space.is_full,
             orphaned=orphaned,
             tables=[list(row) for row in replica.tables.usage(self._limits)],
         )
