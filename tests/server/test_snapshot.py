@@ -12,8 +12,8 @@ import pytest
 from dledger_core.config import StorageConfig
 from dledger_core.control import TransactionId
 from dledger_core.errors import BehindError, ProtocolError
-from dledger_core.ids import NUMBER_MAX, Index, NodeId, Term
-from dledger_core.raft import AppendEntriesResponse, InstallSnapshot
+from dledger_core.ids import NUMBER_MAX, Index, MemberId, NodeId, Term
+from dledger_core.raft import AddLearner, AppendEntriesResponse, InstallSnapshot
 from dledger_core.record import Columns, ProposedBatch, Records
 from dledger_core.server.replica.snapshot import NewLog, SnapshotInstalls
 from dledger_core.server.services.reads import Positions
@@ -163,6 +163,22 @@ def test_snapshot_install_restarts_log_at_leaders_first_index(leader, tmp_path):
     with follower(tmp_path) as n0:
         assert (n0.log.first_index(), n0.log.last_index()) == (first, batch.last_index)
         assert n0.replica.tables.producers.get("p") is not None
+
+
+def test_members_of_installed_snapshot_survive_a_restart(leader, tmp_path):
+    leader.replica.propose_change(AddLearner(MemberId("n9/store"), "10.0.0.9:7000"))
+    leader.run()
+    Asker(leader).plain(*[bytes(30_000)] * 4)
+    leader.run()
+    expected = leader.replica.raft.configuration
+    first = delete(leader, segments=len(leader.log.segment_summaries()) - 1)
+    assert leader.replica.raft.configuration_before(first).configuration == expected
+    with follower(tmp_path) as n0:
+        give(leader, n0)
+        n0.run()
+        assert n0.replica.raft.configuration == expected
+    with follower(tmp_path) as n0:
+        assert n0.replica.raft.configuration == expected
 
 
 def test_snapshot_install_responds_after_disk_and_hides_old_entries(leader, tmp_path):
