@@ -1,4 +1,4 @@
-"""One JVM for each generation of Java DLedger; where there is none, its tests are skipped with the reason."""
+"""One JVM for each version of Java DLedger; where there is none, its tests are skipped with the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.interop.java_dledger import JavaDLedger, jvm
 from tests.interop.java_group import JavaGroup, java_group
 
-VERSIONS = {"A": "0.3.1.2", "B": "0.4.0"}
+VERSIONS = {"A": "0.3.1.2", "B": "0.4.0", "newest": "0.4.3"}
 
 
 def running(profile: str) -> Iterator[JavaDLedger]:
@@ -39,6 +39,14 @@ def group_a(java_a: JavaDLedger, tmp_path_factory: pytest.TempPathFactory) -> It
 def group_b(java_b: JavaDLedger, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaGroup]:
     with java_group(java_b, tmp_path_factory.mktemp("java-b")) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def group_newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaGroup]:
+    """Its JVM ends with the module too, because no other one uses it."""
+    for java in running("newest"):
+        with java_group(java, tmp_path_factory.mktemp("java-newest")) as group:
+            yield group
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Our client and commands against a live group of real Java nodes, of both generations."""
+"""Our client and commands against a live group of real Java nodes, of both generations and of the newest version."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dledger_core.errors import (
     BadRequestError,
     DLedgerError,
     IndexOutOfRangeError,
+    ProtocolError,
     TransferringError,
     UnknownGroupError,
     UnsupportedError,
@@ -31,6 +32,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SOON = JavaOptions(safety_lag_ms=300)
 both_generations = pytest.mark.parametrize("group", ["A", "B"], indirect=True)
+all_versions = pytest.mark.parametrize("group", ["A", "B", "newest"], indirect=True)
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def client(group: JavaGroup) -> Iterator[Client]:
         yield made
 
 
-@both_generations
+@all_versions
 def test_append_is_readable(client: Client) -> None:
     bodies = [b"entry %d" % number * (number % 50) for number in range(300)] + [b"", bytes(range(256))]
     result = client.append(bodies)
@@ -71,6 +73,16 @@ def test_appends_keep_order_with_one_in_flight(group: JavaGroup) -> None:
         assert result.indexes == ()
         fetched = client.fetch(result.first_index, result.last_index + 1, isolation="read_uncommitted")
     assert fetched.batch.column("body").to_pylist() == [b"%d" % number for number in range(50)]
+
+
+@pytest.mark.parametrize("group", ["newest"], indirect=True)
+def test_large_append_as_numbers_fits_a_frame_or_is_rejected(client: Client) -> None:
+    body = bytes(range(256)) * (3 << 12)
+    index = client.append([body]).first_index
+    assert client.records(index, index + 1).batch.column("body").to_pylist() == [body]
+    with pytest.raises(ProtocolError, match="too large"):
+        client.append([b"\x80" * (4_194_304 - 48)])
+    assert client.append([b"x"]).first_index == index + 1
 
 
 def test_append_accepts_large_entry_and_rejects_too_large_one(client: Client) -> None:

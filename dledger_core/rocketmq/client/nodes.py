@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, TypeVar, cast
 
 from dledger_core.client.routing.channel import ClosedError, Unanswered, as_responded
-from dledger_core.client.routing.retry import LEADER_FAILED, Retry, Timeouts
+from dledger_core.client.routing.retry import LEADER_FAILED, Deadline, Retry, Timeouts
 from dledger_core.config import Peer
 from dledger_core.errors import (
     BadRequestError,
@@ -23,8 +23,10 @@ from dledger_core.errors import (
     UnknownGroupError,
     UnreachableError,
 )
+from dledger_core.rocketmq.remoting.codes import rejects_base64
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
 from dledger_core.rocketmq.remoting.messages import (
+    AppendRequest,
     MetadataRequest,
     MetadataResponse,
     Request,
@@ -48,6 +50,8 @@ class JavaChannel(asyncio.Protocol):
         self._unanswered = Unanswered[RemotingFrame](peer.address)
         self._numbers = itertools.cycle(range(1, _OPAQUE_MAX))
         self._transport: asyncio.Transport | None = None
+        self._sends_numbers: bool | None = None
+        self._probing = asyncio.Lock()
         self._closed = asyncio.get_running_loop().create_future()
 
     @property
@@ -75,16 +79,32 @@ class JavaChannel(asyncio.Protocol):
             RequestTimedOutError: sent, and no response arrived in time.
             DLedgerError: the error that the node returned.
         """
-        if self._transport is None or not self.is_open:
-            raise UnreachableError("the connection is closed", self.peer.address)
-        number = next(self._numbers)
-        send = partial(self._transport.write, encode_frame(encode_request(request, number)))
-        frame = await self._unanswered.response(number, send, timeout_s)
+        deadline = Deadline(timeout_s)
+        numbers = isinstance(request, AppendRequest) and await self._needs_numbers(timeout_s)
+        frame = await self._respond(request, max(0.001, deadline.left_s), numbers=numbers)
         response = decode_response(kind, frame, self.peer.address)
         failure = response.failure(self.peer.address)
         if failure is not None:
             raise failure
         return response
+
+    async def _needs_numbers(self, timeout_s: float) -> bool:
+        """Whether the node reads bytes as numbers only; find out with an append that every node rejects.
+
+        The append itself is no test: an error of the newest version repeats the request in a header, of any size.
+        """
+        async with self._probing:
+            if self._sends_numbers is None:
+                frame = await self._respond(AppendRequest(bodies=(b"0",)), timeout_s)
+                self._sends_numbers = rejects_base64(frame.code, frame.remark)
+            return self._sends_numbers
+
+    async def _respond(self, request: Request, timeout_s: float, *, numbers: bool = False) -> RemotingFrame:
+        transport, number = self._transport, next(self._numbers)
+        if transport is None or not self.is_open:
+            raise UnreachableError("the connection is closed", self.peer.address)
+        send = partial(transport.write, encode_frame(encode_request(request, number, numbers=numbers)))
+        return await self._unanswered.response(number, send, timeout_s)
 
     async def close(self) -> None:
         """Close the connection and wait until it is closed."""

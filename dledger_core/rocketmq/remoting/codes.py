@@ -82,6 +82,7 @@ class ResponseCode(IntEnum):
     LEADER_TRANSFERRING = 506
 
 
+_FASTJSON2: Final = "com.alibaba.fastjson2.JSONException"
 _PEERS_REMEDY: Final = "use the group's own peers string, ids included"
 _PLAIN: Final[dict[int, tuple[type[DLedgerError], str, str]]] = {
     ResponseCode.TIMEOUT: (RequestTimedOutError, "the node did not respond in time", ""),
@@ -128,6 +129,14 @@ def error_of(code: int, where: str, leader_id: str | None = None) -> DLedgerErro
         code, (RequestTimedOutError, "the node reported an internal error", "check the node's log")
     )
     return kind(what, where, remedy, {"code": code})
+
+
+def rejects_base64(code: int, remark: str | None) -> bool:
+    """Whether a node could not read a request, because its JSON library (since DLedger 0.4.3) does not accept base64.
+
+    Such a request has had no effect.
+    """
+    return code == HeaderCode.SYSTEM_ERROR and (remark or "").lstrip().startswith(_FASTJSON2)
 
 
 def header_error(code: int, remark: str | None, where: str) -> DLedgerError:

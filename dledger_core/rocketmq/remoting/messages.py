@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,7 +25,8 @@ SMALL_BODY_BYTES_MAX: Final = 64 << 10
 PARTS_MAX: Final = 1 << 16
 """Limit on commas and brackets: a body with more would take many times its size once parsed."""
 _NUMBERS: Final = re.compile(rb'"body":\[([-0-9,]*)\]')
-"""A quotation mark inside a JSON text follows a backslash, so this is never part of a text."""
+_BASE64: Final = re.compile(rb'"body":"([^"]*)"')
+"""A quotation mark inside a JSON text follows a backslash, so neither is ever part of a text."""
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 
 
@@ -49,6 +51,12 @@ def _numbers_to_base64(found: re.Match[bytes]) -> bytes:
     except pa.ArrowInvalid:
         return found[0]  # not bytes: the check of the field names it
     return b'"body":"%b"' % b64encode(numbers.to_numpy().tobytes())
+
+
+def _base64_to_numbers(found: re.Match[bytes]) -> bytes:
+    numbers = pa.array(np.frombuffer(binascii.a2b_base64(found[1]), np.int8))
+    texts = pa.ListArray.from_arrays([0, len(numbers)], pc.cast(numbers, pa.string()))
+    return b'"body":[%b]' % pc.binary_join(texts, ",")[0].as_buffer().to_pybytes()
 
 
 class Fields:
@@ -223,8 +231,14 @@ class PeerRequest(Request):
     kind: RequestCode = RequestCode.PUSH
 
 
-def encode_request(request: Request, opaque: int) -> RemotingFrame:
-    """Return the frame of a request; for a peer request only the common fields."""
+def encode_request(request: Request, opaque: int, *, numbers: bool = False) -> RemotingFrame:
+    """Return the frame of a request; for a peer request only the common fields.
+
+    Args:
+        request: the request.
+        opaque: its number.
+        numbers: write a body's bytes as an array of numbers, as DLedger 0.4.3 needs it, instead of base64.
+    """
     base = {
         "code": 200,
         "group": request.group,
@@ -234,7 +248,10 @@ def encode_request(request: Request, opaque: int) -> RemotingFrame:
         "term": request.term,
     }
     code = request.kind if isinstance(request, PeerRequest) else request.code
-    return RemotingFrame(code=code, opaque=opaque, body=dump(base | request.own_fields()), language="PYTHON")
+    body = dump(base | request.own_fields())
+    if numbers:
+        body = _BASE64.sub(_base64_to_numbers, body)
+    return RemotingFrame(code=code, opaque=opaque, body=body, language="PYTHON")
 
 
 def decode_request(frame: RemotingFrame) -> Request | None:

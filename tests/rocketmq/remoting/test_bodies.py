@@ -177,6 +177,14 @@ def test_bytes_as_numbers_decode(body: bytes) -> None:
     assert decode_response(GetResponse, frame, "n1").entries == (WireEntry(7, 2, 1, 99, body),)
 
 
+@pytest.mark.parametrize("body", [b"", b"a", bytes(range(256))], ids=len)
+def test_request_with_bytes_as_numbers_decodes(body: bytes) -> None:
+    request = AppendRequest(group='"body":"YQ=="', remote_id="n0", bodies=(body,))
+    frame = encode_request(request, 7, numbers=True)
+    assert f'"body":{numbers(body)}'.encode() in frame.body
+    assert decode_request(frame) == request
+
+
 def test_text_of_numbers_stays_text() -> None:
     request = decode_request(append_frame(rb'{"body":"YQ==","group":"\"body\":[1,2]"}'))
     assert request == AppendRequest(group='"body":[1,2]', remote_id="", bodies=(b"a",))
