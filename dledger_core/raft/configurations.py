@@ -30,9 +30,12 @@ class Configurations:
         known: the same, as recovered; at least one.
         first_index: first entry of the log.
         last_index: its last entry.
+
+    Attributes:
+        in_force: the newest one, committed or not. Every tick looks at it.
     """
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "in_force")
 
     def __init__(self, known: Sequence[ConfigurationInForce], first_index: Index, last_index: Index) -> None:
         self._known = list(known)
@@ -45,11 +48,7 @@ class Configurations:
             first_index=first_index,
             last_index=last_index,
         )
-
-    @property
-    def in_force(self) -> ConfigurationInForce:
-        """The newest one, committed or not."""
-        return self._known[-1]
+        self.in_force = self._known[-1]
 
     def before(self, index: Index) -> ConfigurationInForce:
         """Return the configuration that was in force before the entry at ``index``, which the log must reach."""
@@ -57,16 +56,19 @@ class Configurations:
 
     def append(self, index: Index, configuration: Configuration) -> None:
         """Put the configuration of an appended entry in force."""
-        self._known.append(ConfigurationInForce(index, configuration))
+        self.in_force = ConfigurationInForce(index, configuration)
+        self._known.append(self.in_force)
 
     def truncate(self, index: Index) -> None:
         """Undo the configurations of entries from ``index`` on; the first one is older than any that can go."""
         while self._known[-1].index >= index:
             self._known.pop()
+        self.in_force = self._known[-1]
 
     def install(self, in_force: ConfigurationInForce, first_index: Index) -> None:
         """Replace all by the one that a snapshot carries."""
         self._known = [in_force]
+        self.in_force = in_force
         invariant(
             in_force.index < first_index,
             "the configuration of a snapshot is not older than the log",

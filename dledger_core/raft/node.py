@@ -408,8 +408,8 @@ class RawNode:
         return found
 
     def _take_committed_configuration(self) -> ConfigurationInForce | None:
-        found = self._committed_configuration()
-        if found is self._emitted_committed_configuration:
+        emitted = self._emitted_committed_configuration
+        if self._log.configurations.in_force is emitted or (found := self._committed_configuration()) is emitted:
             return None
         self._emitted_committed_configuration = found
         return found

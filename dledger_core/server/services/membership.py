@@ -22,7 +22,7 @@ from dledger_core.errors import (
     RequestTimedOutError,
     TransferringError,
 )
-from dledger_core.ids import Index, MemberId, NodeId, member_id, node_of
+from dledger_core.ids import NO_TERM, Index, MemberId, NodeId, Term, member_id, node_of
 from dledger_core.raft import (
     AddLearner,
     Batch,
@@ -140,7 +140,8 @@ class Membership:
         self._now_s = now_s
         self._addresses: dict[NodeId, str] = {}
         self._samples: dict[MemberId, tuple[float, int]] = {}
-        self._led_since: float | None = None
+        self._led_term: Term = NO_TERM
+        self._led_since = 0.0
         self._next_look = 0.0
         self._steps: set[asyncio.Task[None]] = set()
 
@@ -342,21 +343,17 @@ class Membership:
     def tick(self) -> None:
         """Take the next step, if this node leads and a step is due; called at each tick."""
         replica = self._replica
-        if not replica.leader_ready:
-            self._led_since = None
-            self._samples.clear()
-            return
         configuration = replica.raft.configuration
-        if not (configuration.learners or self._addresses):
-            self._samples.clear()
+        if not (configuration.learners or self._addresses) or not replica.leader_ready:
             return
         now = self._now_s()
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_S
-        if self._led_since is None:
-            self._led_since = now
         status = replica.raft.status()
+        if status.term != self._led_term:
+            self._led_term, self._led_since = status.term, now
+            self._samples.clear()
         self._sample(configuration, status, now)
         # A new leader first hears who is there: a voter that answers is not replaced.
         heard = now - self._led_since >= self._limits.member_settle_s
@@ -369,6 +366,8 @@ class Membership:
             task.add_done_callback(self._steps.discard)
 
     def _sample(self, configuration: Configuration, status: Status, now: float) -> None:
+        for member in self._samples.keys() - configuration.learners:
+            del self._samples[member]
         for member in configuration.learners:
             if member in status.progress and member not in self._samples:
                 match = status.progress[member].match_index
