@@ -8,10 +8,10 @@ which it is a no-op::
     producer      p id, e epoch, s sequence, n data entries that follow in the batch, c CRC-32 of their CRC column,
                   o true if the id is used once
     expire        p id of a producer that is forgotten
-    attempt       q query id, b batch id, r run id, a attempt uuid, n and c as above
-    commit        q, b, r, parts [[first, last, rows, crc], ...]: the winning ranges of a transaction,
-                  i a digest of the micro-batch's input, if its writer knows it
-    abort         q, b
+    attempt       q query id, b batch id, r run id, a attempt uuid, n and c as above, f fingerprint of the entries,
+                  o true for a query that is used once, w newest micro-batch of the query in the other groups
+    commit        q, b, r, o, w, parts [[first, last, rows, crc], ...]: the winning ranges of a transaction
+    abort         q, b, r
 
 Later versions add kinds and keys; readers ignore unknown ones. An entry whose flag ``MUST_UNDERSTAND`` is set is
 acknowledged only by a node that knows its kind (``is_known``). The body of a configuration entry (magic 3) is such a
@@ -20,7 +20,7 @@ map too, with the keys of ``raft.Configuration`` and ``t``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -35,6 +35,12 @@ from dledger_core.ids import NUMBER_MAX
 _KINDS: Final = frozenset({None, "log", "producer", "expire", "attempt", "commit", "abort"})
 PARTS_MAX: Final = 16_000
 """Parts of one transaction: request, control entry and response fit their limits (1 MiB, 16,384 elements)."""
+
+
+# SplitMix64's increment and multipliers.
+_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+_FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND: Final = np.uint64(0x94D049BB133111EB)
 
 
 class TransactionId(NamedTuple):
@@ -111,3 +117,26 @@ def log_time(fields: dict[str, Any]) -> int | None:
 def column_crc(crcs: npt.NDArray[Any]) -> int:
     """Return the CRC-32 of a column of CRCs, as little-endian uint32: identifies a batch's content."""
     return checksum.crc32(np.ascontiguousarray(crcs, "<u4").tobytes())
+
+
+def fingerprint(lengths: npt.NDArray[Any], crcs: npt.NDArray[Any]) -> int:
+    """Return a number that identifies entries by their content, in any order: the sum of a hash of each.
+
+    The hash mixes length and CRC of a body, which every writer has. Sums of parts add up (``fingerprint_sum``), however
+    the entries were divided into them.
+    """
+    mixed = (lengths.astype(np.uint64) << np.uint64(32)) + crcs.astype(np.uint64) + _GAMMA
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
+    mixed ^= mixed >> np.uint64(31)
+    return int(mixed.sum(dtype=np.uint64)) & NUMBER_MAX
+
+
+def fingerprint_sum(fingerprints: Iterable[int]) -> int:
+    """Return the fingerprint of all entries from those of disjoint parts of them."""
+    return sum(fingerprints) & NUMBER_MAX
+
+
+def places_of(parts: Sequence[Part]) -> int:
+    """Return a number that identifies a list of parts, in any order."""
+    return checksum.crc32(np.array(sorted(parts), "<i8").tobytes())

@@ -21,7 +21,10 @@
     |  |- ProducersFullError          the table of producers is full; known ones continue
     |  |- SequenceGapError            a sequence was skipped
     |  |- SequenceConflictError       a repeated sequence with other content
-    |  '- TransactionError            aborted, or committed with other content
+    |  |- TransactionError            aborted, or committed with other content
+    |  |- QueryUnknownError           micro-batch > 0 of a query that no group knows
+    |  |- QueriesFullError            the table of transactions is full; known queries continue
+    |  '- OpenTransactionsError       too many open transactions; limit
     |- StorageError                   exit code 4
     |  |- CorruptRecordError          path, position: damaged bytes, never served
     |  |- StoreMismatchError          another group's, node's or log's store; exit code 3
@@ -82,6 +85,7 @@ __all__ = [
     "NoLeaderError",
     "NotLeaderError",
     "NotUnderstoodError",
+    "OpenTransactionsError",
     "OtherLogError",
     "ProducerError",
     "ProducerUnknownError",
@@ -89,6 +93,8 @@ __all__ = [
     "ProposalDroppedError",
     "ProtocolError",
     "QuarantinedError",
+    "QueriesFullError",
+    "QueryUnknownError",
     "RaftError",
     "RecoveryRefusedError",
     "RequestTimedOutError",
@@ -337,6 +343,27 @@ class TransactionError(ProducerError):
 
     code = 605
     name = "TRANSACTION"
+
+
+class QueryUnknownError(ProducerError):
+    """A query that no group knows begins at a micro-batch above 0: its earlier ones may be lost, or another log's."""
+
+    code = 608
+    name = "QUERY_UNKNOWN"
+
+
+class QueriesFullError(ProducerError):
+    """The table of transactions is full, so a new query is rejected; nothing was appended. Known queries continue."""
+
+    code = 607
+    name = "QUERIES_FULL"
+
+
+class OpenTransactionsError(ProducerError):
+    """Too many transactions of the query, or of the log, are open."""
+
+    code = 609
+    name = "OPEN_TRANSACTIONS"
 
 
 class StorageError(DLedgerError):

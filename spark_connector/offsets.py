@@ -18,7 +18,6 @@ commit. The first micro-batch of this source is empty and records the start of t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -39,7 +38,6 @@ __all__ = [
     "SparkCheckpoint",
     "StreamOffset",
     "has_committed",
-    "input_of",
     "local_path",
     "planned_offset",
     "read_checkpoint",
@@ -361,15 +359,6 @@ def has_committed(location: str) -> bool | None:
     """Whether the query of this checkpoint has committed a micro-batch; None if this process cannot read it."""
     path = local_path(location)
     return None if path is None else bool(_numbers(path / "commits"))
-
-
-def input_of(location: str, batch_id: int) -> str:
-    """Return a digest of a micro-batch's entry in Spark's offset log; empty if this process cannot read it."""
-    path = local_path(location)
-    try:
-        return "" if path is None else hashlib.sha256((path / "offsets" / str(batch_id)).read_bytes()).hexdigest()[:32]
-    except OSError:
-        return ""
 
 
 def _numbers(directory: Path) -> set[int]:

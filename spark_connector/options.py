@@ -181,9 +181,9 @@ Lowered = _of_text(str.lower)
 
 
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
-_WRITTEN: Final = frozenset({"peers", "group", "fetch_timeout_ms", "fetch_retry_ms", "append_max_bytes", "protocol"})
-"""Options of a write; a read takes all fields but two."""
-_WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes"})
+_WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes", "first_batch_id", "on_replay_mismatch"})
+_WRITTEN: Final = _WRITTEN_ONLY | {"peers", "fetch_timeout_ms", "fetch_retry_ms", "protocol"}
+"""Options of a write; a read takes all fields but ``_WRITTEN_ONLY``."""
 _OF_TABLES: Final = frozenset(
     {"table", "peers", "path", "groups", "groups_pattern", "fetch_timeout_ms", "fetch_retry_ms", "protocol"}
 )
@@ -245,6 +245,8 @@ class DLedgerOptions(BaseModel):
         fetch_retry_ms: total timeout of a read or append with its retries on all replicas.
         poll_ms: time that an idle stream waits at the server for new entries.
         append_max_bytes: bytes of bodies in one append of the sink.
+        first_batch_id: the micro-batch above 0 at which a query that no group knows may start.
+        on_replay_mismatch: a replayed micro-batch that is committed with other rows fails the query, or is skipped.
         protocol: dledger, or dledger-java for a Java group.
         safety_lag_ms: of a Java group: read up to the end that was observed this long ago.
         commit_probe: of a Java group: append probe entries and read below them instead.
@@ -292,6 +294,8 @@ class DLedgerOptions(BaseModel):
     fetch_retry_ms: Count = Field(60_000, examples=["60000"])
     poll_ms: Count = Field(500, examples=["500"])
     append_max_bytes: Count = Field(2 << 20, le=7 << 20, examples=["2097152"])
+    first_batch_id: Count | None = Field(None, examples=["42"])
+    on_replay_mismatch: Annotated[Literal["fail", "skip"], Lowered] = Field("fail", examples=["skip"])
     protocol: Annotated[Literal["dledger", "dledger-java"], Lowered] = Field("dledger", examples=["dledger"])
     safety_lag_ms: Delay = Field(10_000, validation_alias="safetyLag", examples=["10s"])
     commit_probe: bool = Field(False, examples=["true"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
@@ -23,7 +25,15 @@ __all__ = ["DLedgerDataSource"]
 
 
 class DLedgerDataSource(DataSource):
-    """``format("dledger")``: batch and stream, reading and writing."""
+    """``format("dledger")``: batch and stream, reading and writing.
+
+    Spark makes one object when a query starts and sends copies of it to all that plan, run, commit or abort its
+    micro-batches, so ``run_id`` names this run everywhere.
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self.run_id = str(uuid.uuid4())
 
     @classmethod
     def name(cls) -> str:
@@ -55,7 +65,8 @@ class DLedgerDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Make the stream writer: one transaction for each micro-batch and group."""
         options = DLedgerOptions.for_writing(self.options)
-        return DLedgerStreamWriter(options, schema, overwrite, self.options.get("checkpointlocation", ""))
+        checkpoint = self.options.get("checkpointlocation", "")
+        return DLedgerStreamWriter(options, schema, overwrite, self.run_id, checkpoint)
 
     def _read_options(self, schema: StructType) -> DLedgerOptions:
         options = DLedgerOptions.for_reading(self.options)

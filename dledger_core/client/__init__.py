@@ -1,5 +1,6 @@
 """Clients of a group: append batches, read ranges, follow the leader."""
 
+from dledger_core.client.appends import fingerprint_of
 from dledger_core.client.async_client import AsyncLogClient
 from dledger_core.client.members import GroupMembers, MemberStatus
 from dledger_core.client.node_client import NodeClient
@@ -37,7 +38,7 @@ from dledger_core.client.protocol import (
 )
 from dledger_core.client.reads import PrefixFormat, ending_after
 from dledger_core.client.sync_client import SyncLogClient
-from dledger_core.control import Part, TransactionId
+from dledger_core.control import Part, TransactionId, fingerprint_sum
 
 __all__ = [
     "END_OF_LOG",
@@ -76,6 +77,8 @@ __all__ = [
     "check_of",
     "ending_after",
     "find_loss",
+    "fingerprint_of",
+    "fingerprint_sum",
     "measure_lag",
     "record_at",
 ]

@@ -10,6 +10,7 @@ import numpy as np
 
 from dledger_core.client.protocol import AppendResult, Bodies
 from dledger_core.config import BATCH_BYTES_MAX, RECORD_BYTES_MAX
+from dledger_core.control import fingerprint
 from dledger_core.errors import BadRequestError, DLedgerError
 from dledger_core.record import HEADER_BYTES, Columns
 
@@ -52,6 +53,12 @@ def check_columns(columns: Columns) -> Columns:
             {"batch_bytes": columns.record_bytes, "limit": BATCH_BYTES_MAX},
         )
     return columns
+
+
+def fingerprint_of(bodies: Bodies) -> int:
+    """Return a number that identifies bodies by their content, in any order; sums of it identify their union."""
+    columns = Columns.from_bodies(bodies)
+    return fingerprint(columns.lengths, columns.crcs)
 
 
 class AppendBatcher:

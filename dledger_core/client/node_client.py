@@ -132,9 +132,11 @@ class NodeClient:
         )
         return await self._append(request, columns, idempotent=True)
 
-    async def append_attempt(self, bodies: Bodies, *, transaction: TransactionId, attempt: str) -> AttemptResult:
+    async def append_attempt(
+        self, bodies: Bodies, *, transaction: TransactionId, attempt: str, once: bool = False, elsewhere: int = -1
+    ) -> AttemptResult:
         columns = columns_of(bodies)
-        part = {**transaction_map(transaction), "a": attempt}
+        part = {**transaction_map(transaction, once=once, elsewhere=elsewhere), "a": attempt}
         request = messages.AppendRequest(count=columns.count, transaction=part)
         # Idempotent: if a first copy took effect, the commit does not list it, so it is orphaned.
         result = await self._append(request, columns, idempotent=True)
@@ -162,20 +164,22 @@ class NodeClient:
         return producer_of(await self._to_leader(messages.PRODUCER.encode(request, g=self.group)))
 
     async def transaction(self, transaction: TransactionId) -> TransactionState:
-        return await self._transaction("state", transaction)
+        return await self._transaction("state", transaction_map(transaction))
 
     async def commit_transaction(
-        self, transaction: TransactionId, parts: Sequence[Part], input_id: str = ""
+        self, transaction: TransactionId, parts: Sequence[Part], *, once: bool = False, elsewhere: int = -1
     ) -> TransactionState:
         check_parts(parts)
-        payload = parts_payload(parts)
-        return await self._transaction("commit", transaction, *payload, count=len(parts), input_id=input_id or None)
+        named = transaction_map(transaction, once=once, elsewhere=elsewhere)
+        return await self._transaction("commit", named, *parts_payload(parts), count=len(parts))
 
     async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
-        return await self._transaction("abort", transaction)
+        return await self._transaction("abort", transaction_map(transaction))
 
-    async def _transaction(self, op: str, key: TransactionId, *payload: Buffer, **fields: Any) -> TransactionState:
-        request = messages.TransactionRequest(operation=op, transaction=transaction_map(key), **fields)
+    async def _transaction(
+        self, op: str, named: dict[str, Any], *payload: Buffer, count: int | None = None
+    ) -> TransactionState:
+        request = messages.TransactionRequest(operation=op, transaction=named, count=count)
         return transaction_of(await self._to_leader(messages.TRANSACTION.encode(request, g=self.group), *payload))
 
     async def _to_leader(self, request: dict[str, Any], *payload: Buffer) -> Frame:

@@ -207,17 +207,17 @@ class TransactionState:
 
     Attributes:
         state: ``unknown``, ``open``, ``committed`` or ``aborted``.
-        parts: of a committed one.
         index: the leader's commit index.
-        input_id: the input of a committed one, if its writer named it.
         newest: the newest micro-batch that the query has committed, -1 if none.
+        rows: number of rows of a committed one.
+        fingerprint: of the rows of a committed one (``fingerprint_of``); a replay has the same rows at other indexes.
     """
 
     state: str
-    parts: tuple[Part, ...]
     index: int
-    input_id: str = ""
     newest: int = -1
+    rows: int = 0
+    fingerprint: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,17 +403,25 @@ class OptionalOperations(Protocol):
         """Append columns in a request of their own; otherwise as ``append``."""
         ...
 
-    async def append_attempt(self, bodies: Bodies, *, transaction: TransactionId, attempt: str) -> AttemptResult:
+    async def append_attempt(
+        self, bodies: Bodies, *, transaction: TransactionId, attempt: str, once: bool = False, elsewhere: int = -1
+    ) -> AttemptResult:
         """Append bodies as part of a transaction's attempt; visible only once its commit lists them.
 
         Args:
             bodies: as for ``append``.
             transaction: the transaction.
             attempt: uuid of the attempt.
+            once: the query id is used for this transaction only: it is forgotten after a day without activity.
+            elsewhere: the newest micro-batch that the query has committed in other groups. It admits a query that this
+                group does not know and that does not start at micro-batch 0.
 
         Raises:
-            TransactionError: the transaction is committed or aborted.
-            FencedError: a newer run of the query exists.
+            TransactionError: the transaction is committed or aborted, or has too many parts.
+            FencedError: a newer run of the query exists, or the query is past this micro-batch.
+            QueryUnknownError: an unknown query starts at a micro-batch above 0.
+            QueriesFullError: the log knows as many queries as it may.
+            OpenTransactionsError: too many transactions are open.
         """
         ...
 
@@ -479,28 +487,34 @@ class OptionalOperations(Protocol):
         ...
 
     async def transaction(self, transaction: TransactionId) -> TransactionState:
-        """Return the state of a transaction."""
+        """Return the state of a transaction. A request of its own run counts as activity of an open one."""
         ...
 
     async def commit_transaction(
-        self, transaction: TransactionId, parts: Sequence[Part], input_id: str = ""
+        self, transaction: TransactionId, parts: Sequence[Part], *, once: bool = False, elsewhere: int = -1
     ) -> TransactionState:
         """Commit a transaction: make the named ranges visible. Idempotent.
 
         Args:
             transaction: the transaction.
-            parts: the ranges of its winning attempts, at most 16,000.
-            input_id: names the input that the transaction was made from.
+            parts: the ranges of its winning attempts, at most 16,000; none makes the query known to the log.
+            once: as for ``append_attempt``.
+            elsewhere: as for ``append_attempt``.
 
         Raises:
             TransactionError: aborted, or committed with other parts.
             FencedError: a newer run of the query exists.
+            QueryUnknownError: an unknown query starts at a micro-batch above 0.
+            QueriesFullError: the log knows as many queries as it may.
             BadRequestError: too many parts.
         """
         ...
 
     async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
-        """Abort a transaction: its entries stay invisible. Idempotent."""
+        """Abort a transaction: its entries stay invisible. Idempotent.
+
+        Without a query id, run and batch id name the transaction.
+        """
         ...
 
     async def wait_for_entries(

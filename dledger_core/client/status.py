@@ -21,7 +21,7 @@ from dledger_core.client.routing.cluster_view import ClusterView, Described
 from dledger_core.client.routing.retry import Deadline
 from dledger_core.config import Peer
 from dledger_core.continuation import chain_of_rows
-from dledger_core.control import Part, TransactionId
+from dledger_core.control import TransactionId
 from dledger_core.errors import DLedgerError
 from dledger_core.net import messages
 from dledger_core.net.frame import Frame
@@ -116,13 +116,15 @@ def producer_of(frame: Frame) -> ProducerState:
 def transaction_of(frame: Frame) -> TransactionState:
     """Return the decoded TRANSACTION_OK."""
     response = messages.TRANSACTION_OK.decode(frame.header)
-    parts = tuple(Part(*part) for part in response.parts)
-    return TransactionState(response.state, parts, response.index, response.input_id, response.newest)
+    return TransactionState(
+        response.state, response.index, response.newest, rows=response.rows, fingerprint=response.fingerprint
+    )
 
 
-def transaction_map(transaction: TransactionId) -> dict[str, Any]:
-    """Return the field ``x`` that names a transaction."""
-    return {"q": transaction.query_id, "b": int(transaction.batch_id), "r": transaction.run_id}
+def transaction_map(transaction: TransactionId, *, once: bool = False, elsewhere: int = -1) -> dict[str, Any]:
+    """Return the field ``x`` that names a transaction, with what makes its query known."""
+    named: dict[str, Any] = {"q": transaction.query_id, "b": int(transaction.batch_id), "r": transaction.run_id}
+    return named | ({"o": True} if once else {}) | ({"w": int(elsewhere)} if elsewhere >= 0 else {})
 
 
 class RoleWatch:

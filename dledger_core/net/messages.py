@@ -22,7 +22,10 @@ ISOLATIONS: Final = ("committed", "uncommitted", "records")
 _ISOLATION: Final = "committed: as read_committed shows them; uncommitted: all data; records: all entries, also damaged"
 _MIN_COMMIT: Final = "wait until this entry is committed and durable on the node, else BEHIND"
 _PIN: Final = "[reader's name, ms]: retention on this node keeps entries from start on for this long; 0 ms ends it"
-_TRANSACTION: Final = "transaction: q query id, b batch id, r run id, a attempt (APPEND only)"
+_TRANSACTION: Final = (
+    "transaction: q query id ('' = the run's), b batch id, r run id, a attempt (APPEND only), o whether the query is "
+    "used once, w newest micro-batch that it has committed in other groups"
+)
 _PARTS: Final = "first, last, rows and CRC of each committed attempt: i64 x 4 x n"
 _SEEN: Final = (
     "end (exclusive) of the entries seen in each group i64 x n, lengths of the groups' names u32 x n, lengths of the "
@@ -58,9 +61,9 @@ def _are_members(rows: list[Any]) -> bool:
 
 
 def _is_transaction(value: dict[str, Any]) -> bool:
-    attempt = value.get("a")
-    kinds = type(value.get("q")) is str and type(value.get("b")) is int and type(value.get("r")) is str
-    return kinds and value["b"] >= -1 and (attempt is None or type(attempt) is str)
+    kinds = {"q": str, "b": int, "r": str, "a": str, "o": bool, "w": int}
+    is_named = value.keys() >= {"q", "b", "r"} and all(type(value[key]) is kinds.get(key) for key in value)
+    return is_named and value["b"] >= -1 and value.get("w", -1) >= -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +133,7 @@ class AppendRequest:
     sequence: int | None = wire("ps", "int", "number of this append in the epoch", low=0, default=None, optional=True)
     once: bool = wire("po", "bool", "whether the producer id is used once, so that it expires sooner", default=False)
     transaction: dict[str, Any] | None = wire(
-        "x", "map", _TRANSACTION, low=3, high=4, accepts=_is_transaction, default=None, optional=True
+        "x", "map", _TRANSACTION, low=3, high=6, accepts=_is_transaction, default=None, optional=True
     )
 
 
@@ -214,9 +217,8 @@ class TransactionRequest:
     """Ask for the state of a transaction, commit it or abort it."""
 
     operation: str = wire("op", "str", "the operation", choices=("state", "commit", "abort"))
-    transaction: dict[str, Any] = wire("x", "map", _TRANSACTION, low=3, high=4, accepts=_is_transaction)
+    transaction: dict[str, Any] = wire("x", "map", _TRANSACTION, low=3, high=6, accepts=_is_transaction)
     count: int | None = wire("n", "int", "number of committed attempts", low=0, default=None, optional=True)
-    input_id: str | None = wire("i", "str", "id of the transaction's input", default=None, optional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,12 +226,10 @@ class TransactionResponse:
     """The state of a transaction."""
 
     state: str = wire("state", "str", "its state", choices=("unknown", "open", "committed", "aborted"))
-    parts: list[list[int]] = wire(
-        "parts", "list", "[first, last, rows, crc] of a committed one", low=0, accepts=_rows(int, int, int, int)
-    )
+    rows: int = wire("rows", "int", "number of rows of a committed one, else 0", low=0)
+    fingerprint: int = wire("f", "int", "of the rows of a committed one, in any order, else 0", low=0)
     index: int = wire("index", "int", "index up to which the state holds")
     newest: int = wire("newest", "int", "newest batch id that the query has committed, -1 if none")
-    input_id: str = wire("i", "str", "id of the input of the requested transaction, may be empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -643,13 +643,13 @@ class Group:
             hosted.replica.report_unreachable(peer)
 
     def checkpoint(self) -> None:
-        """Queue a checkpoint; abort old transactions and expire producers, if this node leads."""
+        """Queue a checkpoint; abort inactive transactions and expire producers and queries, if this node leads."""
         hosted = self.hosted
         if hosted is None:
             return
         try:
             hosted.replica.save_checkpoint()
-            hosted.appends.abort_old(self._host.config.transaction_timeout_ms)
+            hosted.appends.abort_inactive(self._host.config.transaction_timeout_ms)
             hosted.appends.expire_old()
         except Exception as error:  # noqa: BLE001 - the other groups continue
             _LOG.critical("checkpoint failed: group=%s", self.name, exc_info=error)

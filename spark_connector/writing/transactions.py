@@ -7,7 +7,8 @@ listed are orphaned, and read_committed skips them.
 
 A micro-batch that an earlier run of the query has committed is replayed without writing. It must be the same
 micro-batch: two queries with one id (from a copied checkpoint, or one restored from an old backup) would otherwise drop
-each other's rows. Spark's offset log distinguishes them, so the commit records a digest of its entry.
+each other's rows. So the log remembers the fingerprint of the committed rows, and a replay compares its own with it.
+For the same reason a query that no group knows must start at micro-batch 0.
 
 A transaction is atomic in one group, not across groups: no coordinator spans them. A replay commits the remaining
 groups, so all groups are checked before the first commit.
@@ -22,7 +23,7 @@ import uuid
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,17 +41,30 @@ from dledger_core import (
     TransactionError,
     TransactionId,
     UnreachableError,
+    fingerprint_of,
+    fingerprint_sum,
 )
 from spark_connector.connections import client_for
 from spark_connector.errors import OptionError, SchemaError
 from spark_connector.options import DLedgerOptions
 from spark_connector.writing.rows import GroupRows, SinkShape, rows_by_group
 
-__all__ = ["AttemptMessage", "CommittedBefore", "abort_attempts", "check_target", "commit_attempts", "write_attempt"]
+__all__ = [
+    "AttemptMessage",
+    "CommittedBefore",
+    "abort_attempts",
+    "begin_query",
+    "check_target",
+    "commit_attempts",
+    "write_attempt",
+]
 
 _log = logging.getLogger("spark_connector")
 _IN_FLIGHT_BYTES: Final = 8 << 20
 _ABORT_MS: Final = 5_000
+RENEW_S: Final = 60.0
+"""Well below the servers' transaction timeout (15 minutes by default)."""
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -58,16 +72,16 @@ class CommittedBefore:
     """A group whose transaction an attempt found committed, so that it wrote nothing.
 
     Attributes:
-        input_id: digest of the input of the committed micro-batch, if recorded.
-        newest: the newest micro-batch of the query that is committed there.
-        rows: number of committed rows.
+        rows: number of rows that the log has of the micro-batch.
+        fingerprint: of those rows.
         skipped: number of rows that this attempt had for the group.
+        skipped_fingerprint: of its rows.
     """
 
-    input_id: str
-    newest: int
     rows: int
+    fingerprint: int
     skipped: int = 0
+    skipped_fingerprint: int = 0
 
 
 @dataclass
@@ -88,19 +102,33 @@ class AttemptMessage(WriterCommitMessage):
 
 
 def write_attempt(
-    batches: Iterable[pa.RecordBatch], shape: SinkShape, options: DLedgerOptions, transaction: TransactionId
+    batches: Iterable[pa.RecordBatch],
+    shape: SinkShape,
+    options: DLedgerOptions,
+    transaction: TransactionId,
+    *,
+    once: bool = False,
 ) -> AttemptMessage:
     """Append a task's rows and returns the message for the driver; runs on executors.
+
+    Args:
+        batches: the rows.
+        shape: their columns.
+        options: the options of the write.
+        transaction: the transaction of the micro-batch.
+        once: whether the query id is used for this transaction only.
 
     Raises:
         SchemaError: a row that cannot be written.
         FencedError: a newer run of the query writes.
+        QueryUnknownError: no group knows the query, and it does not start at micro-batch 0.
         DLedgerError: the servers rejected an append, or did not respond within ``fetchRetryMs``.
     """
-    attempt, first_row = _Attempt(options, transaction), 0
+    attempt, first_row = _Attempt(options, transaction, once=once), 0
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
     try:
+        attempt.renew(shape.group)
         for batch in batches:
             for rows in rows_by_group(batch, shape, first_row, partition):
                 if len(rows.bodies):
@@ -115,13 +143,17 @@ class _Attempt:
     """The writers of one attempt, one per group.
 
     A group has either a writer or a committed transaction, never both: an attempt that found its transaction committed
-    must append nothing more there.
+    must append nothing more there. A transaction that is committed while the attempt writes fails it: either a twin of
+    the task has won, or Spark runs the task again, which then compares all its rows.
     """
 
-    def __init__(self, options: DLedgerOptions, transaction: TransactionId) -> None:
+    def __init__(self, options: DLedgerOptions, transaction: TransactionId, *, once: bool) -> None:
         self._options = options
+        self._once = once
         self._uuid = str(uuid.uuid4())
         self._writers: dict[str, _GroupWriter] = {}
+        self._renewals: dict[str, asyncio.Task[None]] = {}
+        self._elsewhere: int | None = None
         self._message = AttemptMessage(transaction)
 
     def write(self, rows: GroupRows) -> None:
@@ -130,62 +162,71 @@ class _Attempt:
         The state is asked once per group, before the first append: a replayed micro-batch must not write again.
         """
         group = rows.group
-        assert not (group in self._writers and group in self._message.committed)
         if group not in self._writers and group not in self._message.committed:
-            client = self._client(group)
-            if not self._note_if_committed(group, client):
-                transaction = self._message.transaction
-                self._writers[group] = _GroupWriter(client, self._options, transaction, self._uuid)
+            self._begin(group)
         if group in self._writers:
-            self._unless_committed(group, rows)
-        if group in self._message.committed:
-            self._message.committed[group].skipped += len(rows.bodies)
+            self._writers[group].add(rows)
+        else:
+            before = self._message.committed[group]
+            before.skipped += len(rows.bodies)
+            prints = before.skipped_fingerprint, fingerprint_of(rows.bodies)
+            before.skipped_fingerprint = fingerprint_sum(prints)
 
     def finish(self) -> AttemptMessage:
         """Send the remaining rows and return the message once all appends are committed."""
-        for group in list(self._writers):
-            self._unless_committed(group, None)
+        for group, writer in self._writers.items():
+            self._message.parts[group] = writer.finish()
             self._message.logs[group] = self._client(group).log_uuid
         return self._message
 
-    def _client(self, group: str) -> Client:
-        transaction = self._message.transaction
-        return client_for(self._options, group, run=transaction.run_id or transaction.query_id)
+    def renew(self, group: str | None) -> None:
+        """Keep the transaction of a group active while this task runs, also between appends; None = of no group."""
+        if group is not None and group not in self._renewals:
+            client, transaction = self._client(group), self._message.transaction
+            self._renewals[group] = client.call(_started(_renewing(client, transaction)))
 
     def cancel(self) -> None:
+        """Stop all that is in flight; after ``finish`` there are no appends."""
         for writer in self._writers.values():
             writer.cancel()
+        for group, renewal in self._renewals.items():
+            self._client(group).call(_cancelled(renewal))
 
-    def _unless_committed(self, group: str, rows: GroupRows | None) -> None:
-        """Append rows, or finish if None; count them as skipped if the transaction is committed meanwhile.
-
-        Another run of the query, or the commit with a speculative attempt of this task, can end the transaction at any
-        time. The node then rejects the append; only a committed transaction excuses that.
-        """
-        writer = self._writers[group]
-        try:
-            if rows is None:
-                self._message.parts[group] = writer.finish()
-            else:
-                writer.add(rows)
-        except TransactionError:
-            del self._writers[group]
-            writer.cancel()
-            if not self._note_if_committed(group, self._client(group)):
-                raise
-            self._message.committed[group].skipped += writer.rows
-
-    def _note_if_committed(self, group: str, client: Client) -> bool:
-        """Record the group if its transaction is committed; return whether it is.
+    def _begin(self, group: str) -> None:
+        """Make the writer of a group, or record that its transaction is committed.
 
         Raises:
             FencedError: a newer run of the query has fenced this one.
         """
-        found = client.transaction(self._message.transaction)
+        client, transaction = self._client(group), self._message.transaction
+        found = client.transaction(transaction)
         if found.state == "committed":
-            count = sum(part.rows for part in found.parts)
-            self._message.committed[group] = CommittedBefore(found.input_id, found.newest, count)
-        return group in self._message.committed
+            self._message.committed[group] = CommittedBefore(found.rows, found.fingerprint)
+            return
+        # Only a group that does not know the query asks what the others know of it.
+        is_new = transaction.batch_id > 0 and found.newest < 0
+        elsewhere = self._newest_elsewhere(group) if is_new else -1
+        self._writers[group] = _GroupWriter(
+            client, self._options, transaction, self._uuid, once=self._once, elsewhere=elsewhere
+        )
+        self.renew(group)
+
+    def _newest_elsewhere(self, group: str) -> int:
+        """Return the newest micro-batch of the query that any group of the nodes has committed, -1 if there is none.
+
+        The option ``firstBatchId`` names the one at which a query may start that no group knows.
+        """
+        if self._elsewhere is None:
+            transaction = self._message.transaction
+            others = [self._client(name) for name in self._client(group).groups()]
+            newest = [client.transaction(transaction).newest for client in others]
+            starts_here = self._options.first_batch_id == transaction.batch_id
+            self._elsewhere = max([*newest, transaction.batch_id - 1 if starts_here else -1])
+        return self._elsewhere
+
+    def _client(self, group: str) -> Client:
+        transaction = self._message.transaction
+        return client_for(self._options, group, run=transaction.run_id or transaction.query_id)
 
 
 class _GroupWriter:
@@ -197,12 +238,20 @@ class _GroupWriter:
     they are orphaned.
     """
 
-    def __init__(self, client: Client, options: DLedgerOptions, transaction: TransactionId, attempt: str) -> None:
-        self.rows = 0
+    def __init__(
+        self,
+        client: Client,
+        options: DLedgerOptions,
+        transaction: TransactionId,
+        attempt: str,
+        *,
+        once: bool,
+        elsewhere: int,
+    ) -> None:
         self._client = client
         self._options = options
-        self._transaction = transaction
-        self._attempt = attempt
+        self._about: dict[str, Any] = {"transaction": transaction, "attempt": attempt}
+        self._about |= {"once": once, "elsewhere": elsewhere}
         self._collected: list[pa.Array] = []
         self._numbers: tuple[int, int] = (0, 0)
         self._bytes = 0
@@ -211,7 +260,6 @@ class _GroupWriter:
         self._parts: list[Part] = []
 
     def add(self, rows: GroupRows) -> None:
-        self.rows += len(rows.bodies)
         for start, stop, size in _chunks(rows.bodies, self._options.append_max_bytes):
             if self._collected and self._bytes + size > self._options.append_max_bytes:
                 self._send()
@@ -242,7 +290,7 @@ class _GroupWriter:
         size, self._collected, self._bytes = self._bytes, [], 0
         while self._in_flight and self._in_flight_bytes + size > _IN_FLIGHT_BYTES:
             self._take()
-        work = self._client.in_loop.append_attempt(bodies, transaction=self._transaction, attempt=self._attempt)
+        work = self._client.in_loop.append_attempt(bodies, **self._about)
         # An event loop starts tasks in the order of their creation, so the requests leave in this order.
         self._in_flight.append(_Append(self._client.call(_started(work)), bodies, size, self._numbers))
         self._in_flight_bytes += size
@@ -255,7 +303,7 @@ class _GroupWriter:
         result = self._result_of(append)
         overtaken = not self._follows(result)
         if overtaken:
-            result = self._client.append_attempt(append.bodies, transaction=self._transaction, attempt=self._attempt)
+            result = self._client.append_attempt(append.bodies, **self._about)
         # Readers return the parts in log order, which must be the order of the task.
         assert self._follows(result), "a repeated append is after all earlier ones"
         assert result.rows == len(append.bodies)
@@ -296,7 +344,15 @@ class _Append:
     numbers: tuple[int, int]
 
 
-async def _started(work: Coroutine[Any, Any, AttemptResult]) -> asyncio.Task[AttemptResult]:
+async def _renewing(client: Client, transaction: TransactionId) -> None:
+    """Ask for the transaction's state periodically, which counts as its activity; errors are those of the appends."""
+    while True:
+        await asyncio.sleep(RENEW_S)
+        with contextlib.suppress(DLedgerError):
+            await client.in_loop.transaction(transaction)
+
+
+async def _started(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
     return asyncio.ensure_future(work)
 
 
@@ -304,7 +360,7 @@ async def _result(task: asyncio.Task[AttemptResult]) -> AttemptResult:
     return await task
 
 
-async def _cancelled(task: asyncio.Task[AttemptResult]) -> None:
+async def _cancelled(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.wait([task])
 
@@ -334,15 +390,15 @@ def check_target(options: DLedgerOptions, group: str | None, *, started: bool | 
         raise OptionError(f"no node hosts the group {group!r}", options.peers, remedy)
 
 
-def commit_attempts(
-    messages: Sequence[WriterCommitMessage | None], options: DLedgerOptions, input_id: str = ""
-) -> None:
+def commit_attempts(messages: Sequence[WriterCommitMessage | None], options: DLedgerOptions) -> bool:
     """Commit the transaction in every group that the winning attempts wrote to. Idempotent.
 
     Args:
         messages: of the winning attempts.
         options: the options of the write.
-        input_id: digest of the input of the micro-batch, empty if unknown.
+
+    Returns:
+        Whether any group has rows of the micro-batch.
 
     Raises:
         FencedError: a newer run, or another query with the same id, writes.
@@ -357,7 +413,7 @@ def commit_attempts(
         for group, ranges in message.parts.items():
             parts.setdefault(group, []).extend(ranges)
     for group, reports in before.items():
-        _check_replay(found[0].transaction, group, reports, input_id)
+        _check_replay(found[0].transaction, group, reports, options)
     # A group in which one attempt found the transaction committed needs no second commit; parts that another attempt
     # appended there before are orphaned.
     logs = {group: log for message in found for group, log in message.logs.items()}
@@ -367,34 +423,51 @@ def commit_attempts(
     done: list[str] = []
     for group, ranges in pending.items():
         try:
-            client = client_for(options, group, log=logs.get(group))
-            client.commit_transaction(found[0].transaction, ranges, input_id)
+            client_for(options, group, log=logs.get(group)).commit_transaction(found[0].transaction, ranges)
         except DLedgerError as error:
             raise _with_committed_groups(error, group, done) from None
         done.append(group)
+    return bool(before or done)
 
 
-def _check_replay(transaction: TransactionId, group: str, reports: list[CommittedBefore], input_id: str) -> None:
-    """Raise if the committed micro-batch belongs to another query with the same id.
+def begin_query(messages: Sequence[WriterCommitMessage | None], options: DLedgerOptions, group: str | None) -> None:
+    """Make a query known to a log whose first micro-batch has no rows: the next ones could not start there.
 
-    Without both digests only a newer committed micro-batch proves another query, because Spark never goes back.
+    Args:
+        messages: of its tasks.
+        options: the options of the write.
+        group: the target; None = rows name it, and any group may keep the query.
     """
-    known = reports[0]
-    same = known.input_id == input_id if known.input_id and input_id else known.newest <= transaction.batch_id
-    if not same:
-        raise FencedError(
-            f"micro-batch {transaction.batch_id} of query {transaction.query_id} was committed with other input",
-            f"group {group!r}",
-            "two queries have one id: a checkpoint was copied, or restored from a backup; stop the other query, or "
-            "start this one with a new checkpoint",
-            {"newest": known.newest},
-        )
+    transaction = next((message.transaction for message in messages if isinstance(message, AttemptMessage)), None)
+    if transaction is not None:
+        name = group or min(client_for(options, "default").groups())
+        client_for(options, name).commit_transaction(transaction, [])
+
+
+def _check_replay(
+    transaction: TransactionId, group: str, reports: list[CommittedBefore], options: DLedgerOptions
+) -> None:
+    """Raise if the committed micro-batch has other rows: those of another query, or rows that are not deterministic.
+
+    Their order and places may differ, their number and content may not.
+    """
+    committed = reports[0].rows, reports[0].fingerprint
     rows = sum(report.skipped for report in reports)
-    if rows != known.rows:
+    if committed == (rows, fingerprint_sum(report.skipped_fingerprint for report in reports)):
+        return
+    if options.on_replay_mismatch == "skip":
         _log.warning(
-            "replay of a non-deterministic query, its first rows stay: group=%s batch_id=%d committed_rows=%d rows=%d",
-            *(group, transaction.batch_id, known.rows, rows),
+            "replay has other rows, the committed ones stay: group=%s batch_id=%d committed_rows=%d rows=%d",
+            *(group, transaction.batch_id, committed[0], rows),
         )
+        return
+    raise FencedError(
+        f"micro-batch {transaction.batch_id} of query {transaction.query_id} was committed with other rows",
+        f"group {group!r}",
+        "two queries have one id (a checkpoint was copied, or restored from a backup): stop the other query, or start "
+        "this one with a new checkpoint. If its rows differ each time they are computed, set onReplayMismatch=skip",
+        {"committed_rows": committed[0], "rows": rows},
+    )
 
 
 def _check_open(
@@ -405,9 +478,9 @@ def _check_open(
         state = client_for(options, group, log=logs.get(group)).transaction(transaction).state
         if state not in ("open", "committed"):
             raise TransactionError(
-                f"the transaction is {state}: it was open for longer than the transaction timeout of the servers",
+                f"the transaction is {state}: it was aborted, or inactive for longer than the servers' timeout",
                 f"group {group!r}",
-                "write again in smaller batches, or raise transaction-timeout-ms of the servers; no row is visible",
+                "write again, or raise transaction-timeout-ms of the servers; no row is visible",
             )
 
 
@@ -417,30 +490,21 @@ def _with_committed_groups(error: DLedgerError, group: str, done: list[str]) -> 
     return type(error)(error.what, where, error.remedy, error.values)
 
 
-def abort_attempts(
-    messages: Sequence[WriterCommitMessage | None],
-    options: DLedgerOptions,
-    group: str | None,
-    transaction: TransactionId | None = None,
-) -> None:
+def abort_attempts(options: DLedgerOptions, group: str | None, transaction: TransactionId) -> None:
     """Abort the transaction in every group, so that readers need not wait for the leader's timeout.
 
     This is a hint: committed transactions stay, and so do those of a newer run. It raises nothing, because the error
     that led here is the one to show.
 
     Args:
-        messages: of finished tasks.
         options: the options of the write.
         group: the target; None = rows name it, so it may be any.
-        transaction: the transaction; None = that of a message. Without either, nothing is done.
+        transaction: the transaction; without a query id its run and batch id name it.
     """
-    known = [message.transaction for message in messages if isinstance(message, AttemptMessage)]
-    if transaction is None and not known:
-        return
     options = options.model_copy(update={"fetch_retry_ms": min(_ABORT_MS, options.fetch_retry_ms)})
     try:
         for name in [group] if group is not None else client_for(options, "default").groups():
             with contextlib.suppress(FencedError):  # a newer run owns the query
-                client_for(options, name).abort_transaction(transaction or known[0])
+                client_for(options, name).abort_transaction(transaction)
     except DLedgerError as error:
         _log.warning("abort failed, the leader aborts the transaction after its timeout: error=%s", error)

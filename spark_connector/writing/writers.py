@@ -12,10 +12,16 @@ from pyspark.taskcontext import TaskContext
 
 from dledger_core import TransactionId
 from spark_connector.errors import OptionError
-from spark_connector.offsets import has_committed, input_of
+from spark_connector.offsets import has_committed
 from spark_connector.options import DLedgerOptions
 from spark_connector.writing.rows import sink_shape
-from spark_connector.writing.transactions import abort_attempts, check_target, commit_attempts, write_attempt
+from spark_connector.writing.transactions import (
+    abort_attempts,
+    begin_query,
+    check_target,
+    commit_attempts,
+    write_attempt,
+)
 
 
 class DLedgerBatchWriter(DataSourceArrowWriter):
@@ -34,7 +40,7 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append a task's rows."""
-        return write_attempt(iterator, self._shape, self._options, self._transaction)
+        return write_attempt(iterator, self._shape, self._options, self._transaction, once=True)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make all rows visible."""
@@ -42,7 +48,7 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Abort the transaction in every group, unless it is committed."""
-        abort_attempts(messages, self._options, self._shape.group, self._transaction)
+        abort_attempts(self._options, self._shape.group, self._transaction)
 
 
 class DLedgerStreamWriter(DataSourceStreamArrowWriter):
@@ -55,45 +61,44 @@ class DLedgerStreamWriter(DataSourceStreamArrowWriter):
         options: the options of the write.
         schema: the columns.
         overwrite: rejected.
+        run_id: names this run of the query: it fences tasks of older runs that still append.
         checkpoint: the checkpoint location of the query, if set as an option.
     """
 
-    def __init__(self, options: DLedgerOptions, schema: StructType, overwrite: bool, checkpoint: str = "") -> None:
+    def __init__(
+        self, options: DLedgerOptions, schema: StructType, overwrite: bool, run_id: str, checkpoint: str = ""
+    ) -> None:
         if overwrite:
             raise OptionError("a log cannot be overwritten", "", "use outputMode('append')")
         self._options = options
         self._shape = sink_shape(schema, options)
-        self._checkpoint = checkpoint
+        self._run_id = run_id
         check_target(options, self._shape.group, started=has_committed(checkpoint))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append a task's rows; writes nothing if the micro-batch was committed before."""
-        return write_attempt(iterator, self._shape, self._options, _transaction_of_task())
+        return write_attempt(iterator, self._shape, self._options, _transaction_of_task(self._run_id))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Commit the transaction in every group; a repeated call changes nothing."""
-        commit_attempts(messages, self._options, input_of(self._checkpoint, batchId))
+        if not commit_attempts(messages, self._options) and batchId == 0:
+            begin_query(messages, self._options, self._shape.group)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - as above
-        """Abort the rows of finished tasks, unless they are committed or a newer run owns the query.
+        """Abort the rows of finished and failed tasks, unless they are committed or a newer run owns the query.
 
         Spark calls this when a task failed permanently, when the query is stopped during a micro-batch, and after a
-        ``commit`` that raised. Only the message of a finished task names the transaction. Without one it stays open
-        until the query is restarted or the leader aborts it (15 minutes by default). Until then readers with
-        ``read_committed`` stop at its first entry.
+        ``commit`` that raised. No task need have finished: the run and the batch id name the transaction.
         """
-        abort_attempts(messages, self._options, self._shape.group)
+        abort_attempts(self._options, self._shape.group, TransactionId("", batchId, self._run_id))
 
 
-def _transaction_of_task() -> TransactionId:
-    """Return the transaction of the micro-batch that the current task belongs to.
-
-    The run id is its fence token: a new run of the query fences tasks of the old one that still append.
-    """
+def _transaction_of_task(run_id: str) -> TransactionId:
+    """Return the transaction of the micro-batch that the current task belongs to."""
     context = TaskContext.get()
     assert context is not None
     query_id = context.getLocalProperty("sql.streaming.queryId")
     batch_id = context.getLocalProperty("streaming.sql.batchId")
     assert query_id is not None
     assert batch_id is not None
-    return TransactionId(query_id, int(batch_id), context.getLocalProperty("spark.jobGroup.id") or "")
+    return TransactionId(query_id, int(batch_id), run_id)

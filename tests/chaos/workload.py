@@ -143,7 +143,10 @@ class _Process:
 
     async def attempt(self, transaction: TransactionId, name: str) -> AttemptResult | None:
         bodies = self.bodies()
-        call = self.client.append_attempt(bodies, transaction=transaction, attempt=name)
+        # A micro-batch of which no append took effect leaves the query unknown to the log.
+        call = self.client.append_attempt(
+            bodies, transaction=transaction, attempt=name, elsewhere=transaction.batch_id - 1
+        )
         fields = {"hashes": tuple(map(hash_of, bodies)), "attempt": name}
         result, _ = await self._record(Append, call, fields, _range_of)
         return result

@@ -268,8 +268,8 @@ class FakeNode:
 
     def on_transaction(self, header, payload):
         state = {"state": "open", "commit": "committed", "abort": "aborted"}[header["op"]]
-        parts = [list(part) for part in codec.parse_parts(payload, header["n"] or 0)]
-        return {"t": Type.TRANSACTION_OK, "state": state, "parts": parts, "index": 7, "newest": -1, "i": ""}, []
+        rows = sum(part.rows for part in codec.parse_parts(payload, header["n"] or 0))
+        return {"t": Type.TRANSACTION_OK, "state": state, "rows": rows, "f": 5, "index": 7, "newest": -1}, []
 
     def on_digest(self, header, payload):
         rows = [[header["start"], header["end"], 4, 100, b"c" * 32, b"l" * 32]]

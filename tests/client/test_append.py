@@ -411,12 +411,15 @@ async def test_transaction_attempt_commit_and_abort(group, client):
     result = await client.append_attempt([b"a", b"b"], transaction=KEY, attempt="uuid")
     assert (result.first_index, result.last_index, result.rows) == (1, 2, 2)
     assert result.crc == column_crc(Columns.from_bodies([b"a", b"b"]).crcs)
-    assert group.asked(Type.APPEND)[-1]["x"] == {"q": "query", "b": 3, "r": "run", "a": "uuid"}
+    named = {"q": "query", "b": 3, "r": "run"}
+    assert group.asked(Type.APPEND)[-1]["x"] == named | {"a": "uuid"}
+    await client.append_attempt([b"a"], transaction=KEY, attempt="uuid", once=True, elsewhere=2)
+    assert group.asked(Type.APPEND)[-1]["x"] == named | {"a": "uuid", "o": True, "w": 2}
     assert (await client.transaction(KEY)).state == "open"
     parts = [Part(1, 2, 2, result.crc)]
     group.nodes.n1.script[Type.TRANSACTION] = ["drop", NotLeaderError("no")]
     committed = await client.commit_transaction(KEY, parts)
-    assert (committed.state, committed.parts) == ("committed", tuple(parts))
+    assert (committed.state, committed.rows, committed.fingerprint) == ("committed", 2, 5)
     assert (await client.abort_transaction(KEY)).state == "aborted"
 
 

@@ -16,15 +16,13 @@ from dledger_core.errors import (
     ProducersFullError,
     ProducerUnknownError,
     ProposalDroppedError,
+    QueryUnknownError,
     SequenceConflictError,
     SequenceGapError,
     TransactionError,
     TransferringError,
 )
 from dledger_core.ids import NO_TERM, NodeId
-from dledger_core.net.frame import ARRAY_LENGTH_MAX, encode_frame
-from dledger_core.net.messages import TRANSACTION_OK, TransactionResponse
-from dledger_core.net.protocol import HEADER_BYTES_MAX
 from dledger_core.record import MAGIC_CONTROL, Columns, ProposedBatch
 from dledger_core.server.services.flow import Budget
 from dledger_core.storage.tables.producers import EXPIRY_MS
@@ -388,22 +386,79 @@ def test_abort_includes_attempts_in_flight(n0, ask):
     assert batches(n0)[-1] == (3, 3), "the late attempt was rejected"
 
 
-def test_abort_is_idempotent(n0, ask):
+def test_abort_is_appended_once_and_of_unknown_query_not_at_all(n0, ask):
+    ask.appends.abort(KEY, ask.answers.append)
+    commit(n0)
+    assert batches(n0) == [(0, 0)]
+    ask.attempt(KEY, "a", b"row")
     for _ in range(2):
         ask.appends.abort(KEY, ask.answers.append)
         commit(n0)
-    assert batches(n0) == [(0, 0), (1, 1)]
-    assert len(ask.ranges) == 2
+    assert batches(n0) == [(0, 0), (1, 2), (3, 3)]
+    assert len(ask.ranges) == 4
+    ask.appends.abort(KEY._replace(batch_id=1), ask.answers.append)
+    commit(n0)
+    ask.attempt(KEY._replace(batch_id=1), "a", b"a straggler of it")
+    n0.confirm()
+    assert ask.ranges[-1] is TransactionError
 
 
-def test_largest_transaction_fits_frame_and_larger_one_is_rejected(n0, ask):
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_run_is_aborted_by_batch_id_without_query_id(n0, ask, in_flight):
+    """A driver knows its run and the micro-batch; the query id only from a task that finished."""
+    other = KEY._replace(query_id="other", run_id="other run")
+    ask.attempt(other, "a", b"row")
+    ask.attempt(KEY, "a", b"row")
+    if not in_flight:
+        commit(n0)
+    for unknown in (KEY._replace(run_id="another"), KEY._replace(batch_id=7)):
+        ask.appends.abort(unknown._replace(query_id=""), ask.answers.append)
+    ask.appends.abort(KEY._replace(query_id=""), ask.answers.append)
+    commit(n0)
+    assert list(n0.replica.tables.transactions.open) == [("other", 0)]
+
+
+def test_renewed_transaction_is_not_aborted_nor_soon_by_a_new_leader(n0, ask):
+    ask.attempt(KEY, "a", b"row")
+    ask.attempt(KEY._replace(query_id="other"), "a", b"row")
+    commit(n0)
+
+    def is_open(query_id="q"):
+        ask.appends.abort_inactive(1000)
+        commit(n0)
+        return (query_id, 0) in n0.replica.tables.transactions.open
+
+    n0.running_ms += 900
+    for run_id in ("r", "another"):
+        ask.appends.renew(KEY._replace(run_id=run_id))
+    n0.running_ms += 200
+    assert is_open()
+    assert not is_open("other")
+    n0.depose()
+    n0.running_ms += 10_000
+    n0.lead()
+    n0.running_ms += 1000
+    assert is_open()
+    n0.running_ms += 1
+    assert not is_open()
+
+
+def test_query_that_no_group_knows_is_rejected_after_leadership_is_confirmed(n0, ask):
+    ask.attempt(KEY._replace(batch_id=7), "a", b"row")
+    assert ask.answers == []
+    n0.confirm()
+    assert ask.ranges == [QueryUnknownError]
+    ask.appends.append_attempt(
+        Columns.from_bodies([b"row"]), KEY._replace(batch_id=7), "a", ask.answers.append, elsewhere=6
+    )
+    commit(n0)
+    assert ask.ranges[-1] == (2, 2)
+    assert n0.replica.tables.transactions.newest("q") == 6
+
+
+def test_largest_transaction_fits_and_larger_one_is_rejected(n0, ask):
     big = (1 << 63) - 1
     key = TransactionId("q" * LIMITS.id_bytes, 1, "r" * LIMITS.id_bytes)
-    response = TransactionResponse(
-        state="committed", parts=[[big] * 4] * PARTS_MAX, index=big, newest=big, input_id="i" * LIMITS.id_bytes
-    )
-    assert len(encode_frame(TRANSACTION_OK.encode(response, r=big))[0]) < HEADER_BYTES_MAX
-    assert PARTS_MAX < ARRAY_LENGTH_MAX
     with pytest.raises(BadRequestError):
         ask.appends.commit(key, [Part(big, big, big, big)] * (PARTS_MAX + 1), ask.answers.append)
     ask.appends.commit(key, [Part(big, big, big, big)] * PARTS_MAX, ask.answers.append)
@@ -411,14 +466,13 @@ def test_largest_transaction_fits_frame_and_larger_one_is_rejected(n0, ask):
     assert ask.ranges == [TransactionError], "it fits, but the log has no such parts"
 
 
-@pytest.mark.parametrize("field", ["query", "run", "attempt", "producer", "input"])
+@pytest.mark.parametrize("field", ["query", "run", "attempt", "producer"])
 def test_ids_are_limited_in_bytes(ask, field):
     long = "é" * (LIMITS.id_bytes // 2) + "x"
     key = TransactionId(long if field == "query" else "q", 0, long if field == "run" else "r")
     requests = {
         "producer": [lambda: ask.produced(long, 0, 0, b"a")],
         "attempt": [lambda: ask.attempt(key, long, b"a")],
-        "input": [lambda: ask.appends.commit(key, [], ask.answers.append, long)],
     }.get(field, [lambda: ask.attempt(key, "a", b"a"), lambda: ask.appends.commit(key, [], ask.answers.append)])
     for request in requests:
         with pytest.raises(BadRequestError) as refused:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dledger_core.client import AsyncProducer
+from dledger_core.client import AsyncProducer, fingerprint_of
 from dledger_core.client.routing.channel import ConnectionLostError
 from dledger_core.config import LIMITS, Limits, StorageConfig, format_peers
 from dledger_core.connect import AsyncClient
@@ -22,6 +22,7 @@ from dledger_core.errors import (
     FencedError,
     NoLeaderError,
     ProducersFullError,
+    QueryUnknownError,
     TransactionError,
     UnknownGroupError,
 )
@@ -36,7 +37,7 @@ from dledger_core.storage import open_store
 from tests.support.field_values import MISSING, wrong_values
 from tests.support.server_group import TIMEOUT_S, RawClient, ServerGroup, eventually, stall
 
-KEY = {"q": "query", "b": 1, "r": "run"}
+KEY = {"q": "query", "b": 0, "r": "run"}
 NEWER = KEY | {"r": "run2"}
 TOP = (1 << 63) - 1
 SMALL = StorageConfig(data_segment_bytes=1 << 16, index_segment_bytes=1 << 12, preallocate_bytes=0)
@@ -104,6 +105,9 @@ BEYOND_THE_TABLE = [
     (Type.DIGEST, {"span": 3}),
     (Type.DIGEST, {"span": 2 * LIMITS.digest_entries}),
     (Type.TRANSACTION, {"op": "commit", "x": KEY | {"b": 7}}),
+    (Type.TRANSACTION, {"op": "state", "x": KEY | {"o": 1}}),
+    (Type.TRANSACTION, {"op": "state", "x": KEY | {"w": -2}}),
+    (Type.TRANSACTION, {"op": "state", "x": KEY | {"z": 1}}),
     (Type.TRANSACTION, {"op": "commit", "x": KEY | {"b": 7}, "n": 2}),
     (Type.TRANSACTION, {"op": "commit", "x": KEY | {"b": 7}, "n": 1 << 40}),
     (Type.TRANSFER, {"node": "n7"}),
@@ -408,8 +412,8 @@ async def test_describe_returns_terms_segments_and_producers(tmp_path):
             "first_index": 14, "last_index": 15, "once": False,
         },
         {
-            "producer_id": "query", "kind": "query", "epoch": None, "run_id": "run", "next_sequence": 2,
-            "first_index": part.first, "last_index": part.last, "once": None,
+            "producer_id": "query", "kind": "query", "epoch": None, "run_id": "run", "next_sequence": 1,
+            "first_index": part.first, "last_index": part.last, "once": False,
         },
     ]  # fmt: skip
     with open_store(tmp_path / "default" / "dledger-n0") as store:
@@ -461,7 +465,7 @@ async def test_metadata_reports_table_of_producers_before_it_is_full(tmp_path):
         await AsyncProducer(client, "job", once=True).append([b"x"])
         for number in range(2):
             await AsyncProducer(client, f"p{number}").append([b"x"])
-        lasting, used_once = (await client.metadata()).tables
+        lasting, used_once, *_ = (await client.metadata()).tables
         assert (lasting.rows, lasting.limit, lasting.is_nearly_full) == (3, 5, False)
         assert (used_once.rows, used_once.limit, used_once.is_nearly_full) == (1, 2, False)
         await AsyncProducer(client, "p2").append([b"x"])
@@ -604,11 +608,11 @@ async def test_busy_reaches_client_and_ends(tmp_path):
 # --- transactions ---------------------------------------------------------------------------------------------------
 
 
-async def test_transaction_parts_are_limited_both_ways(tmp_path):
+async def test_transaction_parts_are_limited(tmp_path):
     async with one_node(tmp_path) as (_, client):
         parts = [await client.attempt([b"a"], KEY), await client.attempt([b"b"], KEY)]
         state = await client.transact("state", KEY)
-        assert (state["state"], state["parts"]) == ("open", []), "an open one may have any number of parts"
+        assert (state["state"], state["rows"], state["f"]) == ("open", 0, 0)
         too_many = [Part(1, 1, 1, 1)] * (PARTS_MAX + 1)
         with pytest.raises(BadRequestError):
             await client.transact("commit", KEY, too_many)
@@ -616,10 +620,10 @@ async def test_transaction_parts_are_limited_both_ways(tmp_path):
             await client.transact("commit", KEY, too_many[1:])
         await client.transact("commit", KEY, parts)
         state = await client.transact("state", KEY)
-        assert (state["state"], state["parts"]) == ("committed", [list(part) for part in parts])
+        assert (state["state"], state["rows"], state["f"]) == ("committed", 2, fingerprint_of([b"b", b"a"]))
 
 
-async def test_transaction_state_has_its_input_and_fences_old_runs(tmp_path):
+async def test_transaction_state_has_its_content_and_fences_old_runs(tmp_path):
     async with one_node(tmp_path) as (_, client):
         lost = await client.attempt([b"old"], KEY)
         won = await client.attempt([b"new"], NEWER)
@@ -627,14 +631,27 @@ async def test_transaction_state_has_its_input_and_fences_old_runs(tmp_path):
             await client.transact("state", KEY)
         with pytest.raises(FencedError):
             await client.transact("commit", KEY, [lost])
-        await client.transact("commit", NEWER, [won], i="digest of its offsets")
+        await client.transact("commit", NEWER, [won])
         header = await client.transact("state", NEWER)
-        assert (header["state"], header["parts"]) == ("committed", [list(won)])
-        assert (header["i"], header["newest"]) == ("digest of its offsets", 1)
+        assert (header["state"], header["rows"], header["f"]) == ("committed", 1, fingerprint_of([b"new"]))
+        later = NEWER | {"b": 4}
+        await client.transact("commit", later, [])
+        assert (await client.transact("state", NEWER))["newest"] == 4
         with pytest.raises(FencedError):
             await client.transact("commit", KEY, [lost])
         with pytest.raises(FencedError):
-            await client.attempt([b"another query"], {"q": "query", "b": 0, "r": "copy"})
+            await client.attempt([b"another query"], {"q": "query", "b": 1, "r": "copy"})
+
+
+async def test_unknown_query_is_introduced_by_what_other_groups_know(tmp_path):
+    async with one_node(tmp_path) as (group, client):
+        key = {"q": "query", "b": 7, "r": "run"}
+        for send in (client.attempt([b"a"], key), client.transact("commit", key, [])):
+            with pytest.raises(QueryUnknownError):
+                await send
+        part = await client.attempt([b"a"], key | {"w": 6, "o": True})
+        await client.transact("commit", key, [part])
+        assert group.hosted("n0").replica.tables.transactions.once_count == 1
 
 
 async def test_commit_overtaken_by_newer_run_is_fenced(tmp_path):

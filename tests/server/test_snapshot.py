@@ -96,8 +96,8 @@ def test_snapshot_survives_encoding(leader):
     assert found.start.log_uuid == leader.replica.log_uuid
     assert found.start.tables.data == leader.replica.tables.snapshot()
     assert found.tables.producers.get("p").next_sequence == 1
-    state, parts = found.tables.transactions.state(OPEN)
-    assert (state, [part.rows for part in parts]) == ("open", [2])
+    parts = found.tables.transactions.open[OPEN.query_id, OPEN.batch_id].parts
+    assert [part.rows for part in parts] == [2]
     assert found.start.commitlog_prefix is None
     found = installed(leader, first, prefix="0-64-seal")
     assert found.start.commitlog_prefix == "0-64-seal"

@@ -199,7 +199,7 @@ class QueryClient(SimClient):
 
         def request(member: ReplicaMember, reply: Reply) -> None:
             def ready(outcome: Outcome) -> None:
-                found[0] = member.replica.tables.transactions.state(key)[0]
+                found[0] = member.replica.tables.transactions.state(key)
                 reply(outcome)
 
             member.appends.when_ready(ready)

@@ -457,7 +457,7 @@ class ReplicaMember(Member):
 
     def _checkpoint(self) -> None:
         self.input(self.replica.save_checkpoint)
-        self.input(lambda: self.appends.abort_old(TRANSACTION_TIMEOUT_MS))
+        self.input(lambda: self.appends.abort_inactive(TRANSACTION_TIMEOUT_MS))
         self.later(CHECKPOINT_TICKS * TICK, self._checkpoint)
 
     def _compare_recovered(self) -> None:

@@ -18,7 +18,6 @@ from spark_connector.offsets import (
     GroupOffset,
     StreamOffset,
     has_committed,
-    input_of,
     local_path,
     planned_offset,
     read_checkpoint,
@@ -97,19 +96,15 @@ def test_written_checkpoint_is_read_unchanged(tmp_path: Path) -> None:
     assert read_checkpoint(path).reached.ends == (written,)
     assert planned_offset(str(path)) == written
     assert has_committed(str(path))
-    first, second = (input_of(str(path), batch_id) for batch_id in (0, 1))
-    assert (len(first), len(second), first != second) == (32, 32, True)
-    assert input_of(f"file://{path}", 0) == first
-    assert input_of(str(path), 2) == ""
 
 
 def test_missing_and_remote_checkpoints_are_unknown(tmp_path: Path) -> None:
     begun = write_checkpoint(tmp_path / "begun", offset(a=0), committed=0)
     assert (has_committed(str(begun)), has_committed(str(tmp_path))) == (False, False)
     for location in ("", "s3a://bucket/c"):
-        assert (has_committed(location), planned_offset(location), input_of(location, 0)) == (None, None, "")
+        assert (has_committed(location), planned_offset(location)) == (None, None)
     for directory in (tmp_path, tmp_path / "absent"):
-        assert (planned_offset(str(directory)), input_of(str(directory), 0)) == (None, "")
+        assert planned_offset(str(directory)) is None
 
 
 def test_other_sources_have_no_offset(tmp_path: Path) -> None:

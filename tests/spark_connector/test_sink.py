@@ -28,11 +28,12 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dledger_core import AttemptResult, Client, LocalCluster, Part
+from dledger_core import AttemptResult, Client, LocalCluster, Part, TransactionState
 from dledger_core.cli import main
+from dledger_core.client import NodeClient
 from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.control import TransactionId
-from dledger_core.errors import DLedgerError, FencedError, UnreachableError
+from dledger_core.errors import DLedgerError, FencedError, QueryUnknownError, TransactionError, UnreachableError
 from dledger_core.rocketmq import decode_messages
 from spark_connector.errors import OptionError, SchemaError
 from spark_connector.options import DLedgerOptions
@@ -41,6 +42,7 @@ from spark_connector.writing.transactions import (
     AttemptMessage,
     CommittedBefore,
     abort_attempts,
+    begin_query,
     check_target,
     commit_attempts,
     write_attempt,
@@ -191,39 +193,32 @@ def test_largest_record_is_written() -> None:
 KEY = TransactionId("query", 5, "run")
 
 
-@pytest.mark.parametrize(
-    ("known_input", "newest", "input_id", "fenced"),
-    [
-        ("x", 5, "x", False),
-        ("x", 9, "x", False),
-        ("", 5, "x", False),
-        ("x", 5, "", False),
-        ("x", 5, "y", True),
-        ("x", 9, "y", True),
-        ("x", 6, "", True),
-        ("", 6, "y", True),
-    ],
-)
-def test_replay_of_another_query_is_fenced(known_input: str, newest: int, input_id: str, fenced: bool) -> None:
-    messages = [None, AttemptMessage(KEY, {}, {"orders": CommittedBefore(known_input, newest, 3, 3)})]
-    if not fenced:
-        commit_attempts(messages, UNREACHABLE, input_id)
-        return
+def replayed(*tasks: tuple[int, int], rows: int = 5, fingerprint: int = 77) -> list[AttemptMessage | None]:
+    """Messages of tasks that skipped (rows, fingerprint), because the log has those of the transaction."""
+    committed = [CommittedBefore(rows, fingerprint, *task) for task in tasks]
+    return [None, *(AttemptMessage(KEY, {}, {"orders": before}) for before in committed)]
+
+
+@pytest.mark.parametrize("tasks", [((5, 77),), ((2, 70), (3, 7)), ((3, 7), (0, 0), (2, 70))])
+def test_replay_with_same_content_is_skipped_however_it_is_divided(tasks: tuple[tuple[int, int], ...]) -> None:
+    assert commit_attempts(pickle.loads(pickle.dumps(replayed(*tasks))), UNREACHABLE)
+
+
+@pytest.mark.parametrize("tasks", [((5, 78),), ((4, 77),), ((2, 70), (2, 7)), ((0, 0),)])
+def test_replay_with_other_content_is_an_error_or_skipped_by_option(
+    tasks: tuple[tuple[int, int], ...], caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(FencedError, match="micro-batch 5 of query query") as caught:
-        commit_attempts(messages, UNREACHABLE, input_id)
+        commit_attempts(replayed(*tasks), UNREACHABLE)
     assert "group 'orders'" in str(caught.value)
-
-
-def test_replay_with_other_row_count_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    messages = [AttemptMessage(KEY, {}, {"orders": CommittedBefore("x", 5, 5, skipped)}) for skipped in (2, 2)]
     with caplog.at_level(logging.WARNING, "spark_connector"):
-        commit_attempts(pickle.loads(pickle.dumps(messages)), UNREACHABLE, "x")
-    assert "batch_id=5 committed_rows=5 rows=4" in caplog.text
+        commit_attempts(replayed(*tasks), UNREACHABLE.model_copy(update={"on_replay_mismatch": "skip"}))
+    assert "batch_id=5 committed_rows=5" in caplog.text
 
 
 def test_commit_without_parts_sends_no_request() -> None:
-    commit_attempts([None, AttemptMessage(KEY), AttemptMessage(KEY, {"orders": []})], UNREACHABLE)
-    abort_attempts([None], UNREACHABLE, "orders")
+    assert not commit_attempts([None, AttemptMessage(KEY), AttemptMessage(KEY, {"orders": []})], UNREACHABLE)
+    begin_query([None], UNREACHABLE, "orders")
 
 
 def test_unreachable_servers_fail_query_and_not_abort(caplog: pytest.LogCaptureFixture) -> None:
@@ -231,8 +226,8 @@ def test_unreachable_servers_fail_query_and_not_abort(caplog: pytest.LogCaptureF
         check_target(UNREACHABLE, "orders", started=False)
     check_target(UNREACHABLE, "orders", started=True)
     with caplog.at_level(logging.WARNING, "spark_connector"):
-        abort_attempts([AttemptMessage(KEY)], UNREACHABLE, "orders")
-        abort_attempts([], UNREACHABLE, None, KEY)
+        abort_attempts(UNREACHABLE, "orders", KEY)
+        abort_attempts(UNREACHABLE, None, KEY)
     assert caplog.text.count("UNREACHABLE") == 2
 
 
@@ -264,7 +259,7 @@ class RetryingClient:
         return self._loop.run_until_complete(work)
 
     def transaction(self, _: TransactionId) -> Any:
-        return SimpleNamespace(state="open")
+        return SimpleNamespace(state="open", newest=4)
 
     def close(self) -> None:
         self._loop.close()
@@ -306,10 +301,11 @@ class Query:
         return write_attempt(itertools.chain(batches, rows), self.shape, self.options, transaction)
 
     def commit(self, *messages: AttemptMessage) -> None:
-        commit_attempts(messages, self.options, "input")
+        commit_attempts(messages, self.options)
 
-    def abort(self, *messages: AttemptMessage | None, transaction: TransactionId | None = None) -> None:
-        abort_attempts(messages, self.options, self.shape.group, transaction)
+    def abort(self, **other: Any) -> None:
+        """Abort as the driver, which does not know the query id."""
+        abort_attempts(self.options, self.shape.group, self.transaction._replace(query_id="", **other))
 
 
 @pytest.fixture
@@ -373,6 +369,8 @@ def test_failover_in_middle_of_task(cluster: LocalCluster, query: Query, log: Cl
     assert shown(log) == bodies(0, 30_000)
     again = query.write(rows(0, 10))
     assert (again.parts, again.committed[log.group].skipped) == ({}, 10)
+    with pytest.raises(FencedError, match="other rows"):
+        query.commit(again)
 
 
 @pytest.mark.integration
@@ -385,9 +383,11 @@ def test_only_one_of_two_concurrent_attempts_is_committed(query: Query, log: Cli
         query.commit(query.write(rows(0, 3000)))
         yield rows(1000, 3000)
 
-    overtaken = query.write(rows=slow())
-    assert (overtaken.parts, overtaken.committed[log.group].skipped) == ({}, 3000)
-    query.commit(overtaken)
+    with pytest.raises(TransactionError):
+        query.write(rows=slow())
+    again = query.write(rows(2000, 3000), rows(0, 2000))
+    assert (again.parts, again.committed[log.group].skipped) == ({}, 3000)
+    query.commit(again)
     assert shown(log) == bodies(0, 3000)
     assert len(shown(log, "read_uncommitted")) > 3000
 
@@ -407,7 +407,7 @@ def test_older_of_two_drivers_on_one_checkpoint_is_fenced(query: Query, log: Cli
         query.commit(done)
     with pytest.raises(FencedError):
         query.write(rows(0, 100))  # it cannot even take the other's work for its own
-    query.abort(done)
+    query.abort()
     query.commit(query.write(rows(200, 300), run_id="newer run", batch_id=1))
     assert shown(log) == bodies(0, 300)
 
@@ -416,7 +416,7 @@ def test_older_of_two_drivers_on_one_checkpoint_is_fenced(query: Query, log: Cli
 def test_failed_attempt_leaves_no_request_in_flight_and_can_be_aborted(query: Query, log: Client) -> None:
     with pytest.raises(SchemaError, match="row 2000"):
         query.write(rows(0, 2000), as_batch([None]))
-    query.abort(None, transaction=query.transaction)
+    query.abort()
     assert shown(log) == []
     with pytest.raises(DLedgerError, match="aborted"):
         query.write(rows(0, 10))  # a straggler opens nothing again
@@ -428,13 +428,13 @@ def test_failed_attempt_leaves_no_request_in_flight_and_can_be_aborted(query: Qu
 
 @pytest.mark.integration
 def test_abort_of_stopped_query_unblocks_readers_and_replay(query: Query, log: Client) -> None:
-    message = query.write(rows(0, 100))
-    query.abort(message, None)
+    query.write(rows(0, 100))
+    query.abort()
     assert shown(log) == []
-    replayed = query.write(rows(0, 100), run_id="restarted")
-    query.abort(message)  # comes late, from the driver that was replaced
-    query.commit(replayed)
-    query.abort(replayed)  # comes after a commit whose answer was lost
+    replay = query.write(rows(0, 100), run_id="restarted")
+    query.abort()  # comes late, from the driver that was replaced
+    query.commit(replay)
+    query.abort(run_id="restarted")  # comes after a commit whose answer was lost
     assert shown(log) == bodies(0, 100)
 
 
@@ -443,13 +443,75 @@ def test_several_groups_commit_only_if_all_can(query: Query, log: Client, target
     query.shape = BY_COLUMN
     batch = pa.record_batch({"body": [b"a", b"b", b"c"], "group": [log.group, target.group, log.group]})
     message = query.write(batch)
-    abort_attempts([], query.options, target.group, query.transaction)
+    abort_attempts(query.options, target.group, query.transaction)
     with pytest.raises(DLedgerError, match=f"group '{target.group}'"):
         query.commit(message)
-    query.abort(message)
+    query.abort()
     assert (shown(log), shown(target)) == ([], [])
     query.commit(query.write(batch, run_id="restarted"))
     assert (shown(log), shown(target)) == ([b"a", b"c"], [b"b"])
+
+
+@pytest.mark.integration
+def test_copied_checkpoint_loses_no_rows_wherever_it_is(query: Query, log: Client) -> None:
+    """Two queries with one id, one micro-batch apart: nothing of Spark's checkpoint is read."""
+    query.commit(query.write(rows(0, 10)))
+    query.commit(query.write(rows(10, 20), batch_id=1))
+    copy = query.write(rows(500, 510), batch_id=1, run_id="copy")
+    with pytest.raises(FencedError):
+        query.commit(copy)
+    query.commit(query.write(rows(15, 20), rows(10, 15), batch_id=1, run_id="restarted"))
+    assert shown(log) == bodies(0, 20)
+
+
+@pytest.mark.integration
+def test_query_meets_group_for_first_time_at_later_micro_batch(query: Query, log: Client, target: Client) -> None:
+    """In the run that wrote elsewhere, after a restart too; a query that no group knows needs an option."""
+    elsewhere = query.transaction._replace(query_id=f"{query.transaction.query_id}-new", batch_id=100)
+    with pytest.raises(QueryUnknownError, match="firstBatchId=100"):
+        write_attempt([rows(0, 10)], query.shape, query.options, elsewhere)
+    options = query.options.model_copy(update={"first_batch_id": 100})
+    commit_attempts([write_attempt([rows(0, 10)], query.shape, options, elsewhere)], options)
+    later = elsewhere._replace(batch_id=101, run_id="restarted")
+    shape = SinkShape(target.group, message=False)
+    commit_attempts([write_attempt([rows(10, 20)], shape, query.options, later)], query.options)
+    with pytest.raises(FencedError):
+        write_attempt([rows(0, 10)], shape, query.options, later._replace(batch_id=100, run_id="copy"))
+    assert (shown(log), shown(target)) == (bodies(0, 10), bodies(10, 20))
+
+
+@pytest.mark.integration
+def test_query_whose_first_micro_batch_is_empty_is_known(query: Query, log: Client) -> None:
+    """As of each stream from our source; its driver makes it known."""
+    query.shape = BY_COLUMN
+    message = query.write()
+    query.commit(message)
+    begin_query([None, message], query.options, None)
+    query.shape = SinkShape(log.group, message=False)
+    query.commit(query.write(rows(0, 10), batch_id=1, run_id="restarted"))
+    assert shown(log) == bodies(0, 10)
+
+
+@pytest.mark.integration
+def test_running_task_renews_its_transaction(query: Query, log: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_connector.writing.transactions.RENEW_S", 0.02)
+    asked: list[TransactionId] = []
+    state = NodeClient.transaction
+
+    async def counted(client: NodeClient, transaction: TransactionId) -> TransactionState:
+        asked.append(transaction)
+        return await state(client, transaction)
+
+    monkeypatch.setattr(NodeClient, "transaction", counted)
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield rows(0, 10)
+        soon(lambda: len(asked) > 3)
+        yield rows(10, 20)
+
+    query.commit(query.write(rows=slow()))
+    assert set(asked) == {query.transaction}
+    assert shown(log) == bodies(0, 20)
 
 
 @pytest.mark.integration

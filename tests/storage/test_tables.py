@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from contextlib import nullcontext
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,21 +13,34 @@ from hypothesis import strategies as st
 
 from dledger_core import control
 from dledger_core.checksum import crc32
-from dledger_core.control import Part, TransactionId
+from dledger_core.control import PARTS_MAX, Part, TransactionId
 from dledger_core.errors import (
     CorruptRecordError,
     DLedgerError,
     FencedError,
+    OpenTransactionsError,
     ProducersFullError,
     ProducerUnknownError,
+    QueriesFullError,
+    QueryUnknownError,
     SequenceConflictError,
     SequenceGapError,
     TransactionError,
 )
+from dledger_core.record import Columns
 from dledger_core.storage.read.visibility import Visibility
+from dledger_core.storage.tables import transactions
 from dledger_core.storage.tables.producers import EXPIRED_PER_ENTRY, EXPIRY_MS, ONCE_EXPIRY_MS, ProducerTable
 from dledger_core.storage.tables.tables import LogTables
-from dledger_core.storage.tables.transactions import COMMITTED_REMEMBERED, TransactionTable
+from dledger_core.storage.tables.transactions import (
+    ACTIVE_MS,
+    NEWEST_MS,
+    ONCE_MS,
+    OPEN_PER_QUERY_MAX,
+    TransactionTable,
+)
+
+DAY_MS = 24 * 3600 * 1000
 
 # --- producers ------------------------------------------------------------------------------------------------------
 
@@ -211,19 +226,24 @@ def table() -> TransactionTable:
     return TransactionTable()
 
 
-def attempt(table: TransactionTable, index: int, rows: int = 5, key: TransactionId = T0) -> Part:
-    fields = {"q": key.query_id, "b": key.batch_id, "r": key.run_id, "a": "u", "n": rows, "c": 5}
-    table.apply_attempt(fields, index, 1000 + index)
+def fields_of(key: TransactionId, **more: object) -> dict[str, Any]:
+    return {"q": key.query_id, "b": key.batch_id, "r": key.run_id} | more
+
+
+def attempt(
+    table: TransactionTable, index: int, rows: int = 5, key: TransactionId = T0, at_ms: int = -1, **more: object
+) -> Part:
+    fields = fields_of(key, a="u", n=rows, c=5, f=rows) | more
+    table.apply_attempt(fields, index, 1000 + index if at_ms < 0 else at_ms)
     return Part(index + 1, index + rows, rows, 5)
 
 
-def commit(table: TransactionTable, parts: list[Part], key: TransactionId = T0, **more: str) -> None:
-    fields = {"q": key.query_id, "b": key.batch_id, "r": key.run_id, "parts": [list(part) for part in parts]}
-    table.apply_commit(fields | more)
+def commit(table: TransactionTable, parts: list[Part], key: TransactionId = T0, at_ms: int = 0, **more: object) -> None:
+    table.apply_commit(fields_of(key, parts=[list(part) for part in parts]) | more, at_ms)
 
 
 def abort(table: TransactionTable, run: str = "") -> None:
-    table.apply_abort({"q": "q", "b": 0, "r": run})
+    table.apply_abort({"q": "q", "b": 0, "r": run}, 0)
 
 
 def visible_end(table: TransactionTable) -> int:
@@ -234,12 +254,12 @@ def test_commit_shows_winners_and_orphans_all_other_attempts(table: TransactionT
     assert visible_end(table) == 100
     won = [attempt(table, 10)]
     attempt(table, 20)
-    assert (visible_end(table), table.state(T0)[0]) == (10, "open")
+    assert (visible_end(table), table.state(T0)) == (10, "open")
     won.append(attempt(table, 30, 2))
     assert table.check_commit(T0, won) is False
     commit(table, won)
     attempt(table, 40, 3)  # was in flight when the commit was appended
-    assert (visible_end(table), table.state(T0)) == (100, ("committed", won))
+    assert (visible_end(table), table.state(T0)) == (100, "committed")
     assert table.orphaned_ranges == [(21, 26), (41, 44)]
     assert Visibility.of(table, 100).orphaned(22, 23) == [(21, 26)]
     assert Visibility.of(table, 100).orphaned(26, 41) == []
@@ -249,31 +269,69 @@ def test_commit_shows_winners_and_orphans_all_other_attempts(table: TransactionT
             check()
 
 
+def test_committed_micro_batch_is_remembered_by_content_of_winners(table: TransactionTable) -> None:
+    won = [attempt(table, 10, 5), attempt(table, 20, 2)]
+    attempt(table, 30, 9)
+    commit(table, won)
+    found = table.committed(T0)
+    assert found is not None
+    assert (found.rows, found.fingerprint, found.first_index, found.last_index) == (7, 7, 11, 22)
+
+
+def test_fingerprint_is_of_content_in_any_order_and_division() -> None:
+    bodies = [b"", b"a", b"a", b"b" * 1000, bytes(7)]
+
+    def of(*which: int) -> int:
+        columns = Columns.from_bodies([bodies[at] for at in which])
+        return control.fingerprint(columns.lengths, columns.crcs)
+
+    everything = of(0, 1, 2, 3, 4)
+    assert of(4, 2, 0, 3, 1) == everything
+    assert control.fingerprint_sum([of(3), of(1, 4), of(2, 0)]) == everything
+    assert len({everything, of(0, 1, 3, 4), of(1, 2, 3, 4), of(0, 1, 3, 3, 4), of(0, 0, 2, 3, 4), of(0), of(4)}) == 7
+
+
+def test_committed_transactions_of_many_parts_take_little_space(table: TransactionTable) -> None:
+    for query in range(100):
+        key = TransactionId(f"write-{query}", 0, "run")
+        commit(table, [attempt(table, 400 * query + 2 * part, 1, key) for part in range(200)], key)
+    assert len(control.pack(table.snapshot())) < 100 * 150
+
+
 def test_empty_micro_batch_commits(table: TransactionTable) -> None:
     assert table.check_commit(T0, []) is False
     commit(table, [])
-    assert table.state(T0) == ("committed", [])
+    assert table.state(T0) == "committed"
+    assert table.knows("q")
 
 
-@pytest.mark.parametrize("begun", [True, False], ids=["with an attempt", "before any attempt"])
-def test_abort_orphans_all_parts_until_a_newer_run_writes(table: TransactionTable, begun: bool) -> None:
-    parts = [attempt(table, 10)] if begun else []
-    abort(table, "" if begun else T0.run_id)
-    assert table.state(T0)[0] == "aborted"
+def test_abort_orphans_all_parts_until_a_newer_run_writes(table: TransactionTable) -> None:
+    parts = [attempt(table, 10)]
+    abort(table, "")
+    assert table.state(T0) == "aborted"
     with pytest.raises(TransactionError, match="aborted"):
         table.check_attempt(T0)
     late = attempt(table, 20)  # was in flight when the abort was appended
     with pytest.raises(TransactionError):
         table.check_commit(T0, [*parts, late])
     commit(table, [*parts, late])
-    assert (visible_end(table), table.state(T0)[0]) == (100, "aborted")
+    assert (visible_end(table), table.state(T0)) == (100, "aborted")
     assert table.orphaned_ranges == [(part.first, part.last + 1) for part in (*parts, late)]
     table.check_attempt(NEWER)
-    assert table.state(NEWER)[0] == "unknown"
+    assert table.state(NEWER) == "unknown"
     won = attempt(table, 60, 5, NEWER)
     commit(table, [won], NEWER)
     abort(table, NEWER.run_id)
-    assert table.state(NEWER) == ("committed", [won])
+    assert table.state(NEWER) == "committed"
+
+
+def test_abort_is_remembered_of_a_known_query_and_of_no_other(table: TransactionTable) -> None:
+    empty = table.snapshot()
+    abort(table, T0.run_id)
+    assert table.snapshot() == empty
+    commit(table, [attempt(table, 10)])
+    table.apply_abort(fields_of(T0._replace(batch_id=1)), 0)
+    assert table.state(T0._replace(batch_id=1)) == "aborted", "its stragglers open nothing"
 
 
 def test_new_run_retires_the_old_one_and_orphans_its_attempts(table: TransactionTable) -> None:
@@ -284,7 +342,7 @@ def test_new_run_retires_the_old_one_and_orphans_its_attempts(table: Transaction
     attempt(table, 40)  # the old run's, in flight
     assert sorted(table.open) == [("another query", 0), ("q", 1)]
     assert (visible_end(table), table.orphaned_ranges) == (20, [(11, 16), (41, 46)])
-    for check in (lambda: table.check_attempt(T0), lambda: table.check_commit(T0, []), lambda: table.check_run(T0)):
+    for check in (lambda: table.check_attempt(T0), lambda: table.check_commit(T0, [])):
         with pytest.raises(FencedError):
             check()
     assert isinstance(table.fenced(T0), FencedError)
@@ -292,7 +350,7 @@ def test_new_run_retires_the_old_one_and_orphans_its_attempts(table: Transaction
     assert table.fenced(T0._replace(query_id="other")) is None
     commit(table, [old])
     commit(table, [part], T0._replace(batch_id=1))
-    assert table.state(next_batch) == ("open", [part])
+    assert table.state(next_batch) == "open"
 
 
 def test_retired_run_may_only_repeat_a_commit(table: TransactionTable) -> None:
@@ -306,9 +364,9 @@ def test_retired_run_may_only_repeat_a_commit(table: TransactionTable) -> None:
 
 def test_late_abort_of_an_old_run_changes_nothing(table: TransactionTable) -> None:
     attempt(table, 10)
-    part = attempt(table, 20, 5, NEWER)
+    attempt(table, 20, 5, NEWER)
     abort(table, T0.run_id)
-    assert table.state(T0) == ("open", [part])
+    assert table.state(T0) == "open"
     abort(table, NEWER.run_id)
     assert table.open == {}
 
@@ -332,19 +390,158 @@ def test_older_open_transaction_may_continue_and_commit(table: TransactionTable)
     both = [first, attempt(table, 30)]
     assert table.check_commit(T0, both) is False
     commit(table, both)
-    assert (visible_end(table), table.committed_input(T0)[0]) == (100, 4)
+    assert (visible_end(table), table.newest("q")) == (100, 4)
 
 
-def test_input_of_a_committed_transaction_is_remembered(table: TransactionTable) -> None:
-    assert table.committed_input(T0) == (-1, "")
-    commit(table, [attempt(table, 10)], i="digest")
-    commit(table, [], T0._replace(batch_id=1))
-    assert table.committed_input(T0) == (1, "digest")
-    assert table.committed_input(T0._replace(batch_id=1)) == (1, "")
-    for batch_id in range(2, 2 + COMMITTED_REMEMBERED):
-        commit(table, [], T0._replace(batch_id=batch_id))
-    assert table.committed_input(T0) == (1 + COMMITTED_REMEMBERED, "")
-    assert table.state(T0)[0] == "unknown"
+# --- queries: who is known, and for how long --------------------------------------------------------------------------
+
+LATER = T0._replace(batch_id=100)
+
+
+def test_unknown_query_starts_at_micro_batch_0_only(table: TransactionTable) -> None:
+    table.check_attempt(T0)
+    with pytest.raises(QueryUnknownError, match="firstBatchId=100"):
+        table.check_attempt(LATER)
+    with pytest.raises(QueryUnknownError):
+        table.check_commit(LATER, [])
+    commit(table, [])
+    table.check_attempt(LATER)
+    table.check_attempt(LATER._replace(run_id="after a restart"))
+
+
+def test_newest_micro_batch_in_other_groups_admits_query_and_binds_it(table: TransactionTable) -> None:
+    """A column group meets this group at micro-batch 100; or 100 is committed in the others and is replayed here."""
+    for elsewhere in (99, 100):
+        table.check_attempt(LATER, elsewhere=elsewhere)
+    with pytest.raises(FencedError):
+        table.check_attempt(LATER, elsewhere=101)
+    attempt(table, 10, 5, LATER, w=99)
+    abort(table)
+    with pytest.raises(FencedError):
+        table.check_attempt(T0._replace(batch_id=50, run_id="copy"))
+
+
+def test_stream_that_stopped_for_long_does_not_write_its_last_micro_batch_twice(table: TransactionTable) -> None:
+    batch = T0._replace(batch_id=41)
+    commit(table, [attempt(table, 10, 5, batch, at_ms=0, w=40)], batch)
+    commit(table, [attempt(table, 20, 5, T0._replace(query_id="never committed", batch_id=0), at_ms=0)], T0)
+    for at_ms in (ACTIVE_MS, ACTIVE_MS + 1, NEWEST_MS):
+        table.expire(at_ms)
+        assert (table.state(batch), table.newest("q")) == ("committed", 41)
+        assert table.committed(batch) is not None
+        with pytest.raises(FencedError):
+            table.check_attempt(T0._replace(batch_id=40))
+    assert "never committed" not in table.queries
+    table.expire(NEWEST_MS + 1)
+    with pytest.raises(QueryUnknownError):
+        table.check_attempt(batch)
+
+
+def test_activity_keeps_a_query(table: TransactionTable) -> None:
+    for day in range(20):
+        key = T0._replace(batch_id=day)
+        commit(table, [attempt(table, 10 * day, 5, key, at_ms=day * DAY_MS)], key, day * DAY_MS)
+        table.expire(day * DAY_MS)
+    assert table.state(T0) == "committed", "it has been active all the time"
+
+
+def test_no_number_of_other_queries_makes_the_log_forget_one(table: TransactionTable) -> None:
+    commit(table, [attempt(table, 0)])
+    for other in range(12_000):
+        commit(table, [], T0._replace(query_id=f"other {other}"), o=other % 2 == 0)
+        abort_of = T0._replace(query_id=f"unknown {other}")
+        table.apply_abort(fields_of(abort_of), 0)
+    assert table.state(T0) == "committed"
+    assert table.count == 12_001
+
+
+def test_full_table_rejects_newcomers_until_others_expire(
+    table: TransactionTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "QUERIES_MAX", 6)
+    monkeypatch.setattr(transactions, "ONCE_MAX", 3)
+    for number in range(3):
+        commit(table, [], T0._replace(query_id=f"write {number}"), o=True)
+    newcomer = T0._replace(query_id="newcomer")
+    with pytest.raises(QueriesFullError) as caught:
+        table.check_attempt(newcomer, once=True)
+    assert caught.value.values["limit"] == 3
+    table.check_attempt(newcomer)
+    for number in range(3):
+        commit(table, [], T0._replace(query_id=f"stream {number}"))
+    for check in (lambda: table.check_attempt(newcomer), lambda: table.check_commit(newcomer, [])):
+        with pytest.raises(QueriesFullError):
+            check()
+    table.check_attempt(T0._replace(query_id="stream 1", batch_id=1))
+    assert [table.has_expired(at_ms) for at_ms in (ONCE_MS, ONCE_MS + 1)] == [False, True]
+    table.expire(ONCE_MS + 1)
+    table.check_attempt(newcomer, once=True)
+    table.check_attempt(newcomer)
+    assert sorted(table.queries) == ["stream 0", "stream 1", "stream 2"]
+
+
+# --- open transactions ------------------------------------------------------------------------------------------------
+
+
+def test_open_transactions_are_limited_per_query_and_in_total(
+    table: TransactionTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "OPEN_MAX", OPEN_PER_QUERY_MAX + 2)
+    for batch_id in range(OPEN_PER_QUERY_MAX):
+        attempt(table, 10 * batch_id, 5, T0._replace(batch_id=batch_id))
+    with pytest.raises(OpenTransactionsError) as caught:
+        table.check_attempt(T0._replace(batch_id=99))
+    assert caught.value.values["limit"] == OPEN_PER_QUERY_MAX
+    table.check_attempt(T0)
+    others = [T0._replace(query_id=f"other {number}") for number in range(3)]
+    for number, other in enumerate(others[:2]):
+        table.check_attempt(other)
+        attempt(table, 500 + 10 * number, 5, other)
+    with pytest.raises(OpenTransactionsError) as caught:
+        table.check_attempt(others[2])
+    assert caught.value.values["limit"] == OPEN_PER_QUERY_MAX + 2
+    commit(table, [])
+    table.check_attempt(others[2])
+
+
+def test_part_that_could_not_be_committed_is_rejected_when_it_is_appended(table: TransactionTable) -> None:
+    for number in range(PARTS_MAX):
+        table.check_attempt(T0)
+        attempt(table, 10 * number)
+    with pytest.raises(TransactionError, match="appendMaxBytes"):
+        table.check_attempt(T0)
+
+
+def test_inactivity_counts_from_the_newest_append(table: TransactionTable) -> None:
+    other = T0._replace(query_id="other")
+    attempt(table, 10, at_ms=0)
+    attempt(table, 20, 5, other, at_ms=400)
+    attempt(table, 30, at_ms=900)
+    assert [key for key, _ in table.inactive(1000, 500)] == [("other", 0)]
+    assert [key for key, _ in table.inactive(1401, 500)] == [("other", 0), ("q", 0)]
+    assert visible_end(table) == 10
+
+
+@pytest.mark.parametrize("number", [1, 2000])
+def test_visible_end_walks_no_open_transactions(table: TransactionTable, number: int) -> None:
+    """Nor does it matter which of them end first."""
+    for at in range(number):
+        attempt(table, 10 * at, 5, T0._replace(query_id=str(at)))
+    walked: list[str] = []
+
+    class Watched(OrderedDict[Any, Any]):
+        def items(self) -> Any:
+            for item in super().items():
+                walked.append(item[0])
+                yield item
+
+    table._open = Watched(table._open)
+    for at in (*range(1, number - 1, 2), *range(0, number - 1, 2)):
+        commit(table, [], T0._replace(query_id=str(at)))
+        walked.clear()
+        Visibility.of(table, 10 * number)
+        assert len(walked) == 1
+    assert Visibility.of(table, 10 * number).end == 10 * (number - 1)
 
 
 @given(
@@ -367,7 +564,7 @@ def test_orphaned_ranges_are_those_without_a_commit_in_any_order(steps: list[tup
         if kind == "commit":
             commit(table, won, key)
         else:
-            table.apply_abort({"q": key.query_id, "b": key.batch_id, "r": key.run_id})
+            table.apply_abort({"q": key.query_id, "b": key.batch_id, "r": key.run_id}, 0)
         lost.update(at for part in parts if part not in won for at in range(part.first, part.last + 1))
         numbers[query] += 1
     found = table.orphaned_ranges
@@ -383,7 +580,7 @@ def test_tables_are_the_same_from_a_snapshot_and_the_tail() -> None:
         (0, {"k": "log", "u": "abc"}),
         (1, {"k": "producer", "p": "p", "e": 0, "s": 0, "n": 2, "c": 1}),
         (4, {"k": "attempt", "q": "q", "b": 0, "r": "r", "a": "u", "n": 2, "c": 3}),
-        (7, {"k": "commit", "q": "q", "b": 0, "r": "r", "parts": [[5, 6, 2, 3]], "i": "digest"}),
+        (7, {"k": "commit", "q": "q", "b": 0, "r": "r", "parts": [[5, 6, 2, 3]]}),
         (8, {"k": "attempt", "q": "q", "b": 1, "r": "r", "a": "u", "n": 2, "c": 3}),
         (11, {"k": "some later version's kind"}),
         (12, {"k": "abort", "q": "q", "b": 1}),
@@ -410,7 +607,7 @@ def test_tables_are_the_same_from_a_snapshot_and_the_tail() -> None:
 )
 def test_malformed_snapshot_is_none(queries: list[object]) -> None:
     fields = {"version": 3, "applied": 0, "log": None, "time": 0, "producers": LogTables().producers.snapshot()}
-    packed = control.pack(fields | {"transactions": {"open": [], "queries": queries, "orphaned": []}})
+    packed = control.pack(fields | {"transactions": {"open": [], "queries": queries, "dormant": 0, "orphaned": []}})
     assert LogTables.parse(crc32(packed).to_bytes(4, "big") + packed) is None
 
 

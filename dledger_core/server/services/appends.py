@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,6 +26,8 @@ from dledger_core.errors import (
     NoLeaderError,
     ProducersFullError,
     ProducerUnknownError,
+    QueriesFullError,
+    QueryUnknownError,
     SequenceConflictError,
     SequenceGapError,
     TransactionError,
@@ -38,10 +40,18 @@ from dledger_core.record import Columns, ProposedBatch
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.flow import Budget
 from dledger_core.storage.tables.producers import ProducerAppend, ProducerTable
+from dledger_core.storage.tables.transactions import TransactionTable
 
 _LOG = logging.getLogger(__name__)
 
-_NEEDS_LEADER: Final = (ProducersFullError, ProducerUnknownError, SequenceGapError, TransactionError)
+_NEEDS_LEADER: Final = (
+    ProducersFullError,
+    ProducerUnknownError,
+    QueriesFullError,
+    QueryUnknownError,
+    SequenceGapError,
+    TransactionError,
+)
 """Rejections because an entry is missing: a newer leader may have it."""
 
 
@@ -214,6 +224,9 @@ class Appends:
         self._plain_bytes = 0
         self._in_flight: deque[BatchInFlight] = deque()
         self._producers = ProducersInFlight(lambda: replica.tables.producers, limits.producers)
+        self._attempts: Counter[TransactionId] = Counter()
+        self._office_ms = replica.log_time.now_ms if replica.is_leader else None
+        self._renewed_ms: dict[tuple[str, int], int] = {}
         self._until_ready: list[Callable[[], None]] = []
         self._is_draining = False
 
@@ -255,36 +268,73 @@ class Appends:
 
         self._when_ready(propose, reply)
 
-    def append_attempt(self, columns: Columns, transaction: TransactionId, attempt: str, reply: Reply) -> None:
-        """Append as part of a transaction's attempt."""
+    def append_attempt(
+        self,
+        columns: Columns,
+        transaction: TransactionId,
+        attempt: str,
+        reply: Reply,
+        *,
+        once: bool = False,
+        elsewhere: int = -1,
+    ) -> None:
+        """Append as part of a transaction's attempt.
+
+        Args:
+            columns: the entries.
+            transaction: the transaction.
+            attempt: uuid of the attempt.
+            reply: called with the outcome.
+            once: whether the query is used once.
+            elsewhere: the query's newest committed micro-batch in the other groups, -1 if they do not know it.
+        """
         self._check_profile("a transaction")
         self._check_ids({"attempt": attempt})
         self._replica.space.check()
         fields = {"a": attempt, "n": columns.count, "c": control.column_crc(columns.crcs)}
-        payload = ProposedBatch(
-            columns, control=self._replica.pack_control(self._transaction_fields("attempt", transaction) | fields)
-        )
+        fields["f"] = control.fingerprint(columns.lengths, columns.crcs)
+        fields |= _introduction(once, elsewhere)
+        payload = self._transaction_payload("attempt", transaction, columns, **fields)
         reply = self._admit(payload, reply)
 
+        def landed() -> None:
+            self._attempts[transaction] -= 1
+            if not self._attempts[transaction]:
+                del self._attempts[transaction]
+
+        def done(outcome: AppendedRange | DLedgerError) -> None:
+            landed()
+            reply(outcome)
+
         def propose() -> None:
-            self._replica.tables.transactions.check_attempt(transaction)
-            self._propose(payload, [(columns.count, reply)])
+            self._transactions.check_attempt(transaction, once=once, elsewhere=elsewhere)
+            self._attempts[transaction] += 1
+            try:
+                self._propose(payload, [(columns.count, done)])
+            except DLedgerError:
+                landed()
+                raise
 
         self._when_ready(propose, reply)
 
-    def commit(self, transaction: TransactionId, parts: list[Part], reply: Reply, input_id: str = "") -> None:
+    def commit(
+        self,
+        transaction: TransactionId,
+        parts: list[Part],
+        reply: Reply,
+        *,
+        once: bool = False,
+        elsewhere: int = -1,
+    ) -> None:
         """Commit a transaction with the winning parts. Idempotent."""
         self._check_profile("a transaction")
         control.check_parts(parts)
-        self._check_ids({"input id": input_id})
-        fields = self._transaction_fields("commit", transaction) | {"parts": [list(part) for part in parts]}
-        if input_id:
-            fields["i"] = input_id
-        payload = ProposedBatch(control=self._replica.pack_control(fields))
+        fields = _introduction(once, elsewhere) | {"parts": [list(part) for part in parts]}
+        payload = self._transaction_payload("commit", transaction, **fields)
         reply = self._admit(payload, reply)
 
         def propose() -> None:
-            if self._replica.tables.transactions.check_commit(transaction, parts):
+            if self._transactions.check_commit(transaction, parts, once=once, elsewhere=elsewhere):
                 reply(self._now())
             else:
                 self._propose(payload, [(0, self._confirmed(transaction, parts, reply))])
@@ -295,60 +345,92 @@ class Appends:
         """Return a reply that fails if another entry in flight decided the transaction before this commit."""
 
         def confirm(outcome: AppendedRange | DLedgerError) -> None:
-            table = self._replica.tables.transactions
-            state, won = table.state(transaction)
-            if isinstance(outcome, AppendedRange) and (state != "committed" or sorted(won) != sorted(parts)):
+            table = self._transactions
+            won = table.committed(transaction)
+            if isinstance(outcome, AppendedRange) and (won is None or won.places != control.places_of(parts)):
                 outcome = table.fenced(transaction) or TransactionError(
                     "another commit, an abort or a newer run came first",
                     "",
                     "write the micro-batch again",
-                    {"query_id": transaction.query_id, "batch_id": transaction.batch_id, "state": state},
+                    {
+                        "query_id": transaction.query_id,
+                        "batch_id": transaction.batch_id,
+                        "state": table.state(transaction),
+                    },
                 )
             reply(outcome)
 
         return confirm
 
     def abort(self, transaction: TransactionId, reply: Reply) -> None:
-        """Abort a transaction unless it is decided, attempts in flight included. Never raises: timers call it."""
+        """Abort a transaction unless it is decided, attempts in flight included. Never raises: timers call it.
+
+        Without a query id the run names it, whose driver may not know more. Of a query that is unknown here, and has no
+        attempt in flight, nothing is appended.
+        """
         try:
-            payload = ProposedBatch(control=self._replica.pack_control(self._transaction_fields("abort", transaction)))
-            admitted = self._admit(payload, reply)
+            admitted = self._admit(self._transaction_payload("abort", transaction), reply)
         except DLedgerError as error:
             reply(error)
             return
 
         def propose() -> None:
-            self._replica.tables.transactions.check_run(transaction)
-            if self._replica.tables.transactions.state(transaction)[0] in ("committed", "aborted"):
+            self._transactions.check_run(transaction)
+            named = self._named(transaction)
+            if named is None or self._transactions.state(named) in ("committed", "aborted"):
                 admitted(self._now())
-            else:  # also an unknown one: its attempts may be in flight
-                self._propose(payload, [(0, admitted)])
+            else:
+                self._propose(self._transaction_payload("abort", named), [(0, admitted)])
 
         self._when_ready(propose, admitted)
 
-    def abort_old(self, timeout_ms: int) -> None:
-        """Abort the transactions that have been open for longer than this, by log time, if this node leads."""
-        if not self._replica.leader_ready:
+    def _named(self, transaction: TransactionId) -> TransactionId | None:
+        """Return the transaction with its query id, None if an abort of it concerns nothing."""
+        if transaction.query_id:
+            is_known = self._transactions.knows(transaction.query_id)
+            in_flight = any(transaction.query_id == found.query_id for found in self._attempts)
+            return transaction if is_known or in_flight else None
+        written = (TransactionId(*key, found.run_id) for key, found in self._transactions.open.items())
+        return next((found for found in (*written, *self._attempts) if found[1:] == transaction[1:]), None)
+
+    def renew(self, transaction: TransactionId) -> None:
+        """Record that the run of an open transaction still works on it.
+
+        Only the leader needs to know: it alone aborts inactive transactions, and a new one counts from its own start.
+        """
+        key = transaction.query_id, transaction.batch_id
+        found = self._transactions.open.get(key)
+        if found is not None and found.run_id == transaction.run_id:
+            self._renewed_ms[key] = self._now_ms
+
+    def abort_inactive(self, timeout_ms: int) -> None:
+        """Abort the transactions without activity for longer than this, by log time, if this node leads."""
+        if not self._replica.leader_ready or self._office_ms is None:
             return
-        now_ms = self._replica.log_time.now_ms
-        for (query_id, batch_id), found in list(self._replica.tables.transactions.open.items()):
-            if now_ms - found.begin_ms > timeout_ms:
-                _LOG.warning(
-                    "aborting inactive transaction: group=%s query_id=%s batch_id=%d",
-                    self._replica.group,
-                    query_id,
-                    batch_id,
-                )
-                self.abort(TransactionId(query_id, batch_id, found.run_id), _log_abort)
+        now_ms, is_open = self._now_ms, self._transactions.open
+        self._renewed_ms = {key: at_ms for key, at_ms in self._renewed_ms.items() if key in is_open}
+        if now_ms - self._office_ms <= timeout_ms:
+            return  # it may not have heard of the newest activity
+        for (query_id, batch_id), found in list(self._transactions.inactive(now_ms, timeout_ms)):
+            if now_ms - self._renewed_ms.get((query_id, batch_id), found.active_ms) <= timeout_ms:
+                continue
+            _LOG.warning(
+                "aborting inactive transaction: group=%s query_id=%s batch_id=%d",
+                self._replica.group,
+                query_id,
+                batch_id,
+            )
+            self.abort(TransactionId(query_id, batch_id, found.run_id), _log_abort)
 
     def expire_old(self) -> None:
-        """Append an entry with the log time if a producer has expired by it, so that a full table gets room.
+        """Append an entry with the log time if a producer or query has expired by it, so that a full table has space.
 
-        The table is a function of the log: without an entry nothing leaves it, and a full table admits no append.
+        The tables are a function of the log: without an entry nothing leaves them, and a full one admits no append.
         """
-        replica = self._replica
-        now_ms = replica.log_time.now_ms
-        if self._in_flight or not replica.leader_ready or not replica.tables.producers.has_expired(now_ms):
+        replica, tables = self._replica, self._replica.tables
+        if self._in_flight or not replica.leader_ready:
+            return
+        if not (tables.producers.has_expired(self._now_ms) or tables.transactions.has_expired(self._now_ms)):
             return
         try:
             self._propose(ProposedBatch(control=replica.pack_control({})), [])
@@ -512,9 +594,12 @@ class Appends:
     def role_changed(self, soft_state: SoftState) -> None:
         """Reply to all appends if this node no longer leads."""
         if soft_state.role is Role.LEADER:
+            if self._office_ms is None:
+                self._office_ms = self._now_ms
             if self._until_ready and self._replica.leader_ready:
                 self._run_ready()
             return
+        self._office_ms, self._renewed_ms = None, {}
         lost, self._in_flight = self._in_flight, deque()
         for proposed in lost:
             self._forget(proposed)
@@ -535,9 +620,22 @@ class Appends:
         for _, reply in proposed.appends:
             reply(error)
 
-    def _transaction_fields(self, kind: str, transaction: TransactionId) -> dict[str, Any]:
+    @property
+    def _transactions(self) -> TransactionTable:
+        return self._replica.tables.transactions
+
+    @property
+    def _now_ms(self) -> int:
+        """The present log time."""
+        return self._replica.log_time.now_ms
+
+    def _transaction_payload(
+        self, kind: str, transaction: TransactionId, columns: Columns | None = None, **fields: Any
+    ) -> ProposedBatch:
         self._check_ids({"query id": transaction.query_id, "run id": transaction.run_id})
-        return {"k": kind, "q": transaction.query_id, "b": transaction.batch_id, "r": transaction.run_id}
+        name = {"k": kind, "q": transaction.query_id, "b": transaction.batch_id, "r": transaction.run_id}
+        packed = self._replica.pack_control(name | fields)
+        return ProposedBatch(control=packed) if columns is None else ProposedBatch(columns, control=packed)
 
     def _check_ids(self, ids: dict[str, str]) -> None:
         limit = self._limits.id_bytes
@@ -550,6 +648,11 @@ class Appends:
                     "use a shorter id",
                     {"bytes": nbytes, "limit": limit},
                 )
+
+
+def _introduction(once: bool, elsewhere: int) -> dict[str, Any]:
+    """Return the fields by which a query that is unknown here is made known."""
+    return ({"o": True} if once else {}) | ({"w": elsewhere} if elsewhere >= 0 else {})
 
 
 def _log_abort(outcome: AppendedRange | DLedgerError) -> None:

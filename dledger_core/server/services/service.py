@@ -266,18 +266,18 @@ class ClientService:
             if isinstance(outcome, DLedgerError):
                 request.refuse(outcome)
                 return
-            if message.operation == "state" and (error := table.fenced(transaction)) is not None:
-                request.refuse(error)
-                return
-            state, parts = table.state(transaction)
-            newest, input_id = table.committed_input(transaction)
+            if message.operation == "state":
+                if (error := table.fenced(transaction)) is not None:
+                    request.refuse(error)
+                    return
+                hosted.appends.renew(transaction)
+            committed = table.committed(transaction)
             response = messages.TransactionResponse(
-                state=state,
-                # The attempts of an open transaction are not limited in number.
-                parts=[list(part) for part in parts] if state == "committed" else [],
+                state=table.state(transaction),
+                rows=committed.rows if committed is not None else 0,
+                fingerprint=committed.fingerprint if committed is not None else 0,
                 index=outcome.last_index,
-                newest=newest,
-                input_id=input_id,
+                newest=table.newest(transaction.query_id),
             )
             request.respond(messages.TRANSACTION_OK, response)
 
@@ -285,7 +285,7 @@ class ClientService:
             if message.count is None:
                 raise BadRequestError("a commit has no field 'n'", "", "send the parts of the committed attempts")
             parts = codec.parse_parts(request.frame.payload, message.count)
-            hosted.appends.commit(transaction, parts, reply, message.input_id or "")
+            hosted.appends.commit(transaction, parts, reply, **_introduction(message.transaction))
         elif message.operation == "abort":
             hosted.appends.abort(transaction, reply)
         else:
@@ -531,7 +531,8 @@ def _append_columns(message: messages.AppendRequest, columns: Columns, appends: 
     if message.transaction is not None:
         if "a" not in message.transaction:
             raise BadRequestError("an append's transaction has no attempt", "", "send 'a' in field 'x'")
-        appends.append_attempt(columns, _transaction_id(message.transaction), message.transaction["a"], reply)
+        transaction, attempt = _transaction_id(message.transaction), message.transaction["a"]
+        appends.append_attempt(columns, transaction, attempt, reply, **_introduction(message.transaction))
     elif message.producer_id is not None:
         if message.epoch is None or message.sequence is None:
             raise BadRequestError("a producer's append has no epoch or sequence", "", "send 'pe' and 'ps'")
@@ -579,3 +580,8 @@ def _member_response(report: MembersReport) -> messages.MemberResponse:
 
 def _transaction_id(fields: dict[str, Any]) -> TransactionId:
     return TransactionId(fields["q"], fields["b"], fields["r"])
+
+
+def _introduction(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that introduce a query to a log that does not know it."""
+    return {"once": fields.get("o", False), "elsewhere": fields.get("w", -1)}

@@ -279,11 +279,7 @@ def producer_rows(tables: LogTables, after: list[Any] | None = None, most: int |
             )
         else:
             query = queries[name]
-            batch_id, parts = next(reversed(query.committed.items()))
-            span = [min(p.first for p in parts), max(p.last for p in parts)] if parts else [None, None]
-            rows.append([name, kind, None, query.run_id or None, batch_id + 1, *map(_plain, span), None, None])
+            batch_id, committed = next(reversed(query.committed.items()))
+            span = [committed.first_index, committed.last_index] if committed.rows else [None, None]
+            rows.append([name, kind, None, query.run_id or None, batch_id + 1, *span, None, query.once])
     return rows
-
-
-def _plain(number: int | None) -> int | None:
-    return None if number is None else int(number)

@@ -48,7 +48,7 @@ class Visibility:
     @classmethod
     def of(cls, transactions: TransactionTable, committed_end: int) -> Visibility:
         """Return the visible part of a log whose control entries before ``committed_end`` are applied."""
-        oldest = min(transactions.open.items(), key=lambda item: item[1].first_index, default=None)
+        oldest = transactions.oldest_open
         if oldest is None or oldest[1].first_index >= committed_end:
             return cls(Index(committed_end), None, transactions.orphaned_ranges)
         (query_id, batch_id), found = oldest

@@ -16,7 +16,7 @@ from dledger_core.ids import NO_INDEX, Index
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import Layout, LogMeta
 from dledger_core.storage.tables.producers import ProducerTable
-from dledger_core.storage.tables.transactions import TransactionTable
+from dledger_core.storage.tables.transactions import ONCE_MAX, OPEN_MAX, QUERIES_MAX, TransactionTable
 
 _VERSION: Final = 3
 
@@ -51,6 +51,7 @@ class LogTables:
             what = f"a control entry has malformed fields: {error!r}"
             raise CorruptRecordError(what, f"index {index}", "", {"index": int(index)}) from None
         self.producers.expire(self.log_time_ms)
+        self.transactions.expire(self.log_time_ms)
         self.applied_index = index
 
     def _apply(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
@@ -62,9 +63,9 @@ class LogTables:
         elif kind == "attempt":
             self.transactions.apply_attempt(fields, index, self.log_time_ms)
         elif kind == "commit":
-            self.transactions.apply_commit(fields)
+            self.transactions.apply_commit(fields, self.log_time_ms)
         elif kind == "abort":
-            self.transactions.apply_abort(fields)
+            self.transactions.apply_abort(fields, self.log_time_ms)
         elif kind == "log":  # more than one in a log that continues another one
             self.log_uuid = str(fields["u"])
             self.chain = chain_of(fields.get("c", []))
@@ -75,6 +76,9 @@ class LogTables:
         return [
             ("producers", len(self.producers), rows_max),
             ("producers used once", self.producers.once_count, rows_max // 2),
+            ("queries", self.transactions.count, QUERIES_MAX),
+            ("queries used once", self.transactions.once_count, ONCE_MAX),
+            ("open transactions", len(self.transactions.open), OPEN_MAX),
         ]
 
     def snapshot(self) -> bytes:

@@ -7,27 +7,67 @@ orphaned. ``visibility`` has the rule of ``read_committed``.
 Fencing: a run of a query that appears first retires the run before it. A retired run may neither append nor commit, and
 its open attempts are orphaned. A query commits its micro-batches in order: an attempt for one before its newest
 committed one comes from another query with the same id.
+
+A committed micro-batch is remembered by its content (``Committed``), because a replay has the same rows at other
+indexes. Queries expire by log time, never because others come: a full table rejects the newcomer instead.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import ChainMap, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from dledger_core.control import Part, TransactionId
-from dledger_core.errors import FencedError, TransactionError
+from dledger_core.control import PARTS_MAX, Part, TransactionId, fingerprint_sum, places_of
+from dledger_core.errors import (
+    FencedError,
+    OpenTransactionsError,
+    QueriesFullError,
+    QueryUnknownError,
+    TransactionError,
+)
 from dledger_core.ids import Index
 from dledger_core.record import merge_ranges
 
 COMMITTED_REMEMBERED: Final = 64
+"""Per query. An older micro-batch is rejected, not written again, so forgetting it loses nothing."""
 RETIRED_REMEMBERED: Final = 16
 ABORTED_REMEMBERED: Final = 16
-QUERIES_MAX: Final = 10_000
+
+_DAY_MS: Final = 24 * 3600 * 1000
+ONCE_MS: Final = _DAY_MS
+"""Log time without activity after which a query that was declared as used once expires."""
+ACTIVE_MS: Final = 7 * _DAY_MS
+"""Log time without activity after which only the newest committed micro-batch of a query is remembered."""
+NEWEST_MS: Final = 400 * _DAY_MS
+"""Log time without activity after which that is forgotten too."""
+QUERIES_MAX: Final = 200_000
+ONCE_MAX: Final = QUERIES_MAX // 2
+"""Queries that are used once never push out streams."""
+OPEN_MAX: Final = 10_000
+OPEN_PER_QUERY_MAX: Final = 16
 
 Key = tuple[str, int]
+
+
+class Committed(NamedTuple):
+    """The content of a committed micro-batch.
+
+    Attributes:
+        rows: its number of rows.
+        fingerprint: of its rows, whatever their order.
+        places: identifies the list of its parts, so that a repeated commit is recognized.
+        first_index: first index of its parts, -1 if there are none.
+        last_index: last index of its parts.
+    """
+
+    rows: int
+    fingerprint: int
+    places: int
+    first_index: int
+    last_index: int
 
 
 @dataclass(slots=True)
@@ -36,15 +76,15 @@ class OpenTransaction:
 
     Attributes:
         first_index: its oldest control entry; entries from here on are not visible.
-        begin_ms: log time of that entry.
+        active_ms: log time of its newest control entry.
         run_id: run that wrote last.
-        parts: ranges of data entries appended so far, one per append.
+        parts: ranges of data entries appended so far, one per append, each with the fingerprint of its rows.
     """
 
     first_index: Index
-    begin_ms: int
+    active_ms: int
     run_id: str
-    parts: list[Part] = field(default_factory=list)
+    parts: dict[Part, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -52,100 +92,148 @@ class Query:
     """Runs of one query and its newest transactions.
 
     Attributes:
+        once: declared as used once, as each ``df.write`` is.
+        active_ms: log time of its newest control entry.
+        newest: its newest micro-batch that is committed here, or was in another group when this one met the query;
+            -1 if there is none.
         run_id: the run that writes.
         retired: the runs before it, newest last.
-        committed: the parts that won, by micro-batch.
-        inputs: digests of the committed micro-batches' inputs, if their writers sent them.
+        committed: the newest committed micro-batches, by batch id.
         aborted: (micro-batch, run) of aborted transactions; that run cannot open them again.
     """
 
+    once: bool
+    active_ms: int
+    newest: int = -1
     run_id: str = ""
     retired: list[str] = field(default_factory=list)
-    committed: OrderedDict[int, list[Part]] = field(default_factory=OrderedDict)
-    inputs: dict[int, str] = field(default_factory=dict)
+    committed: OrderedDict[int, Committed] = field(default_factory=OrderedDict)
     aborted: list[tuple[int, str]] = field(default_factory=list)
-
-    @property
-    def newest(self) -> int:
-        """The newest committed micro-batch, -1 if there is none."""
-        return max(self.committed, default=-1)
 
 
 class TransactionTable:
     """Transactions and orphaned ranges of one log. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._open: dict[Key, OpenTransaction] = {}
-        self._queries: OrderedDict[str, Query] = OrderedDict()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._open: OrderedDict[Key, OpenTransaction] = OrderedDict()
+        self._by_activity: OrderedDict[Key, None] = OrderedDict()
+        self._open_batches: dict[str, set[int]] = {}
+        # Each least recently active first.
+        self._streams: OrderedDict[str, Query] = OrderedDict()
+        self._once: OrderedDict[str, Query] = OrderedDict()
+        self._dormant: OrderedDict[str, Query] = OrderedDict()
         self._orphaned: list[tuple[int, int]] = []
 
     @property
-    def open(self) -> dict[Key, OpenTransaction]:
-        """Open transactions by (query id, batch id)."""
+    def open(self) -> Mapping[Key, OpenTransaction]:
+        """Open transactions by (query id, batch id), oldest first."""
         return self._open
 
     @property
+    def oldest_open(self) -> tuple[Key, OpenTransaction] | None:
+        """The open transaction that began first, which holds readers back."""
+        return next(iter(self._open.items()), None)
+
+    @property
     def queries(self) -> Mapping[str, Query]:
-        """Queries that wrote, by id, least recently active first."""
-        return self._queries
+        """Queries that wrote, by id."""
+        return ChainMap(self._streams, self._once, self._dormant)
+
+    @property
+    def count(self) -> int:
+        """Number of queries."""
+        return len(self._streams) + len(self._once) + len(self._dormant)
+
+    @property
+    def once_count(self) -> int:
+        """Number of the queries that are used once; at most half of the table."""
+        return len(self._once)
 
     @property
     def orphaned_ranges(self) -> Sequence[tuple[int, int]]:
         """Ranges [start, end) of orphaned attempts, sorted and disjoint; the table's own list."""
         return self._orphaned
 
-    def state(self, key: TransactionId) -> tuple[str, list[Part]]:
-        """Return ``unknown``, ``open``, ``committed`` or ``aborted``, and the parts appended or won."""
-        query = self._queries.get(key.query_id)
+    def inactive(self, now_ms: int, timeout_ms: int) -> Iterator[tuple[Key, OpenTransaction]]:
+        """Yield the open transactions without a control entry for longer than this, by log time."""
+        for key in self._by_activity:
+            found = self._open[key]
+            if now_ms - found.active_ms <= timeout_ms:
+                return
+            yield key, found
+
+    def knows(self, query_id: str) -> bool:
+        """Whether the query has written here and has not expired."""
+        return self._find(query_id) is not None or query_id in self._open_batches
+
+    def state(self, key: TransactionId) -> str:
+        """Return ``unknown``, ``open``, ``committed`` or ``aborted``."""
+        query = self._find(key.query_id)
         if query is not None and key.batch_id in query.committed:
-            return "committed", query.committed[key.batch_id]
-        found = self._open.get((key.query_id, key.batch_id))
-        if found is not None:
-            return "open", found.parts
-        aborted = query is not None and (key.batch_id, key.run_id) in query.aborted
-        return "aborted" if aborted else "unknown", []
+            return "committed"
+        if (key.query_id, key.batch_id) in self._open:
+            return "open"
+        return "aborted" if query is not None and (key.batch_id, key.run_id) in query.aborted else "unknown"
 
-    def committed_input(self, key: TransactionId) -> tuple[int, str]:
-        """Return the query's newest committed micro-batch (-1 if none), and the input of this one, if it is known."""
-        query = self._queries.get(key.query_id)
-        return (query.newest, query.inputs.get(key.batch_id, "")) if query is not None else (-1, "")
+    def committed(self, key: TransactionId) -> Committed | None:
+        """Return the content of a committed transaction, None if it is not committed or forgotten."""
+        query = self._find(key.query_id)
+        return query.committed.get(key.batch_id) if query is not None else None
 
-    def check_attempt(self, key: TransactionId) -> None:
+    def newest(self, query_id: str) -> int:
+        """Return the query's newest committed micro-batch, -1 if there is none."""
+        query = self._find(query_id)
+        return query.newest if query is not None else -1
+
+    def check_attempt(self, key: TransactionId, *, once: bool = False, elsewhere: int = -1) -> None:
         """Decide about an attempt's append.
+
+        Args:
+            key: its transaction.
+            once: whether the client declares the query as used once.
+            elsewhere: the query's newest committed micro-batch in the other groups, -1 if they do not know it.
 
         Raises:
             FencedError: its run was retired by a newer one, or the query is past this micro-batch.
-            TransactionError: the transaction is committed already, or was aborted.
+            TransactionError: the transaction is committed already, was aborted, or has too many parts.
+            QueryUnknownError: no group knows the query, and it does not start at micro-batch 0.
+            QueriesFullError: the log knows as many queries as it may.
+            OpenTransactionsError: too many transactions are open.
         """
         self.check_run(key)
-        state, query = self.state(key)[0], self._queries.get(key.query_id)
+        state = self.state(key)
         if state == "committed":
             raise TransactionError("the transaction is committed already", "", "write nothing", _about(key))
         if state == "aborted":
             raise TransactionError("the transaction was aborted", "", "write the micro-batch again", _about(key))
-        if state != "open" and query is not None and key.batch_id < query.newest:
-            raise FencedError(
-                f"this query has committed micro-batch {query.newest} already",
-                "",
-                "two queries have one id, or the checkpoint is an old copy: start with a new checkpoint",
-                _about(key) | {"newest": query.newest},
-            )
+        if state == "open":
+            _check_parts(key, self._open[key.query_id, key.batch_id])
+            return
+        self._check_begin(key, once, elsewhere)
+        self._check_open(key)
 
-    def check_commit(self, key: TransactionId, parts: Sequence[Part]) -> bool:
+    def check_commit(
+        self, key: TransactionId, parts: Sequence[Part], *, once: bool = False, elsewhere: int = -1
+    ) -> bool:
         """Decide about a commit; return True if it is done already.
 
         Raises:
-            FencedError: its run was retired.
+            FencedError: its run was retired, or the query is past this micro-batch.
             TransactionError: committed with other parts, or with parts that are not in the log.
+            QueryUnknownError: as ``check_attempt``; also QueriesFullError.
         """
-        state, known = self.state(key)
-        if state == "committed":
-            if sorted(known) == sorted(parts):
+        committed = self.committed(key)
+        if committed is not None:
+            if committed.places == places_of(parts):
                 return True
             self.check_run(key)
             raise TransactionError("the transaction is committed with other content", "", "", _about(key))
         self.check_run(key)
-        missing = set(parts) - set(known)
+        found = self._open.get((key.query_id, key.batch_id))
+        missing = set(parts) - (found.parts.keys() if found is not None else set())
         if missing:
             raise TransactionError(
                 "a part of the transaction is not in the log: it was aborted meanwhile",
@@ -153,7 +241,58 @@ class TransactionTable:
                 "write the micro-batch again",
                 _about(key) | {"part": list(min(missing))},
             )
+        if found is None:
+            self._check_begin(key, once, elsewhere)
         return False
+
+    def _check_begin(self, key: TransactionId, once: bool, elsewhere: int) -> None:
+        """Raise unless the query may begin this micro-batch here."""
+        newest = max(self.newest(key.query_id), elsewhere)
+        if key.batch_id < newest:
+            raise FencedError(
+                f"this query has committed micro-batch {newest} already",
+                "",
+                "two queries have one id, or the checkpoint is an old copy: start with a new checkpoint",
+                _about(key) | {"newest": newest},
+            )
+        if self.knows(key.query_id):
+            return
+        if key.batch_id > 0 and elsewhere < 0:
+            raise QueryUnknownError(
+                f"no group knows this query, and its first micro-batch is {key.batch_id}",
+                "",
+                f"if none of its earlier rows are missing here, set the option firstBatchId={key.batch_id} once",
+                _about(key),
+            )
+        limit = self._full(once)
+        if limit:
+            kind = "queries that are used once" if once else "queries"
+            remedy = "write larger DataFrames, or through a stream" if once else "keep the checkpoints of streams"
+            days = (ONCE_MS if once else NEWEST_MS) // _DAY_MS
+            raise QueriesFullError(
+                f"the table of transactions is full: {limit} {kind}",
+                "",
+                f"{remedy}; they expire after {days} days without activity",
+                _about(key) | {"limit": limit},
+            )
+
+    def _full(self, once: bool) -> int:
+        """Return the limit that is reached, 0 if there is none."""
+        if once and len(self._once) >= ONCE_MAX:
+            return ONCE_MAX
+        return QUERIES_MAX if self.count >= QUERIES_MAX else 0
+
+    def _check_open(self, key: TransactionId) -> None:
+        of_query = len(self._open_batches.get(key.query_id, ()))
+        if of_query < OPEN_PER_QUERY_MAX and len(self._open) < OPEN_MAX:
+            return
+        found, limit = (of_query, OPEN_PER_QUERY_MAX) if of_query >= OPEN_PER_QUERY_MAX else (len(self._open), OPEN_MAX)
+        raise OpenTransactionsError(
+            f"{found} transactions are open, the limit is {limit}" + (" per query" if found == of_query else ""),
+            "",
+            "list them with dledger transaction list, and abort those whose query has ended",
+            _about(key) | {"open": found, "limit": limit},
+        )
 
     def check_run(self, key: TransactionId) -> None:
         """Raise FencedError if a newer run of the query retired this one."""
@@ -163,7 +302,7 @@ class TransactionTable:
 
     def fenced(self, key: TransactionId) -> FencedError | None:
         """Return the error for a run that a newer one retired, None for any other."""
-        query = self._queries.get(key.query_id)
+        query = self._find(key.query_id)
         if query is None or not key.run_id or key.run_id not in query.retired:
             return None
         values = _about(key) | {"run": key.run_id}
@@ -174,61 +313,104 @@ class TransactionTable:
         key = _key(fields)
         rows = int(fields["n"])
         part = Part(index + 1, index + rows, rows, int(fields.get("c", 0)))
-        query = self._query(key.query_id)
-        opened = (key.query_id, key.batch_id) in self._open
-        past = not opened and (key.batch_id < query.newest or (key.batch_id, key.run_id) in query.aborted)
+        query = self._enter(key, fields, log_time_ms)
+        place = key.query_id, key.batch_id
+        past = place not in self._open and (key.batch_id < query.newest or (key.batch_id, key.run_id) in query.aborted)
         if past or key.batch_id in query.committed or (key.run_id and key.run_id in query.retired):
             self._orphan([part])
             return
         self._enter_run(query, key)
-        found = self._open.setdefault((key.query_id, key.batch_id), OpenTransaction(index, log_time_ms, key.run_id))
-        found.run_id = key.run_id
-        found.parts.append(part)
+        found = self._open.get(place)
+        if found is None:
+            found = self._open[place] = OpenTransaction(index, log_time_ms, key.run_id)
+            self._open_batches.setdefault(key.query_id, set()).add(key.batch_id)
+        self._by_activity[place] = None
+        self._by_activity.move_to_end(place)
+        found.run_id, found.active_ms = key.run_id, log_time_ms
+        found.parts[part] = int(fields.get("f", 0))
 
-    def apply_commit(self, fields: dict[str, Any]) -> None:
+    def apply_commit(self, fields: dict[str, Any], log_time_ms: int) -> None:
         """Apply a committed ``commit`` control entry.
 
         A late one (another commit, an abort or a newer run was first in the log) changes nothing.
         """
         key = _key(fields)
         won = [Part(*part) for part in fields["parts"]]
-        query = self._query(key.query_id)
-        if key.batch_id in query.committed or (key.run_id and key.run_id in query.retired):
+        known = self._find(key.query_id)
+        if known is not None and (key.batch_id in known.committed or (key.run_id and key.run_id in known.retired)):
             return
         found = self._open.get((key.query_id, key.batch_id))
-        if set(won) - set(found.parts if found is not None else []):
+        parts = found.parts if found is not None else {}
+        if any(part not in parts for part in won):
             return
-        self._open.pop((key.query_id, key.batch_id), None)
+        committed = Committed(
+            sum(part.rows for part in won),
+            fingerprint_sum(parts[part] for part in won),
+            places_of(won),
+            min((part.first for part in won), default=-1),
+            max((part.last for part in won), default=-1),
+        )
+        self._close(key.query_id, key.batch_id)
+        query = self._enter(key, fields, log_time_ms)
         self._enter_run(query, key)
-        if found is not None:
-            self._orphan(part for part in found.parts if part not in set(won))
-        query.committed[key.batch_id] = won
-        if fields.get("i"):
-            query.inputs[key.batch_id] = str(fields["i"])
+        chosen = set(won)
+        self._orphan(part for part in parts if part not in chosen)
+        query.committed[key.batch_id] = committed
+        query.newest = max(query.newest, key.batch_id)
         while len(query.committed) > COMMITTED_REMEMBERED:
-            query.inputs.pop(query.committed.popitem(last=False)[0], None)
+            query.committed.popitem(last=False)
 
-    def apply_abort(self, fields: dict[str, Any]) -> None:
+    def apply_abort(self, fields: dict[str, Any], log_time_ms: int) -> None:
         """Apply a committed ``abort`` control entry: all parts of the open transaction are orphaned.
 
         Its run cannot open it again. An abort of another run than the last writer changes nothing: a late abort must
-        not end a newer run's work.
+        not end a newer run's work. One of an unknown query leaves nothing behind.
         """
         key = _key(fields)
-        query, found = self._query(key.query_id), self._open.get((key.query_id, key.batch_id))
-        if key.batch_id in query.committed or (found is not None and key.run_id not in ("", found.run_id)):
+        query, found = self._find(key.query_id), self._open.get((key.query_id, key.batch_id))
+        if query is not None and key.batch_id in query.committed:
+            return
+        if found is not None and key.run_id not in ("", found.run_id):
             return
         if found is not None:
-            del self._open[key.query_id, key.batch_id]
+            self._close(key.query_id, key.batch_id)
             self._orphan(found.parts)
-        run_id = found.run_id if found is not None else key.run_id
-        query.aborted = [*query.aborted, (key.batch_id, run_id)][-ABORTED_REMEMBERED:]
+        if query is not None:
+            query = self._enter(key, fields, log_time_ms)
+            run_id = found.run_id if found is not None else key.run_id
+            query.aborted = [*query.aborted, (key.batch_id, run_id)][-ABORTED_REMEMBERED:]
 
-    def _query(self, query_id: str) -> Query:
-        query = self._queries.setdefault(query_id, Query())
-        self._queries.move_to_end(query_id)
-        while len(self._queries) > QUERIES_MAX:
-            self._queries.popitem(last=False)
+    def has_expired(self, log_time_ms: int) -> bool:
+        """Whether ``expire`` with this log time forgets anything."""
+        limits = ((self._once, ONCE_MS), (self._streams, ACTIVE_MS), (self._dormant, NEWEST_MS))
+        return any(log_time_ms - _oldest_ms(queries, log_time_ms) > most for queries, most in limits)
+
+    def expire(self, log_time_ms: int) -> None:
+        """Forget what had no activity for long enough as of this log time."""
+        while log_time_ms - _oldest_ms(self._once, log_time_ms) > ONCE_MS:
+            self._once.popitem(last=False)
+        while log_time_ms - _oldest_ms(self._streams, log_time_ms) > ACTIVE_MS:
+            name, query = self._streams.popitem(last=False)
+            if query.newest >= 0:
+                kept = OrderedDict((b, known) for b, known in query.committed.items() if b == query.newest)
+                self._dormant[name] = Query(query.once, query.active_ms, query.newest, committed=kept)
+        while log_time_ms - _oldest_ms(self._dormant, log_time_ms) > NEWEST_MS:
+            self._dormant.popitem(last=False)
+
+    def _find(self, query_id: str) -> Query | None:
+        return self._streams.get(query_id) or self._once.get(query_id) or self._dormant.get(query_id)
+
+    def _enter(self, key: TransactionId, fields: dict[str, Any], log_time_ms: int) -> Query:
+        """Return the query of an entry as the most recently active one; make it if it is unknown."""
+        query = self._find(key.query_id)
+        if query is None:
+            query = Query(bool(fields.get("o")), log_time_ms)
+        query.active_ms = log_time_ms
+        query.newest = max(query.newest, int(fields.get("w", -1)))
+        self._dormant.pop(key.query_id, None)
+        kind = self._once if query.once else self._streams
+        kind[key.query_id] = query
+        kind.move_to_end(key.query_id)
         return query
 
     def _enter_run(self, query: Query, key: TransactionId) -> None:
@@ -236,8 +418,20 @@ class TransactionTable:
             if query.run_id:
                 query.retired = [*query.retired, query.run_id][-RETIRED_REMEMBERED:]
             query.run_id = key.run_id
-            for left in [opened for opened in self._open if opened[0] == key.query_id]:
-                self._orphan(self._open.pop(left).parts)
+            for batch_id in sorted(self._open_batches.get(key.query_id, ())):
+                self._orphan(self._close(key.query_id, batch_id))
+
+    def _close(self, query_id: str, batch_id: int) -> Iterable[Part]:
+        """Remove an open transaction and return its parts; nothing if it is not open."""
+        found = self._open.pop((query_id, batch_id), None)
+        if found is None:
+            return ()
+        del self._by_activity[query_id, batch_id]
+        batches = self._open_batches[query_id]
+        batches.remove(batch_id)
+        if not batches:
+            del self._open_batches[query_id]
+        return found.parts
 
     def _orphan(self, parts: Iterable[Part]) -> None:
         added = [(part.first, part.last + 1) for part in parts if part.rows]
@@ -250,35 +444,68 @@ class TransactionTable:
         """Return the table as a msgpack-able map."""
         return {
             "open": [
-                [*key, t.first_index, t.begin_ms, t.run_id, [list(p) for p in t.parts]] for key, t in self._open.items()
+                [*key, t.first_index, t.active_ms, t.run_id, [[*part, print_] for part, print_ in t.parts.items()]]
+                for key, t in self._open.items()
             ],
             "queries": [
                 [
-                    *(name, q.run_id, q.retired),
-                    [[b, [list(p) for p in parts], q.inputs.get(b, "")] for b, parts in q.committed.items()],
+                    *(name, q.once, q.active_ms, q.newest, q.run_id, q.retired),
+                    [[batch_id, *known] for batch_id, known in q.committed.items()],
                     [list(pair) for pair in q.aborted],
                 ]
-                for name, q in self._queries.items()
+                for kind in (self._dormant, self._streams, self._once)
+                for name, q in kind.items()
             ],
+            "dormant": len(self._dormant),
             "orphaned": [list(pair) for pair in self._orphaned],
         }
 
     def restore(self, fields: dict[str, Any]) -> None:
         """Replace the table by a snapshot."""
-        self._open = {
-            (q, b): OpenTransaction(Index(first), begin, run, [Part(*p) for p in parts])
-            for q, b, first, begin, run, parts in fields["open"]
-        }
-        self._queries = OrderedDict((name, _restored(*known)) for name, *known in fields["queries"])
+        self._clear()
+        for query_id, batch_id, first, active, run, parts in fields["open"]:
+            known = {Part(*part): int(print_) for *part, print_ in parts}
+            self._open[query_id, batch_id] = OpenTransaction(Index(first), active, run, known)
+            self._open_batches.setdefault(query_id, set()).add(batch_id)
+        for key, _ in sorted(self._open.items(), key=lambda item: item[1].active_ms):
+            self._by_activity[key] = None
+        dormant = int(fields["dormant"])
+        for at, (name, *known) in enumerate(fields["queries"]):
+            query = _restored(*known)
+            kind = self._dormant if at < dormant else self._once if query.once else self._streams
+            kind[name] = query
         self._orphaned = [(start, end) for start, end in fields["orphaned"]]
 
 
-def _restored(run_id: str, retired: list[str], committed: list[list[Any]], aborted: Sequence[Any]) -> Query:
-    query = Query(run_id, list(retired), aborted=[(batch_id, run) for batch_id, run in aborted])
-    for batch_id, parts, made_of in committed:
-        query.committed[batch_id] = [Part(*part) for part in parts]
-        if made_of:
-            query.inputs[batch_id] = made_of
+def _oldest_ms(queries: OrderedDict[str, Query], default: int) -> int:
+    """Return the log time of the least recent activity."""
+    oldest = next(iter(queries.values()), None)
+    return default if oldest is None else oldest.active_ms
+
+
+def _check_parts(key: TransactionId, found: OpenTransaction) -> None:
+    """Reject the part that could not be committed now, not after hours of appends."""
+    if len(found.parts) >= PARTS_MAX:
+        raise TransactionError(
+            f"the transaction has {len(found.parts)} parts, those of orphaned attempts included",
+            "",
+            "append larger chunks (appendMaxBytes), or write smaller micro-batches",
+            _about(key) | {"parts": len(found.parts), "limit": PARTS_MAX},
+        )
+
+
+def _restored(
+    once: bool,
+    active_ms: int,
+    newest: int,
+    run_id: str,
+    retired: list[str],
+    committed: list[list[Any]],
+    aborted: Sequence[Any],
+) -> Query:
+    query = Query(bool(once), int(active_ms), int(newest), run_id, list(retired))
+    query.committed.update((batch_id, Committed(*known)) for batch_id, *known in committed)
+    query.aborted = [(batch_id, run) for batch_id, run in aborted]
     return query
 
 
