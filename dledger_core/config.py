@@ -240,6 +240,7 @@ class Limits:
         read_bytes: one response to READ or AT, in bytes [16 MiB].
         read_wait_ms: longest long poll of READ and AWAIT [30,000 ms].
         behind_wait_ms: wait for ``min_commit`` before BEHIND [200 ms]: a little above the delay of a heartbeat.
+        alone_wait_ms: longest long poll of READ on a replica that knows no leader [250 ms]: others may have more.
         read_index_s: wait for the heartbeats that confirm a linearizable read [5 s].
         read_ranges: orphaned ranges in one READ_OK, digests in one DIGEST_OK [4096], which must fit a header.
         digest_entries: entries in one DIGEST [1,048,576].
@@ -308,6 +309,7 @@ class Limits:
     read_bytes: int = 16 << 20
     read_wait_ms: int = 30_000
     behind_wait_ms: int = 200
+    alone_wait_ms: int = 250
     read_index_s: float = 5.0
     read_ranges: int = 4096
     digest_entries: int = 1 << 20

@@ -3,8 +3,9 @@
 ``str(table)`` documents a message; ``TABLES`` has all of them. A request's header also has ``r`` (request id) and, if
 it concerns one group, ``g`` (the group) and, once the client has learned it, ``lu`` (uuid of the log): a node with
 another log refuses the request with OTHER_LOG. The response then has ``cv``, the index of the configuration entry in
-force, if there is one: a client with an older configuration asks for METADATA. A request that does not fit its table
-gets BAD_REQUEST; a response that does not fit raises ProtocolError in the client.
+force, if there is one: a client with an older configuration asks for METADATA. It also has ``hl``, the ms since the
+replica was in contact with a leader, -1 if it knows none: its reads may lack what others have. A request that does not
+fit its table gets BAD_REQUEST; a response that does not fit raises ProtocolError in the client.
 """
 
 from __future__ import annotations
@@ -296,6 +297,16 @@ class WatchResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AliveRequest:
+    """Ask whether the node runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliveResponse:
+    """It runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsRequest:
     """Ask for the groups of a node."""
 
@@ -504,6 +515,8 @@ TRANSFER: Final = table_of(TransferRequest, Type.TRANSFER, error=BadRequestError
 TRANSFER_OK: Final = table_of(TransferResponse, Type.TRANSFER_OK)
 WATCH: Final = table_of(WatchRequest, Type.WATCH, error=BadRequestError)
 WATCH_OK: Final = table_of(WatchResponse, Type.WATCH_OK)
+ALIVE: Final = table_of(AliveRequest, Type.ALIVE, error=BadRequestError)
+ALIVE_OK: Final = table_of(AliveResponse, Type.ALIVE_OK)
 GROUPS: Final = table_of(GroupsRequest, Type.GROUPS, error=BadRequestError)
 GROUPS_OK: Final = table_of(GroupsResponse, Type.GROUPS_OK)
 DESCRIBE: Final = table_of(DescribeRequest, Type.DESCRIBE, error=BadRequestError)
@@ -529,6 +542,6 @@ TABLES: Final[tuple[Table[Any], ...]] = (
     METADATA, METADATA_OK, APPEND, APPEND_OK, READ, READ_OK, TIME, TIME_OK, PRODUCER, PRODUCER_OK, TRANSACTION,
     TRANSACTION_OK, DIGEST, DIGEST_OK, TRANSFER, TRANSFER_OK, WATCH, WATCH_OK, GROUPS, GROUPS_OK, DESCRIBE, DESCRIBE_OK,
     AWAIT, AWAIT_OK, AT, AT_OK, RECOVER, RECOVER_OK, CONTINUE, CONTINUE_OK, FOUND, FOUND_OK, ADMIT, ADMIT_OK,
-    MEMBER, MEMBER_OK,
+    MEMBER, MEMBER_OK, ALIVE, ALIVE_OK,
 )  # fmt: skip
 """All messages between clients and nodes, without hello and FAILURE."""

@@ -93,3 +93,5 @@ class Type(IntEnum):
     ADMIT_OK = 59
     MEMBER = 60
     MEMBER_OK = 61
+    ALIVE = 64
+    ALIVE_OK = 65

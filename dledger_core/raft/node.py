@@ -268,6 +268,14 @@ class RawNode:
         """The configuration in force."""
         return self._state.configuration
 
+    @property
+    def leader_contact_ticks(self) -> int | None:
+        """Ticks since the last message of the leader, 0 on a leader, None if no leader is known."""
+        state = self._state
+        if state.leader_id is None:
+            return None
+        return 0 if state.role is Role.LEADER else state.election_elapsed
+
     def pointers(self) -> LogPointers:
         """Return the log pointers that the core owns; ``CommitLog.pointers`` adds those of the files."""
         return self._log.pointers()

@@ -178,6 +178,12 @@ class Group:
         return self._hosted if self._state is GroupState.HOSTED else None
 
     @property
+    def leader_contact_ms(self) -> int:
+        """Ms since this replica was in contact with a leader, -1 if it knows none."""
+        ticks = None if self._hosted is None else self._hosted.replica.raft.leader_contact_ticks
+        return -1 if ticks is None else ticks * self._host.config.tick_ms
+
+    @property
     def log_uuid(self) -> str | None:
         """Identity of the log, None while it is not known here."""
         return self._hosted.replica.log_uuid if self._hosted is not None else None

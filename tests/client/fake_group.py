@@ -132,6 +132,8 @@ class FakeNode:
         self.port, self.server = 0, None
         self.script = {}
         self.requests = []
+        self.frozen = False  # it receives requests, and responds to none until ``thaw``
+        self.held = []
         self.names = ...  # the leader that this node names; ... = the real one
         self.damaged = False
         self.log_uuid = "uuid"
@@ -167,9 +169,20 @@ class FakeNode:
     def on_close(self, connection, error):
         pass
 
+    def thaw(self):
+        self.frozen, held, self.held = False, self.held, []
+        for connection, frame in held:
+            self.respond(connection, frame)
+
     def on_frame(self, connection, frame):
         self.requests.append(frame)
         self.group.changed.set()
+        if self.frozen:
+            self.held.append((connection, frame))
+        else:
+            self.respond(connection, frame)
+
+    def respond(self, connection, frame):
         steps = self.script.get(frame.header["t"])
         step = steps.pop(0) if steps else None
         if step == "ignore":
@@ -275,6 +288,9 @@ class FakeNode:
         rows = [[header["start"], header["end"], 4, 100, b"c" * 32, b"l" * 32]]
         response = {"ranges": rows, "next": header["end"], "commit": 9, "damaged": [3], "cut": False}
         return {"t": Type.DIGEST_OK, **response}, []
+
+    def on_alive(self, header, payload):
+        return {"t": Type.ALIVE_OK}, []
 
     def on_groups(self, header, payload):
         return {"t": Type.GROUPS_OK, "logs": {"default": self.log_uuid}}, []

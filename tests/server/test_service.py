@@ -389,6 +389,22 @@ async def test_await_fails_at_once_when_node_knows_no_leader(tmp_path):
 # --- DESCRIBE, GROUPS, METADATA: about the logs of a node -------------------------------------------------------------
 
 
+async def test_responses_show_contact_to_leader_and_polls_without_it_are_short(tmp_path):
+    async with ServerGroup(tmp_path) as group:
+        leader, (follower, other) = await group.leader(), await group.followers()
+        nodes = {node: RawClient(await group.channel(node)) for node in (leader, follower)}
+        found = {node: await client.read(0, TOP, iso="records") for node, client in nodes.items()}
+        assert found[leader][0]["hl"] == 0
+        assert found[follower][0]["hl"] >= 0
+        end = found[follower][0]["next"]
+        polling = asyncio.ensure_future(nodes[follower].read(end, TOP, iso="records", wait=LIMITS.read_wait_ms))
+        await group.stop(other)
+        await group.stop(leader)
+        header, rows = await polling
+        assert (header["hl"], rows) == (-1, [])
+        assert (await nodes[follower].ask(Type.ALIVE)).header["t"] == Type.ALIVE_OK
+
+
 async def test_describe_returns_terms_segments_and_producers(tmp_path):
     async with one_node(tmp_path, storage=SMALL) as (group, raw), AsyncClient(format_peers(group.peers)) as client:
         for number in range(5):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from dledger_core.checksum import Buffer
+from dledger_core.client.routing.silence import CONNECT_S, PROBE_TICKS, SILENT_TICKS, Silence, SilenceWatch, WhenSilent
 from dledger_core.config import Peer
 from dledger_core.errors import (
     ConfigError,
@@ -17,6 +18,7 @@ from dledger_core.errors import (
     UnreachableError,
     error_from_wire,
 )
+from dledger_core.net import messages
 from dledger_core.net.connection import Connection, connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
@@ -42,6 +44,10 @@ class ConnectionLostError(UnreachableError):
     """The connection was lost after the request was sent: it may or may not have taken effect."""
 
 
+class SilentError(ConnectionLostError):
+    """The node is silent, and another one can serve the request."""
+
+
 class ClosedError(ConfigError):
     """The client was closed: a call in progress sends no further request."""
 
@@ -55,14 +61,22 @@ class Unanswered(Generic[_T]):
     def __init__(self, address: str) -> None:
         self._address = address
         self._waiting: dict[int, asyncio.Future[_T]] = {}
+        self._when_silent: dict[int, WhenSilent] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def response(self, number: int, send: Callable[[], object], timeout_s: float) -> _T:
+    async def response(
+        self,
+        number: int,
+        send: Callable[[], object],
+        timeout_s: float,
+        when_silent: WhenSilent = WhenSilent.WAIT,
+    ) -> _T:
         """Send a request and wait for its response.
 
         Raises:
+            SilentError: ``left`` was called for requests of this kind.
             ConnectionLostError: the connection was lost.
             RequestTimedOutError: no response arrived in time.
             DLedgerError: the error that ``settle`` got.
@@ -70,6 +84,7 @@ class Unanswered(Generic[_T]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
         self._waiting[number] = future
+        self._when_silent[number] = when_silent
         timer = loop.call_later(timeout_s, self._expire, number, timeout_s)
         try:
             send()
@@ -77,6 +92,7 @@ class Unanswered(Generic[_T]):
         finally:
             timer.cancel()
             self._waiting.pop(number, None)
+            self._when_silent.pop(number, None)
 
     def settle(self, number: object, response: _T | DLedgerError) -> None:
         """Pass a response to its caller; drop it if the caller has stopped waiting."""
@@ -92,6 +108,15 @@ class Unanswered(Generic[_T]):
         values = {"seconds": round(timeout_s, 3)}
         self.settle(number, RequestTimedOutError("no response in time", self._address, "", values))
 
+    def has(self, kind: WhenSilent) -> bool:
+        """Whether a request of a kind waits."""
+        return kind in self._when_silent.values()
+
+    def left(self, kind: WhenSilent) -> None:
+        """Fail all requests of a kind because the node is silent."""
+        for number in [number for number, found in self._when_silent.items() if found is kind]:
+            self.settle(number, SilentError("the node is silent", self._address))
+
     def lost(self, reason: str) -> None:
         """Fail all requests because the connection was lost."""
         for number in self._waiting:
@@ -99,10 +124,17 @@ class Unanswered(Generic[_T]):
 
 
 class Channel:
-    """A connection to one node; numbers the requests and passes each response to its caller."""
+    """A connection to one node; numbers the requests and passes each response to its caller.
 
-    def __init__(self, peer: Peer) -> None:
+    Args:
+        peer: the node.
+        on_request: called with each request.
+    """
+
+    def __init__(self, peer: Peer, on_request: Callable[[], None] = lambda: None) -> None:
         self.peer = peer
+        self._on_request = on_request
+        self._silence = Silence()
         self._connection: Connection | None = None
         self._unanswered = Unanswered[Frame](peer.address)
         self._last_request = 0
@@ -122,17 +154,48 @@ class Channel:
         """Connect; raise UnreachableError, or the error that the node returned for hello."""
         self._connection = await connect(self.peer.host, self.peer.port, Hello(), self, timeout_s=timeout_s)
 
-    async def request(self, header: dict[str, Any], *payload: Buffer, timeout_s: float) -> Frame:
+    @property
+    def is_silent(self) -> bool:
+        """Whether the node is silent."""
+        return self._connection is not None and self._silence.is_silent(self._connection)
+
+    def tick(self) -> bool:
+        """Count a tick; ask a quiet node whether it runs; return whether it has become silent."""
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            return False
+        quiet = self._silence.tick(connection, waits=self.in_flight > 0)
+        if quiet == PROBE_TICKS:
+            self._last_request += 1
+            connection.send({**messages.ALIVE.encode(messages.AliveRequest()), "r": self._last_request})
+        return quiet == SILENT_TICKS
+
+    def has(self, kind: WhenSilent) -> bool:
+        """Whether a request of a kind waits for its response."""
+        return self._unanswered.has(kind)
+
+    def abandon(self, kind: WhenSilent) -> None:
+        """Fail all requests of a kind, because the node is silent."""
+        self._unanswered.left(kind)
+
+    async def request(
+        self,
+        header: dict[str, Any],
+        *payload: Buffer,
+        timeout_s: float,
+        when_silent: WhenSilent = WhenSilent.WAIT,
+    ) -> Frame:
         """Send a request and return its response.
 
         Args:
             header: without the request id.
             payload: buffers that do not change until the response arrives.
             timeout_s: how long to wait for the response.
+            when_silent: what becomes of it if the node is silent.
 
         Raises:
             UnreachableError: not sent.
-            ConnectionLostError: sent, and the connection was lost.
+            ConnectionLostError: sent, and the connection was lost, or the node is silent.
             RequestTimedOutError: sent, and no response arrived in time.
             DLedgerError: the error that the node returned.
         """
@@ -141,8 +204,9 @@ class Channel:
             raise UnreachableError("the connection is closed", self.peer.address)
         self._last_request = number = self._last_request + 1
         send = partial(connection.send, {**header, "r": number}, *payload)
+        self._on_request()
         try:
-            frame = await self._unanswered.response(number, send, timeout_s)
+            frame = await self._unanswered.response(number, send, timeout_s, when_silent)
         finally:
             self._leave()
         if frame.header["t"] != header["t"] + 1:
@@ -184,17 +248,23 @@ class Channel:
 class ChannelPool:
     """One channel per node, shared by all requests; a lost one is replaced at the next request.
 
+    Args:
+        peers: the nodes.
+        on_silent: gets the channel of a node that has become silent.
+
     Attributes:
         peers: the nodes by id.
         connected: whether a node has accepted a connection before.
     """
 
-    def __init__(self, peers: Sequence[Peer]) -> None:
+    def __init__(self, peers: Sequence[Peer], on_silent: Callable[[Channel], None] = lambda channel: None) -> None:
         self.connected = False
+        self._watch = SilenceWatch(lambda: (*self._channels.values(), *self._retired), on_silent)
         self.peers = {str(peer.node_id): peer for peer in peers}
         self._channels: dict[str, Channel] = {}
         self._retired: list[Channel] = []
         self._connecting: dict[str, asyncio.Task[Channel]] = {}
+        self._connecting_since: dict[str, float] = {}
         self._closed = False
 
     @property
@@ -219,6 +289,25 @@ class ChannelPool:
         channel = self._channels.get(node_id)
         return channel is not None and channel.is_open
 
+    def is_silent(self, node_id: str) -> bool:
+        """Whether the node is silent, on its connection or while one is opened."""
+        channel = self._channels.get(node_id)
+        if channel is not None and channel.is_open:
+            return channel.is_silent
+        since = self._connecting_since.get(node_id)
+        return since is not None and asyncio.get_running_loop().time() - since > CONNECT_S
+
+    def has(self, node_id: str, kind: WhenSilent) -> bool:
+        """Whether a request of a kind waits for a response of the node."""
+        channel = self._channels.get(node_id)
+        return channel is not None and channel.has(kind)
+
+    def abandon(self, node_id: str, kind: WhenSilent) -> None:
+        """Fail all requests of a kind to a node, because it is silent."""
+        channel = self._channels.get(node_id)
+        if channel is not None:
+            channel.abandon(kind)
+
     async def channel(self, node_id: str, timeout_s: float) -> Channel:
         """Return an open channel to the node.
 
@@ -236,6 +325,7 @@ class ChannelPool:
             raise UnreachableError("the node is no longer a member", node_id)
         task = self._connecting.get(node_id)
         if task is None:
+            self._connecting_since[node_id] = asyncio.get_running_loop().time()
             task = self._connecting[node_id] = asyncio.create_task(self._connect(peer))
             task.add_done_callback(lambda done: self._connected(node_id, done))
         try:
@@ -247,7 +337,7 @@ class ChannelPool:
             raise type(error)(*error.args) from None  # several callers may raise the same failure
 
     async def _connect(self, peer: Peer) -> Channel:
-        channel = Channel(peer)
+        channel = Channel(peer, self._watch.start)
         await channel.open(CONNECT_TIMEOUT_S)
         self.connected = True
         if self.peers.get(str(peer.node_id)) != peer:  # the members changed meanwhile
@@ -261,12 +351,14 @@ class ChannelPool:
 
     def _connected(self, node_id: str, task: asyncio.Task[Channel]) -> None:
         self._connecting.pop(node_id, None)
+        self._connecting_since.pop(node_id, None)
         if not task.cancelled():
             task.exception()  # retrieved, because all callers may have stopped waiting
 
     async def close(self) -> None:
         """Close all connections, wait until they are closed, and open no other one."""
         self._closed = True
+        self._watch.stop()
         tasks = list(self._connecting.values())
         for task in tasks:
             task.cancel()

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from dledger_core.client.protocol import ReadFrom
 from dledger_core.client.routing.channel import Channel, ChannelPool, as_responded
+from dledger_core.client.routing.silence import CONNECT_S, WhenSilent
 from dledger_core.config import Peer, parse_peer
 from dledger_core.continuation import chain_of_rows
 from dledger_core.errors import (
@@ -44,6 +45,11 @@ FAILED_S: Final = 10.0
 """How long a replica that failed a read is asked after the others."""
 LEADER_KEPT_S: Final = 10.0
 """How long reads that prefer a role presume the same leader."""
+SEEK_PAUSE_S: Final = 0.05
+SEEK_PAUSE_MAX_S: Final = 1.0
+"""Pauses while a silent leader has no successor; an election takes less than ten of the first."""
+CONTACT_LOST_MS: Final = 1_000
+"""A replica that had no contact with a leader for longer is asked after the others."""
 REFRESH_S: Final = 1.0
 """Least time between two searches for moved nodes in the background."""
 Described = dict[str, messages.MetadataResponse | DLedgerError]
@@ -87,7 +93,7 @@ class ClusterView:
     """
 
     def __init__(self, peers: Sequence[Peer], group: str, log_uuid: str | None = None) -> None:
-        self.pool = ChannelPool(peers)
+        self.pool = ChannelPool(peers, self._silent)
         self.group = group
         self.log_uuid = log_uuid
         self.commit_seen = -1
@@ -101,6 +107,8 @@ class ClusterView:
         self._unresponsive: dict[str, float] = {}
         self._failed: dict[str, float] = {}
         self._leader_asked = float("-inf")
+        self._seeking: dict[str, asyncio.Task[None]] = {}
+        self._waiting = 0  # calls that wait until a silent leader has a successor
 
     @property
     def addresses(self) -> str:
@@ -218,20 +226,65 @@ class ClusterView:
     # --- the leader -----------------------------------------------------------------------------------------------
 
     async def leader(self, timeout_s: float) -> Channel:
-        """Return a channel to the presumed leader; query all nodes if none is known.
+        """Return a channel to the presumed leader; query all nodes if none is known, or that one is silent.
 
         Raises:
-            NoLeaderError: no node that responded knows a leader.
+            NoLeaderError: no node that responded knows a leader, or a silent one leads.
             UnreachableError: no node responded, or the leader cannot be reached.
         """
         if self._leader is None:
             self._leader = await self._find_leader(timeout_s)
+        if self.pool.is_silent(self._leader):
+            await self._sought(self._leader, timeout_s)
         node_id = self._leader
         try:
-            return await self.pool.channel(node_id, timeout_s)
+            return await self.pool.channel(node_id, min(timeout_s, CONNECT_S))
         except DLedgerError:
             self._forget_leader(node_id)
             raise
+
+    def _silent(self, channel: Channel) -> None:
+        """Leave a node that has become silent, unless there is no other one."""
+        if len(self.pool.peers) > 1:
+            channel.abandon(WhenSilent.LEAVE)
+            self._start_seeking(str(channel.peer.node_id))
+
+    def _start_seeking(self, node_id: str) -> asyncio.Task[None]:
+        task = self._seeking.get(node_id)
+        if task is None:
+            task = self._seeking[node_id] = asyncio.create_task(self._seek(node_id))
+            task.add_done_callback(lambda _: self._seeking.pop(node_id, None))
+        return task
+
+    async def _seek(self, node_id: str) -> None:
+        """Ask the other nodes until another one leads than a silent node, then let its requests follow.
+
+        It ends once no call waits for that. The silence of a leader alone proves nothing: the others follow it as long
+        as they receive its heartbeats.
+        """
+        pause_s = SEEK_PAUSE_S
+        while self.pool.is_silent(node_id) and (self._waiting or self.pool.has(node_id, WhenSilent.FOLLOW)):
+            with contextlib.suppress(DLedgerError):
+                leader = await self._find_leader(ASK_TIMEOUT_S)
+                if leader != node_id:
+                    self._leader = leader
+                    self.pool.abandon(node_id, WhenSilent.FOLLOW)
+                    return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.1, SEEK_PAUSE_MAX_S)
+
+    async def _sought(self, node_id: str, timeout_s: float) -> None:
+        """Wait until a silent leader has a successor, or is no longer silent; raise NoLeaderError."""
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._start_seeking(node_id))
+        except TimeoutError:
+            raise NoLeaderError("the leader is silent, and no other node leads", f"group {self.group}") from None
+        finally:
+            self._waiting -= 1
+        if self._leader is None:
+            raise NoLeaderError("no leader was found", f"group {self.group}")
 
     async def find_log(self, timeout_s: float) -> DLedgerError | None:
         """Ask all nodes for log, members and leader now, and follow a log that continues; return the error if any."""
@@ -267,7 +320,8 @@ class ClusterView:
         A deposed leader, and nodes that did not hear of its successor, name the old one. A majority has responses of
         the newest leader's term; the others get a moment more, so that an unresponsive node costs no second.
         """
-        asked = [self._describe(node_id) for node_id in self.pool.peers]
+        nodes = [node for node in self.pool.peers if not self.pool.is_silent(node)] or list(self.pool.peers)
+        asked = [self._describe(node_id) for node_id in nodes]
         described: Described = {}
         loop, responded = asyncio.get_running_loop(), 0
         with contextlib.suppress(TimeoutError):
@@ -363,19 +417,26 @@ class ClusterView:
                 await self.leader(ASK_TIMEOUT_S)
         return self._leader
 
-    def served(self, node_id: str) -> None:
-        """Record that a replica served a read."""
-        self._last_good = node_id
-        self._failed.pop(node_id, None)
+    def served(self, node_id: str, frame: Frame) -> None:
+        """Record that a replica served a read; one without contact to a leader may lack what others have."""
+        contact_ms = frame.header.get("hl", 0)
+        if isinstance(contact_ms, int) and 0 <= contact_ms <= CONTACT_LOST_MS:
+            self._last_good = node_id
+            self._failed.pop(node_id, None)
+        else:
+            self._avoid(node_id)
 
     def read_failed(self, node_id: str, error: DLedgerError) -> None:
         """Record that a replica failed a read."""
-        self._failed[node_id] = asyncio.get_running_loop().time() + FAILED_S
-        if self._last_good == node_id:
-            self._last_good = None
+        self._avoid(node_id)
         if isinstance(error, UnreachableError | RequestTimedOutError | OtherLogError):
             self._forget_leader(node_id)
             self.refresh()
+
+    def _avoid(self, node_id: str) -> None:
+        self._failed[node_id] = asyncio.get_running_loop().time() + FAILED_S
+        if self._last_good == node_id:
+            self._last_good = None
 
     def saw_commit(self, commit_index: int) -> None:
         """Record a commit index that a response proved."""
@@ -432,7 +493,8 @@ class ClusterView:
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._discovery is not None:
-            self._discovery.cancel()
-            await asyncio.gather(self._discovery, return_exceptions=True)
+        tasks = [*self._seeking.values(), *([] if self._discovery is None else [self._discovery])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.pool.close()

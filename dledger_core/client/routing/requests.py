@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from dledger_core.checksum import Buffer
 from dledger_core.client.routing.channel import Channel
 from dledger_core.client.routing.cluster_view import ANY_REPLICA, ClusterView, ReplicaChoice
 from dledger_core.client.routing.retry import LEADER_FAILED, Retry, Timeouts, is_temporary, with_retries
+from dledger_core.client.routing.silence import CONNECT_S, WhenSilent
 from dledger_core.errors import (
     CorruptRecordError,
     DLedgerError,
@@ -60,7 +62,8 @@ class Requests:
             channel: Channel | None = None
             try:
                 channel = await self._view.leader(retry.attempt_s)
-                return await self._request(channel, header, payload, retry.attempt_s)
+                when_silent = WhenSilent.FOLLOW if idempotent else WhenSilent.WAIT
+                return await self._request(channel, header, payload, retry.attempt_s, when_silent)
             except OtherLogError as error:
                 if channel is None:
                     raise  # no node has the log
@@ -73,9 +76,15 @@ class Requests:
                 await retry.failed(error)
 
     async def _request(
-        self, channel: Channel, header: dict[str, Any], payload: Sequence[Buffer], timeout_s: float
+        self,
+        channel: Channel,
+        header: dict[str, Any],
+        payload: Sequence[Buffer],
+        timeout_s: float,
+        when_silent: WhenSilent,
     ) -> Frame:
-        frame = await channel.request(self._view.for_log(header), *payload, timeout_s=timeout_s)
+        request = self._view.for_log(header)
+        frame = await channel.request(request, *payload, timeout_s=timeout_s, when_silent=when_silent)
         self._view.responded(frame)
         return frame
 
@@ -104,9 +113,16 @@ class Requests:
         decode: Callable[[Frame], _T],
         timeout_s: float,
         payload: Sequence[Buffer] = (),
+        when_silent: WhenSilent = WhenSilent.WAIT,
     ) -> _T:
-        channel = await self._view.pool.channel(node_id, timeout_s)
-        return decode(await self._request(channel, header, payload, timeout_s))
+        connect_s = min(timeout_s, CONNECT_S) if when_silent is WhenSilent.LEAVE else timeout_s
+        channel = await self._view.pool.channel(node_id, connect_s)
+        return decode(await self._request(channel, header, payload, timeout_s, when_silent))
+
+    def _served(self, node_id: str, decode: Callable[[Frame], _T], frame: Frame) -> _T:
+        response = decode(frame)
+        self._view.served(node_id, frame)
+        return response
 
     async def to_any(
         self,
@@ -139,8 +155,9 @@ class Requests:
         while True:
             log_uuid = self._view.log_uuid  # as of this round: a search in the background may change it
             for node_id in await self._view.read_order(choice):
+                served = partial(self._served, node_id, decode)
                 try:
-                    response = await self._ask(node_id, header, decode, retry.attempt_s, payload)
+                    return await self._ask(node_id, header, served, retry.attempt_s, payload, WhenSilent.LEAVE)
                 except DLedgerError as error:
                     self._view.read_failed(node_id, error)
                     if not (is_temporary(error) or isinstance(error, _ANOTHER_MAY_SERVE)):
@@ -149,9 +166,6 @@ class Requests:
                         failures[node_id] = error
                     if retry.expired():
                         break
-                else:
-                    self._view.served(node_id)
-                    return response
             if any(isinstance(failure, OtherLogError) for failure in failures.values()):
                 reason = await self._view.find_log(retry.attempt_s)
                 if reason is not None and self._view.log_uuid == log_uuid:

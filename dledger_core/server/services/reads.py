@@ -116,13 +116,19 @@ class Reads:
             await self._replica.wait_change(left)
 
     async def _wait_readable(self, request: ReadRequest, deadline: float) -> None:
-        """Wait until ``deadline`` for an entry at or after ``start``."""
+        """Wait until ``deadline`` for an entry at or after ``start``; not for long without a leader."""
         loop = asyncio.get_running_loop()
+        alone_since: float | None = None
         while request.start < request.end and self._readable_end(request) <= request.start:
-            left = deadline - loop.time()
-            if left <= 0:
+            now = loop.time()
+            if self._replica.soft_state.leader_id is not None:
+                alone_since = None
+            elif alone_since is None:
+                alone_since = now
+            until = deadline if alone_since is None else min(deadline, alone_since + self._limits.alone_wait_ms / 1000)
+            if until <= now:
                 return
-            await self._replica.wait_change(left)
+            await self._replica.wait_change(until - now)
 
     def _readable_end(self, request: ReadRequest) -> int:
         """Return the end (exclusive) of the part of the request's range that is readable now."""

@@ -79,9 +79,10 @@ class GroupRequest(Request):
 
     @property
     def routing(self) -> dict[str, Any]:
-        """Those keys, with the index of the configuration in force if an entry made it."""
+        """Those keys, with the time since a contact with a leader, and the index of the configuration in force."""
         index = self.group.members.index
-        return {"r": self.frame.header["r"]} | ({"cv": index} if index >= 0 else {})
+        shared = {"r": self.frame.header["r"], "hl": self.group.leader_contact_ms}
+        return shared | ({"cv": index} if index >= 0 else {})
 
 
 class ClientService:
@@ -154,6 +155,8 @@ class ClientService:
             waiting = sorted(name for name, group in self._groups.items() if group.state is GroupState.WAITING)
             response = messages.GroupsResponse(logs=hosted_logs(self._groups), waiting=waiting or None)
             Request(connection, flow, frame).respond(messages.GROUPS_OK, response)
+        elif kind == Type.ALIVE:
+            Request(connection, flow, frame).respond(messages.ALIVE_OK, messages.AliveResponse())
         elif kind == Type.FOUND:
             founding_request = Request(connection, flow, frame)
             group = self._group(str_field(frame.header, "g"))
