@@ -238,8 +238,12 @@ def test_retention_keeps_rows_of_open_transaction(tmp_path) -> None:
         assert n0.log.first_index() <= begin
         ask.appends.abort(transaction, ask.answers.append)
         n0.run()
+        orphaned = n0.replica.tables.transactions.orphaned_ranges
+        assert len(orphaned) == 1
         retain(n0, SMALL)
         assert n0.log.first_index() > begin
+        n0.replica.save_checkpoint()
+        assert orphaned == [], "rows about trimmed entries are trimmed"
 
 
 def test_pin_holds_back_retention_until_it_expires(tmp_path) -> None:

@@ -7,7 +7,7 @@ happened to each call: ``tests.support.checker`` judges the history, as it judge
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from dledger_core.control import Part, TransactionId, column_crc
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index
-from dledger_core.record import Columns
+from dledger_core.record import Columns, merge_ranges
 from dledger_core.server.services.appends import AppendedRange, ProducerKey
 from dledger_core.storage.read.visibility import Visibility
 from tests.sim.safety import check
@@ -305,13 +305,23 @@ def all_clients(sim: Simulator, history: History) -> list[SimClient]:
     return [kind(sim, history, f"{kind.__name__}{at}") for at, kind in enumerate(kinds)]
 
 
-def check_history(history: History, member: ReplicaMember, deleted: Mapping[int, Row]) -> None:
-    """Check all calls against one member's committed log and the entries that were trimmed from its start."""
+def check_history(
+    history: History, member: ReplicaMember, deleted: Mapping[int, Row], forgotten: Sequence[tuple[int, int]]
+) -> None:
+    """Check all calls against one member's committed log and the entries that were trimmed from its start.
+
+    Args:
+        history: the calls.
+        member: the member.
+        deleted: trimmed entries by index.
+        forgotten: orphaned ranges of trimmed entries.
+    """
     first, end = member.log.first_index(), member.replica.readable_end
     check(all(index in deleted for index in range(first)), "an entry is missing that no member trimmed", first)
     rows = [*(deleted[index] for index in range(first)), *rows_between(member.log, first, end)]
     tables = member.replica.tables.transactions
-    log = ReplicaLog.of(0, rows, Visibility(end, None, tables.orphaned_ranges))
+    orphaned = merge_ranges([*forgotten, *tables.orphaned_ranges])
+    log = ReplicaLog.of(0, rows, Visibility(end, None, orphaned))
     undecided = {f"{query}/{batch}" for query, batch in tables.open}
     hidden = [
         value

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -26,7 +26,7 @@ from dledger_core.checksum import crc32
 from dledger_core.config import Limits
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, DLedgerError, NotLeaderError
 from dledger_core.founding import GROUP_VERSION
-from dledger_core.ids import NO_INDEX, Index, MemberId, NodeId, Term, member_id, node_of
+from dledger_core.ids import NO_INDEX, NUMBER_MAX, Index, MemberId, NodeId, Term, member_id, node_of
 from dledger_core.net import codec
 from dledger_core.net.frame import FrameDecoder
 from dledger_core.net.protocol import FRAME_BYTES_MAX
@@ -46,7 +46,7 @@ from dledger_core.raft import (
     Ready,
     Role,
 )
-from dledger_core.record import Records, records_of
+from dledger_core.record import Records, merge_ranges, records_of
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
@@ -55,7 +55,7 @@ from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.flow import Budget
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.members_file import ConfigurationEntry
-from dledger_core.storage.tables.tables import TablesSnapshot
+from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 from dledger_core.storage.write.appender import Preallocation
 from dledger_core.storage.write.trim import LogStart
 from tests.sim.clients import History, SimClient, all_clients, check_history
@@ -456,6 +456,7 @@ class ReplicaMember(Member):
         self.later(self.sim.source.randrange(1, CHECKPOINT_TICKS * TICK), self._checkpoint)
 
     def _checkpoint(self) -> None:
+        self.sim.shared.keep_orphaned(self)
         self.input(self.replica.save_checkpoint)
         self.input(lambda: self.appends.abort_inactive(TRANSACTION_TIMEOUT_MS))
         self.later(CHECKPOINT_TICKS * TICK, self._checkpoint)
@@ -676,7 +677,7 @@ class ReplicaMember(Member):
         check_intact(self)
         check(self.log.failure is None, "a store is damaged", self.node_id, self.log.failure)
         if self is self.sim.shared.longest():
-            check_history(self.sim.shared.history, self, self.sim.shared.deleted)
+            check_history(self.sim.shared.history, self, self.sim.shared.deleted, self.sim.shared.orphaned)
             calls = self.sim.shared.history.calls
             self.sim.counters["acknowledged"] = sum(call.status == "ok" for call in calls)
 
@@ -695,9 +696,11 @@ class Shared:
         """Group, sender and target of the messages with each number, as attached links know them."""
         self.deleted: dict[int, Row] = {}
         """Trimmed entries by index."""
+        self.orphaned: list[tuple[int, int]] = []
+        """Orphaned ranges, also those that members have forgotten."""
         # One delay for all iterations of a run, so that they keep their order.
         self.iteration_delay = sim.source.choice((0, 0, 1, 5))
-        self._tables: dict[Index, int] = {}
+        self._tables: dict[Index, tuple[int, Index, tuple[tuple[int, int], ...]]] = {}
 
     def number_of(self, message: Message) -> int:
         ends = codec.Ends(GROUP, message.sender, message.target)
@@ -708,10 +711,16 @@ class Shared:
 
     def compare_tables(self, member: ReplicaMember) -> None:
         self._sim.counters["tables compared"] += 1
-        tables = member.replica.tables
-        found = crc32(tables.snapshot())
-        known = self._tables.setdefault(tables.applied_index, found)
-        check(found == known, "tables differ at the same index", member.node_id, tables.applied_index)
+        applied, first = member.replica.tables.applied_index, member.replica.raft.first_index
+        orphaned = tuple(member.replica.tables.transactions.orphaned_ranges)
+        rest = LogTables.restore(member.replica.tables.snapshot())
+        rest.transactions.trim(NUMBER_MAX)
+        found = crc32(rest.snapshot()), first, orphaned
+        known = self._tables.setdefault(applied, found)
+        # Each member forgets the orphaned ranges that it has trimmed.
+        since = max(first, known[1])
+        same = found[0] == known[0] and _since(since, orphaned) == _since(since, known[2])
+        check(same, "tables differ at the same index", member.node_id, applied)
 
     def keep_deleted(self, log: CommitLog, end: int) -> None:
         """Record the entries that a member is about to delete."""
@@ -719,6 +728,10 @@ class Shared:
         for row in rows_between(log, log.first_index(), end):
             known = self.deleted.setdefault(row.index, row)
             check(known == row, "two members delete different entries", row, known)
+
+    def keep_orphaned(self, member: ReplicaMember) -> None:
+        """Record the orphaned ranges of a member, which forgets those that it has trimmed."""
+        self.orphaned = merge_ranges([*self.orphaned, *member.replica.tables.transactions.orphaned_ranges])
 
     def isolate_leader(self) -> None:
         """Perhaps isolate the leader, so that a member that lost the end of its log would have to elect another."""
@@ -730,3 +743,8 @@ class Shared:
     def longest(self) -> ReplicaMember:
         """Return a member whose log starts first: a leader may have sent others to where it was about to trim."""
         return min(self._sim.current, key=lambda member: member.log.first_index())
+
+
+def _since(first: int, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ranges from an index on."""
+    return [(max(start, first), end) for start, end in ranges if end > first]

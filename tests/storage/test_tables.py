@@ -544,6 +544,18 @@ def test_visible_end_walks_no_open_transactions(table: TransactionTable, number:
     assert Visibility.of(table, 10 * number).end == 10 * (number - 1)
 
 
+def test_orphaned_ranges_of_trimmed_entries_are_forgotten(table: TransactionTable) -> None:
+    for index in (10, 20, 30):
+        attempt(table, index)
+    commit(table, [])
+    table.trim(16)
+    assert table.orphaned_ranges == [(21, 26), (31, 36)]
+    table.trim(33)
+    assert table.orphaned_ranges == [(31, 36)]
+    table.trim(1000)
+    assert table.orphaned_ranges == []
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.sampled_from(["attempt", "attempt", "attempt", "commit", "abort"])), max_size=60

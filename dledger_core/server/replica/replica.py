@@ -484,7 +484,7 @@ class Replica:
             )
 
     def _install_snapshot(self, new_start: LogRestart) -> None:
-        """Restart the log where the leader's begins; the old entries stay readable until the disk has done the same."""
+        """Restart the log where the leader's begins; the files follow."""
         new_log = new_start.payload
         assert isinstance(new_log, NewLog)
         _LOG.warning(
@@ -682,8 +682,10 @@ class Replica:
     def save_checkpoint(self) -> None:
         """Queue a checkpoint: durable index and commit index, what other stores acknowledged, and sometimes the tables.
 
-        The tables follow once the log has grown by a segment.
+        The tables follow once the log has grown by a segment. Rows about trimmed entries are dropped.
         """
+        # Only after the files are deleted: a crash before that restarts the log where it began.
+        self.tables.transactions.trim(self.log.first_index())
         if (known := self.acknowledged.unwritten()) is not None:
             self._disk.run(partial(self.log.save_acknowledged, known))
         self._disk.run(partial(self.log.save_checkpoint, self.commit_index))

@@ -63,7 +63,8 @@ class Reads:
             IndexOutOfRangeError: the start is below the log's first index.
             CorruptRecordError: the records are damaged here.
         """
-        first = self._replica.log.first_index()
+        # Of entries before it, which files may still contain, the tables know no more which are orphaned.
+        first = self._replica.raft.first_index
         if request.start < first:
             raise self._out_of_range(request.start, "is below the first index of the log")
         visibility = self._visibility(request.isolation)
@@ -138,7 +139,7 @@ class Reads:
         return self._replica.visibility if isolation == "committed" else Visibility(self._replica.readable_end)
 
     def _out_of_range(self, index: int, why: str) -> IndexOutOfRangeError:
-        first, last = self._replica.log.first_index(), self._replica.readable_end - 1
+        first, last = self._replica.raft.first_index, self._replica.readable_end - 1
         return IndexOutOfRangeError(
             f"index {index} {why}",
             f"group {self._replica.group} on {self._replica.node_id}",

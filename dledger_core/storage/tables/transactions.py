@@ -14,7 +14,7 @@ indexes. Queries expire by log time, never because others come: a full table rej
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import ChainMap, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -396,6 +396,10 @@ class TransactionTable:
                 self._dormant[name] = Query(query.once, query.active_ms, query.newest, committed=kept)
         while log_time_ms - _oldest_ms(self._dormant, log_time_ms) > NEWEST_MS:
             self._dormant.popitem(last=False)
+
+    def trim(self, first_index: int) -> None:
+        """Forget the orphaned ranges before the log's first index."""
+        del self._orphaned[: bisect_right(self._orphaned, first_index, key=lambda pair: pair[1])]
 
     def _find(self, query_id: str) -> Query | None:
         return self._streams.get(query_id) or self._once.get(query_id) or self._dormant.get(query_id)
