@@ -150,6 +150,11 @@ class ChaosCluster(LocalCluster):
         self._enter(moved)
         return moved.address
 
+    def is_last_of_first_list(self, node_id: str) -> bool:
+        """Whether all other nodes have left their addresses in the first list, so that it would lead nowhere."""
+        first = {peer.node_id: peer.address for peer in parse_peers(self.client_peers)}
+        return [peer.node_id for peer in self._peers if peer.address == first[peer.node_id]] == [node_id]
+
     def replaced(self, node_id: str, address: str | None, timeout_s: float = READY_S) -> str:
         """Let the running node, which waits, take the place of its old store; return why not, or ""."""
         deadline, why, old = time.monotonic() + timeout_s, "", ""

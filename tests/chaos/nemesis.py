@@ -333,12 +333,17 @@ class Nemesis:
         return self._lose("wipe", self.cluster.wipe)
 
     def move(self) -> Fault:
-        """Replace a node by one of another address; the clients and the other nodes keep their list."""
+        """Replace a node by one of another address; the clients and the other nodes keep their list.
+
+        One node stays: new clients and restarted nodes need an address of the list at which a node answers.
+        """
         return self._lose("move", self.cluster.move)
 
     def _lose(self, name: str, lose: Callable[[str], str | None]) -> Fault:
         node = self._take()
         if node is None or not self._others_are_complete(node):
+            return
+        if name == "move" and self.cluster.is_last_of_first_list(node):
             return
         address = lose(node)
         self._damaged.discard(node)
