@@ -17,6 +17,8 @@ import psutil
 import pytest
 import uvloop
 
+from tests.support.spark_jvm import short_lived_environment
+
 RETRIED = ("integration", "spark", "notebook")
 """Marks of tests of real processes or real Spark: a machine that stalls for seconds fails them."""
 LONG = (*RETRIED, "sim", "slow")
@@ -35,6 +37,8 @@ def pytest_configure() -> None:
     # A shell's background job ignores Ctrl-C, and so would every process that the tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name, value in short_lived_environment().items():
+        os.environ.setdefault(name, value)
     hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine must not fail a test
     hypothesis.settings.load_profile("no deadline")
 
@@ -51,8 +55,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
     spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    jvms = {item.path for item in items if marked(item, ("spark", "notebook"))}  # minutes each, of many processes
     long = {item.path for item in items if marked(item, LONG)}
-    items.sort(key=lambda item: (item.path not in spark, item.path not in long))
+    items.sort(key=lambda item: (item.path not in spark, item.path not in jvms, item.path not in long))
     for item in items:
         if not marked(item, RETRIED) or item.path.parent.name == "chaos":
             item.add_marker(pytest.mark.flaky(reruns=0))
@@ -68,6 +73,7 @@ def spark() -> Iterator[Any]:
     from jobs._session import spark_session
 
     settings = {"spark.master": "local[2,3]", "spark.sql.shuffle.partitions": "2"}
+    settings["spark.databricks.delta.snapshotPartitions"] = "1"
     with spark_session("tests", settings=settings) as session:
         yield session
 

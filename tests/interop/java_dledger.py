@@ -20,6 +20,7 @@ import pytest
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from tests.support.soon import soon
+from tests.support.spark_jvm import short_lived
 
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
 CLASS_PATHS = Path(__file__).resolve().parents[2] / ".venv" / "java-dledger"
@@ -63,7 +64,7 @@ def jvm(version: str) -> Iterator[Any]:
     port, token, process = launch_gateway(
         jarpath=str(py4j),
         classpath=path.read_text().strip(),
-        javaopts=OPENS,
+        javaopts=[*OPENS, *short_lived()],
         die_on_exit=True,
         redirect_stdout=subprocess.DEVNULL,
         redirect_stderr=subprocess.DEVNULL,

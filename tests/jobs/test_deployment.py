@@ -14,6 +14,7 @@ import pytest
 
 from dledger_core import DELTA_VERSION, Client, LocalCluster, find_java
 from tests.support.slow_elections import SLOW_ELECTIONS
+from tests.support.spark_jvm import short_lived_environment
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -44,6 +45,7 @@ def run(command: Sequence[str], directory: Path, python_path: str = "") -> tuple
     ours = ("SPARK_", "PYSPARK_", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment |= {"JAVA_HOME": str(find_java()), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path}
+    environment |= short_lived_environment()
     environment["PATH"] = f"{BIN}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
         [*command], capture_output=True, text=True, check=False, cwd=work, env=environment, timeout=400
@@ -55,12 +57,31 @@ def run(command: Sequence[str], directory: Path, python_path: str = "") -> tuple
 
 
 @pytest.mark.parametrize("job", ["ingest", *(pytest.param(job, marks=pytest.mark.soak) for job in JOBS[1:])])
-def test_job_runs_under_spark_submit(job: str, cluster: Any, tmp_path: Path) -> None:
+def test_job_runs_under_spark_submit_and_given_settings_win(job: str, cluster: Any, tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    given = {
+        "spark.sql.shuffle.partitions": "7",
+        "spark.sql.session.timeZone": "Europe/Berlin",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": (tmp_path / "events").as_uri(),
+    }
+    settings = [part for name, value in given.items() for part in ("--conf", f"{name}={value}")]
     program = [str(CHECKOUT / "jobs" / f"{job}.py"), *arguments(job, cluster.peers, tmp_path)]
-    code, lines = run([*SUBMIT, *PACKAGES, *program], tmp_path)
+    code, lines = run([*SUBMIT, *PACKAGES, *settings, *program], tmp_path)
     summary = json.loads(lines[-1])
     assert (code, summary["status"]) == (0, "ok"), lines
     assert (tmp_path / "table").is_dir()
+    found = settings_in_event_log(tmp_path / "events")
+    ours = {"spark.ui.enabled": "false", "spark.log.level": "OFF"}
+    assert given | ours == {name: found.get(name) for name in given | ours}
+
+
+def settings_in_event_log(directory: Path) -> dict[str, str]:
+    """Return the settings with which Spark ran its only application."""
+    lines = [line for path in sorted(directory.rglob("events_*")) for line in path.read_text().splitlines()]
+    [event] = [line for line in lines if line.startswith('{"Event":"SparkListenerEnvironmentUpdate"')]
+    return dict(json.loads(event)["Spark Properties"])
 
 
 def test_job_without_delta_jar_names_option_under_spark_submit(cluster: Any, tmp_path: Path) -> None:
@@ -70,31 +91,6 @@ def test_job_without_delta_jar_names_option_under_spark_submit(cluster: Any, tmp
     assert (code, summary["error"]) == (3, "CONFIG"), lines
     assert f"spark-submit {' '.join(PACKAGES)}" in summary["message"]
     assert not any("\tat " in line for line in lines)
-
-
-PROBE = """
-import json, sys
-sys.path.insert(0, {checkout!r})
-from jobs._session import spark_session
-with spark_session("probe", settings={{"spark.ui.enabled": "true"}}) as spark:
-    conf = spark.sparkContext.getConf()
-    names = ("spark.sql.shuffle.partitions", "spark.ui.enabled", "spark.log.level", "spark.sql.session.timeZone")
-    print(json.dumps({{name: conf.get(name) for name in names}}))
-"""
-
-
-def test_settings_given_to_spark_submit_win(tmp_path: Path) -> None:
-    (tmp_path / "probe.py").write_text(PROBE.format(checkout=str(CHECKOUT)))
-    given = ["--conf", "spark.sql.shuffle.partitions=7", "--conf", "spark.ui.enabled=false"]
-    code, lines = run([*SUBMIT, *PACKAGES, *given, str(tmp_path / "probe.py")], tmp_path)
-    [found] = [json.loads(line) for line in lines if line.startswith("{")]
-    assert code == 0
-    assert found == {
-        "spark.sql.shuffle.partitions": "7",
-        "spark.ui.enabled": "false",
-        "spark.log.level": "OFF",
-        "spark.sql.session.timeZone": "UTC",
-    }
 
 
 NOTEBOOK = """
@@ -107,6 +103,8 @@ builder = SparkSession.builder.master("local[1]").config(map={{
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.warehouse.dir": {warehouse!r},
     "spark.executorEnv.PYTHONPATH": {checkout!r},
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
 }})
 spark = configure_spark_with_delta_pip(builder).getOrCreate()
 from jobs._cli import run_job

@@ -46,7 +46,7 @@ def test_micro_batches_continue_queues_and_write_once(spark: Any, tmp_path: Path
     table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
     with StoreWriter(tmp_path) as writer:
         given = {"store": str(writer.path), "table": str(table), "checkpoint": str(checkpoint)}
-        for count in (25, 60):
+        for count in (15, 30):
             topics, ids = [chance.choice("AB") for _ in range(count)], [chance.randrange(2) for _ in range(count)]
             writer.append(encode_messages(topics, ids, [b"x"] * count).to_pylist())
             for queue in zip(topics, ids, strict=True):

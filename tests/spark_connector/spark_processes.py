@@ -21,6 +21,7 @@ from pathlib import Path
 import pyspark
 
 from dledger_core import find_java
+from tests.support.spark_jvm import short_lived, short_lived_environment
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_S = 240.0
@@ -30,6 +31,7 @@ _SETTINGS = (
     "spark.driver.host=127.0.0.1",
     "spark.driver.memory=1g",
     "spark.executor.memory=512m",
+    f"spark.executor.extraJavaOptions={' '.join(short_lived())}",
     "spark.ui.enabled=false",
     "spark.log.level=WARN",
     "spark.sql.warehouse.dir=warehouse",
@@ -75,6 +77,7 @@ def environment(python: Path, local_dir: Path) -> dict[str, str]:
         "SPARK_LOCAL_DIRS": str(local_dir),
         "PYSPARK_PYTHON": str(python),
         "PYSPARK_DRIVER_PYTHON": str(python),
+        **short_lived_environment(),
     }
 
 
