@@ -16,6 +16,7 @@ from dledger_core.ids import NodeId
 
 DATA_SEGMENT_BYTES: Final = 1 << 30
 INDEX_SEGMENT_BYTES: Final = 5_242_880 * 32
+OPEN_SEGMENTS_MAX: Final = 128
 RECORD_BYTES_MAX: Final = 4 << 20
 BATCH_BYTES_MAX: Final = 8 << 20
 STOP_WITH_STDIN: Final = "DLEDGER_STOP_WITH_STDIN"
@@ -264,6 +265,7 @@ class Limits:
         connection_unsent_bytes: responses that a client has not received, in bytes [8 MiB]; above it the node stops
             reading from the connection.
         connection_requests: requests of one connection in progress [1024]; more get BUSY.
+        connections: connections of clients [10,000], fewer where the process may open few files; more get BUSY.
         client_frame_s: time from the start of a client's frame to its end [60 s].
         client_unsent_s: time in which a client must receive some of its responses [30 s].
         client_idle_s: time after which an unused connection of a client is closed [900 s]; above the longest request.
@@ -331,6 +333,7 @@ class Limits:
     connection_append_bytes: int = 64 << 20
     connection_unsent_bytes: int = 8 << 20
     connection_requests: int = 1024
+    connections: int = 10_000
     client_frame_s: float = 60.0
     client_unsent_s: float = 30.0
     client_idle_s: float = 900.0
@@ -384,6 +387,7 @@ class StorageConfig:
         durability: ``fsync`` before an ack, or ``page-cache`` as Java DLedger does.
         preallocate_bytes: at most this many zeros are preallocated after the tail, few until as much was appended.
         unsynced_bytes_max: limit on bytes written but not synced, so also on a torn tail.
+        open_segments_max: data files, and index files, that stay open; files with unsynced writes are not counted.
     """
 
     data_segment_bytes: int = DATA_SEGMENT_BYTES
@@ -392,6 +396,7 @@ class StorageConfig:
     durability: Literal["fsync", "page-cache"] = "fsync"
     preallocate_bytes: int = 64 << 20
     unsynced_bytes_max: int = 64 << 20
+    open_segments_max: int = OPEN_SEGMENTS_MAX
 
     def __post_init__(self) -> None:
         _check(

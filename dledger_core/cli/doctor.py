@@ -25,12 +25,13 @@ from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, peers_option
 from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.cli.survival import Survival, survival_of
-from dledger_core.config import Peer, parse_peers
+from dledger_core.config import LIMITS, Peer, parse_peers
 from dledger_core.connect import Client
 from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
 from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.raft import even_group_warning
+from dledger_core.server.descriptors import RECOMMENDED, DescriptorShares, descriptor_limits
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.quarantine import quarantine_reason
@@ -39,6 +40,7 @@ _DELTA_JAR = f"*delta-spark_{SPARK_VERSION}_2.13*{DELTA_VERSION}.jar"
 _CONNECT_TIMEOUT_S = 2.0
 _TIMEOUT_MS = int(_CONNECT_TIMEOUT_S * 1000)
 _FREE_BYTES_MIN = 1 << 30
+_DESCRIPTORS_MIN = 512
 _WITH_SPARK = "pip install 'dledger[spark]'"
 
 
@@ -77,7 +79,8 @@ class _Check:
 def doctor(peers: str | None, self_id: str | None, directory: Path, output: Format) -> int:
     """Check that this machine can run nodes, clients and Spark.
 
-    It checks Python, packages, Java, Spark, Delta, ports, peers and the directory. Exit 1 if a check fails.
+    It checks Python, packages, Java, Spark, Delta, ports, peers, the directory and the limit on open files. Exit 1 if a
+    check fails.
     """
     nodes = parse_peers(peers) if peers else ()
     if self_id is not None and self_id not in {peer.node_id for peer in nodes}:
@@ -88,6 +91,7 @@ def doctor(peers: str | None, self_id: str | None, directory: Path, output: Form
         *_spark(),
         *_data_sources(),
         _directory(directory),
+        _descriptors(),
         *_quarantines(directory),
         *_group_size(nodes),
         *(_port_free(peer) if peer.node_id == self_id else _reachable(peer) for peer in nodes),
@@ -195,6 +199,16 @@ def _directory(directory: Path) -> _Check:
     if free < _FREE_BYTES_MIN:
         return _Check(what, "wrong", f"{free / 1e9:.1f} GB free", "free some space: a node needs at least 1 GiB")
     return _Check(what, "ok", f"writable, {free / 1e9:.1f} GB free")
+
+
+def _descriptors() -> _Check:
+    soft, hard = descriptor_limits()
+    found = f"{hard}" if soft == hard else f"{hard}, of which a shell gives {soft}; a node takes all"
+    if hard >= RECOMMENDED:
+        return _Check("open files", "ok", found)
+    clients = DescriptorShares.of(hard, 1, LIMITS.connections).connections
+    remedy = f"a node accepts only {clients} clients: raise the hard limit (LimitNOFILE=, ulimit -Hn) to {RECOMMENDED}"
+    return _Check("open files", "note" if hard >= _DESCRIPTORS_MIN else "wrong", found, remedy)
 
 
 def _quarantines(directory: Path) -> Iterator[_Check]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, Protocol, cast
 
 from dledger_core.checksum import Buffer
-from dledger_core.errors import ConfigError, DLedgerError, ProtocolError, UnreachableError, error_from_wire
+from dledger_core.errors import BusyError, ConfigError, DLedgerError, ProtocolError, UnreachableError, error_from_wire
 from dledger_core.net.deadlines import Deadlines, DeadlineWatch
 from dledger_core.net.fields import int_field
 from dledger_core.net.frame import LARGE_REQUESTS, Frame, FrameDecoder, encode_frame
@@ -43,6 +43,9 @@ KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _TLS_HANDSHAKE: Final = 0x16
 _FOREIGN: Final = (0, 1)
 _BACKLOG: Final = 1024
+_NOT_CLIENTS_MAX: Final = 32
+"""Connections of peers, and those without a hello, in addition to the clients."""
+_RETRY_AFTER_MS: Final = 500
 
 _log = logging.getLogger(__name__)
 _log.addFilter(BurstFilter())
@@ -70,6 +73,9 @@ class ByteBudget(Protocol):
 
 class ServerSide(Protocol):
     """The listening side of a hello."""
+
+    def check_room(self) -> None:
+        """Raise BusyError if no further connection of a client is accepted."""
 
     def on_hello(self, connection: Connection, hello: Hello) -> tuple[Hello, Handler]:
         """Return this side's hello and the connection's handler, or raise the error to respond with."""
@@ -303,6 +309,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _switch_protocol(self, foreign: Callable[[], asyncio.Protocol]) -> None:
         self._cancel_timer()
+        try:
+            if self._server is not None:
+                self._server.check_room()
+        except DLedgerError as error:
+            self.abort(error)
+            return
         self._other = foreign()
         self._other.connection_made(self._transport)
         self._pass_on(self._other)
@@ -482,7 +494,9 @@ class Server(ServerSide):
         foreign: Callable[[], asyncio.Protocol] | None = None,
         budget: ByteBudget | None = None,
         deadlines: Deadlines | None = None,
+        clients_max: int | None = None,
     ) -> None:
+        self._clients_max = clients_max
         self._accept = accept
         self._foreign = foreign
         self._budget = budget
@@ -503,6 +517,8 @@ class Server(ServerSide):
             )
             self._all.add(connection)
             connection.closed.add_done_callback(lambda _: self._forget(connection))
+            if self._clients_max is not None and len(self._all) > self._clients_max + _NOT_CLIENTS_MAX:
+                connection.abort(self._no_room())  # as soon as it is made
             return connection
 
         loop = asyncio.get_running_loop()
@@ -528,11 +544,27 @@ class Server(ServerSide):
     def on_hello(self, connection: Connection, hello: Hello) -> tuple[Hello, Handler]:
         """Negotiate version and features, call ``accept``, and return the connection's handler."""
         ours = self._accept(hello)
+        if hello.role == "client":
+            self.check_room()
         version, features = negotiate(hello, ours)
         connection.peer_hello = hello
         handler = self._handler_for(connection)
         self.connections.add(connection)
         return replace(ours, versions=(version,), features=features), handler
+
+    def check_room(self) -> None:
+        """See ``ServerSide``."""
+        peers = sum(connection.peer_hello.role == "peer" for connection in self.connections)
+        if self._clients_max is not None and len(self._all) - peers > self._clients_max:
+            raise self._no_room()
+
+    def _no_room(self) -> BusyError:
+        return BusyError(
+            f"{self._clients_max} clients are connected, which is the limit",
+            "",
+            "close connections, or raise the limit on open files",
+            {"retry_after_ms": _RETRY_AFTER_MS},
+        )
 
     def _forget(self, connection: Connection) -> None:
         self._all.discard(connection)
@@ -576,6 +608,7 @@ async def serve(
     foreign: Callable[[], asyncio.Protocol] | None = None,
     budget: ByteBudget | None = None,
     deadlines: Deadlines | None = None,
+    clients_max: int | None = None,
 ) -> Server:
     """Listen on a port.
 
@@ -589,10 +622,11 @@ async def serve(
         foreign: creates the protocol of a connection that does not speak this one; None refuses such a connection.
         budget: memory for the large payloads of clients; None = no limit.
         deadlines: when to close clients' connections; None = never.
+        clients_max: connections of clients; more get BUSY. None = no limit.
 
     Raises:
         ConfigError: the port is not available.
     """
-    server = Server(accept, handler_for, foreign, budget, deadlines)
+    server = Server(accept, handler_for, foreign, budget, deadlines, clients_max)
     await server.start(host, port, hello_timeout_s)
     return server

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger_core.errors import CorruptRecordError, invariant
+from dledger_core.errors import BusyError, CorruptRecordError, invariant
 from dledger_core.ids import NO_TERM, Index, MemberId
 from dledger_core.raft import snapshot_install
 from dledger_core.raft.batch import Batch, Proposal
@@ -129,7 +129,7 @@ def _batches(state: RaftState, progress: Progress) -> tuple[Batch, ...] | None:
         return None
     try:
         return state.log.batches_from(progress.next_index, state.config.append_bytes_max)
-    except CorruptRecordError:  # the store reports and repairs it; the member gets them later, or from another leader
+    except (BusyError, CorruptRecordError):  # the store repairs it; the member gets them later, or from another leader
         return None
 
 

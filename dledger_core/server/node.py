@@ -22,6 +22,7 @@ from dledger_core.net.hello import Hello
 from dledger_core.raft import ConfigurationInForce, Message, even_group_warning
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
+from dledger_core.server.descriptors import raise_limit, within_descriptors
 from dledger_core.server.founding.founder import Founder
 from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
@@ -165,6 +166,7 @@ class NodeServer:
                 foreign=None if self._foreign_port is None else self._foreign_port(port),
                 budget=self.budget,
                 deadlines=Deadlines(limits.client_frame_s, limits.client_unsent_s, limits.client_idle_s),
+                clients_max=limits.connections,
             )
             self._node_start = _start_node(config)
             for group in self.groups.values():
@@ -403,6 +405,14 @@ def run(
     Raises:
         DLedgerError: it could not start, or its disk failed.
     """
+    limit = raise_limit()
+    config = within_descriptors(config, limit)
+    _LOG.info(
+        "descriptors shared out: limit=%d connections=%d open_segments=%d",
+        limit,
+        config.limits.connections,
+        config.storage.open_segments_max,
+    )
 
     async def serve() -> None:
         node = NodeServer(config, on_role, open_log_prefix=open_log_prefix, foreign_port=foreign_port)

@@ -1,9 +1,10 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 import uvloop
 
-from dledger_core.errors import BadRequestError, ConfigError, ProtocolError, UnreachableError
+from dledger_core.errors import BadRequestError, BusyError, ConfigError, ProtocolError, UnreachableError
 from dledger_core.net.connection import connect, serve
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
@@ -263,3 +264,17 @@ async def test_connect_cancelled_at_hello_leaves_no_connection(monkeypatch):
         assert given_up == [True]
         await node.handlers[0].until(lambda: node.handlers[0].closed)
         assert node.server.connections == set()
+
+
+async def test_clients_above_limit_get_busy_and_peers_are_accepted():
+    async with Echo(clients_max=2) as echo:
+        first, _ = await echo.connect()
+        second, _ = await echo.connect()
+        with pytest.raises(BusyError):
+            await echo.connect()
+        peer, _ = await echo.connect(replace(NODE, node_id="n1"))
+        assert all(connection.is_open for connection in (first, second, peer))
+        first.close()
+        await echo.handlers[0].until(lambda: echo.handlers[0].closed)
+        third, _ = await echo.connect()
+        assert third.is_open

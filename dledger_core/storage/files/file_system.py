@@ -17,10 +17,11 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from dledger_core.checksum import Buffer, crc32
 
@@ -98,6 +99,32 @@ class Files(Protocol):
         Raises:
             BlockingIOError: another process has the lock.
         """
+
+
+T = TypeVar("T")
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
+_DESCRIPTOR_WAIT_S: Final = 60.0
+_DESCRIPTOR_LOOK_S: Final = 0.02
+
+
+def is_out_of_descriptors(error: OSError) -> bool:
+    """Whether a file could not be opened because the process or the machine has no descriptor left."""
+    return error.errno in _NO_DESCRIPTOR
+
+
+def with_descriptor(open_file: Callable[[], T]) -> T:
+    """Return the result of ``open_file``; where no descriptor is free, wait for one: the disk has not failed.
+
+    A writer waits as for a slow disk: its leader steps down meanwhile, and no write is lost.
+    """
+    deadline = time.monotonic() + _DESCRIPTOR_WAIT_S
+    while True:
+        try:
+            return open_file()
+        except OSError as error:
+            if not is_out_of_descriptors(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(_DESCRIPTOR_LOOK_S)
 
 
 class OsFile:
@@ -185,7 +212,7 @@ class OsFiles:
     def replace(self, path: Path, data: bytes) -> None:
         """See ``Files``."""
         temporary = path.with_name(path.name + ".tmp")
-        fd = os.open(temporary, _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        fd = with_descriptor(lambda: os.open(temporary, _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
         file = OsFile(fd)
         file.pwritev([data], 0)
         os.fsync(fd)
@@ -215,7 +242,7 @@ class OsFiles:
 
     def sync_dir(self, path: Path) -> None:
         """See ``Files``."""
-        fd = os.open(path, _FLAGS | os.O_RDONLY | os.O_DIRECTORY)
+        fd = with_descriptor(lambda: os.open(path, _FLAGS | os.O_RDONLY | os.O_DIRECTORY))
         try:
             os.fsync(fd)
         finally:

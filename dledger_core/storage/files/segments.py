@@ -1,10 +1,11 @@
 """A list of fixed-size files that together are one address space: the data files, or the index files, of a store.
 
 Each file is named by the offset of its first byte, 20 decimal digits, and is created at its full size (sparse zeros).
-The first one need not start at 0; neighbors have no gap between them. One descriptor per file is opened on first use
-and stays open while the file is in the list: a new descriptor would not report a failed write of an earlier one. The
-kernel reports a failed write once per open file, so a thread that syncs next to the writer opens a file of its own
-(``preallocate``): otherwise it could receive the report that the writer's sync waits for.
+The first one need not start at 0; neighbors have no gap between them. One descriptor per file is opened on first use. A
+limited number of files stays open, the last used ones, and every file with writes that are not synced: a new descriptor
+would not report a failed write of an earlier one. The kernel reports a failed write once per open file, so a thread
+that syncs next to the writer opens a file of its own (``preallocate``): otherwise it could receive the report that the
+writer's sync waits for.
 
 One thread writes; any thread reads. The list itself is replaced, never changed in place.
 """
@@ -12,6 +13,7 @@ One thread writes; any thread reads. The list itself is replaced, never changed 
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,9 +22,10 @@ from typing import Final
 import numpy as np
 
 from dledger_core.checksum import Buffer
-from dledger_core.errors import CorruptRecordError, StoreMismatchError
+from dledger_core.config import OPEN_SEGMENTS_MAX
+from dledger_core.errors import BusyError, CorruptRecordError, StoreMismatchError
 from dledger_core.record import is_segment_name, segment_name
-from dledger_core.storage.files.file_system import File, Files
+from dledger_core.storage.files.file_system import File, Files, is_out_of_descriptors, with_descriptor
 
 _CHUNK_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(_CHUNK_BYTES)
@@ -51,7 +54,16 @@ def read_failure(error: CorruptRecordError) -> OSError | None:
 class Segments:
     """The files of one directory, ``data/`` or ``index/``."""
 
-    def __init__(self, files: Files, directory: Path, segment_bytes: int, bases: Sequence[int], *, write: bool) -> None:
+    def __init__(
+        self,
+        files: Files,
+        directory: Path,
+        segment_bytes: int,
+        bases: Sequence[int],
+        *,
+        write: bool,
+        open_max: int = OPEN_SEGMENTS_MAX,
+    ) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self._files = files
@@ -59,11 +71,21 @@ class Segments:
         self._bases: tuple[int, ...] = ()
         self._existing: frozenset[int] = frozenset()
         self._set_bases(bases)
-        self._opened: dict[int, File] = {}
+        self._open_max = open_max
+        self._lock = threading.Lock()
+        self._opened: dict[int, File] = {}  # the last used one comes last
+        self._unsynced: set[int] = set()
 
     @classmethod
     def load(
-        cls, files: Files, directory: Path, segment_bytes: int, *, write: bool = False, gaps: bool = False
+        cls,
+        files: Files,
+        directory: Path,
+        segment_bytes: int,
+        *,
+        write: bool = False,
+        gaps: bool = False,
+        open_max: int = OPEN_SEGMENTS_MAX,
     ) -> Segments:
         """List a directory.
 
@@ -73,6 +95,7 @@ class Segments:
             segment_bytes: size of each file.
             write: open for writing, and reject unexpected files.
             gaps: allow missing files in between (an index can be rebuilt).
+            open_max: number of files without unsynced writes that stay open.
 
         Raises:
             StoreMismatchError: there is an unexpected file.
@@ -90,7 +113,7 @@ class Segments:
             if base != before + segment_bytes and not gaps:
                 missing = directory / segment_name(before + segment_bytes)
                 raise CorruptRecordError("a segment is missing", str(missing), "restore it, or repair from a peer")
-        return cls(files, directory, segment_bytes, bases, write=write)
+        return cls(files, directory, segment_bytes, bases, write=write, open_max=open_max)
 
     def _set_bases(self, bases: Iterable[int]) -> None:
         self._bases = tuple(sorted(bases))
@@ -114,17 +137,53 @@ class Segments:
         return self.directory / segment_name(self.base_of(position))
 
     def _file(self, base: int) -> File:
-        file = self._opened.get(base)
-        if file is None:
+        with self._lock:
+            file = self._opened.pop(base, None)
+            if file is not None:
+                self._opened[base] = file
+                return file
+        try:
             opened = self._files.open(self.directory / segment_name(base), write=self._write)
+        except OSError as error:
+            if not is_out_of_descriptors(error):
+                raise
+            with self._lock:
+                self._close_unused(0)
+            opened = self._files.open(self.directory / segment_name(base), write=self._write)
+        with self._lock:
             file = self._opened.setdefault(base, opened)
+            self._close_unused(self._open_max)
         return file
+
+    def _close_unused(self, most: int) -> None:
+        """Drop files from the front until ``most`` are open; each closes once no thread uses it.
+
+        A file that is about to be written is marked before its descriptor is looked up, so it is not dropped between a
+        write and its sync.
+        """
+        if len(self._opened) > most:
+            synced = [base for base in self._opened if base not in self._unsynced]
+            for base in synced[: len(self._opened) - most]:
+                del self._opened[base]
+
+    def _written(self, base: int) -> File:
+        """Return a file to write to, which stays open until ``sync``; wait for a descriptor if none is free."""
+        with self._lock:
+            self._unsynced.add(base)
+        return with_descriptor(lambda: self._file(base))
+
+    def _sync(self, base: int) -> None:
+        self._written(base).datasync()
+        with self._lock:
+            self._unsynced.discard(base)
+            self._close_unused(self._open_max)
 
     def read(self, position: int, length: int) -> bytes:
         """Return bytes of one segment; fewer than ``length`` at its end or where the file is too short.
 
         Raises:
             CorruptRecordError: the disk cannot read them, or the file is missing.
+            BusyError: no descriptor is free.
         """
         offset = position % self.segment_bytes
         base = position - offset
@@ -134,6 +193,9 @@ class Segments:
             raise
         except OSError as error:
             where = str(self.directory / segment_name(base))
+            if is_out_of_descriptors(error):
+                remedy = "close connections, or raise the limit on open files"
+                raise BusyError("no file descriptor is free", where, remedy) from error
             raise CorruptRecordError(
                 f"the file cannot be read: {error.strerror}",
                 where,
@@ -148,29 +210,30 @@ class Segments:
     def write(self, position: int, buffers: Sequence[Buffer]) -> None:
         """Write inside one segment, which must exist."""
         offset = position % self.segment_bytes
-        self._file(position - offset).pwritev(buffers, offset)
+        self._written(position - offset).pwritev(buffers, offset)
 
     def create(self, base: int) -> None:
         """Create the segment that starts at ``base`` (if missing) at its full size; ``sync_dir`` makes it durable."""
         if base in self._existing:
             return
-        file = self._files.open(self.directory / segment_name(base), write=True, create=True)
+        file = with_descriptor(lambda: self._files.open(self.directory / segment_name(base), write=True, create=True))
         file.truncate(0)
         file.truncate(self.segment_bytes)
         file.datasync()  # so that at most the last file of the list is ever found too short
-        self._opened[base] = file
+        with self._lock:
+            self._opened[base] = file
+            self._close_unused(self._open_max)
         self._set_bases((*self._bases, base))
 
     def fill_up(self, base: int) -> None:
         """Extend a file that a crash left shorter than its size."""
-        file = self._file(base)
-        if file.size() < self.segment_bytes:
-            file.truncate(self.segment_bytes)
+        if self._file(base).size() < self.segment_bytes:
+            self._written(base).truncate(self.segment_bytes)
 
     def sync(self, bases: Iterable[int]) -> None:
         """Make the content of segments durable."""
         for base in bases:
-            self._file(base).datasync()
+            self._sync(base)
 
     def sync_dir(self) -> None:
         """Make created and removed segments durable."""
@@ -184,18 +247,20 @@ class Segments:
         self._set_bases(base for base in self._bases if base not in removed)
         for base in bases:
             self._files.unlink(self.directory / segment_name(base))
-            self._opened.pop(base, None)
+            with self._lock:
+                self._opened.pop(base, None)
+                self._unsynced.discard(base)
         self.sync_dir()
 
     def forget(self) -> None:
         """Drop all files from the list before they are removed; threads that still read them keep them."""
         self._set_bases(())
-        self._opened = {}
+        self.close()
 
     def zero(self, start: int, stop: int) -> None:
         """Write zeros over [start, stop), inside one segment."""
         offset = start % self.segment_bytes
-        _write_zeros(self._file(start - offset), offset, offset + stop - start)
+        _write_zeros(self._written(start - offset), offset, offset + stop - start)
 
     def preallocate(self, start: int, stop: int) -> tuple[File, bool]:
         """Write zeros over [start, stop), inside one segment, as far as the disk has space.
@@ -204,7 +269,7 @@ class Segments:
             An open file of its own with these writes, to be synced before it is closed, and whether all were written.
         """
         offset = start % self.segment_bytes
-        file = self._files.open(self.path(start), write=True)
+        file = with_descriptor(lambda: self._files.open(self.path(start), write=True))
         try:
             _write_zeros(file, offset, offset + stop - start)
         except OSError as error:
@@ -221,7 +286,7 @@ class Segments:
         for base in self._bases:
             if base + self.segment_bytes <= position:
                 continue
-            at, file = max(position - base, 0), self._file(base)
+            at, file = max(position - base, 0), self._written(base)
             size = min(file.size(), self.segment_bytes)
             stop = size if end is None else min(size, end - base)
             while (at := file.next_data(at)) < stop:
@@ -230,7 +295,7 @@ class Segments:
                 at += len(chunk)
             if size == self.segment_bytes:
                 file.pwritev([file.pread(1, size - 1)], size - 1)
-            file.datasync()
+            self._sync(base)
 
     def written_end(self, position: int) -> int:
         """Return the end of the last byte at or after ``position`` that is not zero, else ``position``."""
@@ -251,4 +316,6 @@ class Segments:
 
     def close(self) -> None:
         """Close all files."""
-        self._opened = {}
+        with self._lock:
+            self._opened = {}
+            self._unsynced = set()

@@ -87,8 +87,12 @@ class CommitLog(DurableLog):
         for directory in (layout.root, layout.meta, layout.data, layout.index):
             files.sync_dir(directory)  # a file created by a killed process is visible but may not be durable yet
         self._meta = meta = end_interrupted(files, layout, meta)
-        data = Segments.load(files, layout.data, config.data_segment_bytes, write=True)
-        index = Segments.load(files, layout.index, config.index_segment_bytes, write=True, gaps=True)
+        data = Segments.load(
+            files, layout.data, config.data_segment_bytes, write=True, open_max=config.open_segments_max
+        )
+        index = Segments.load(
+            files, layout.index, config.index_segment_bytes, write=True, gaps=True, open_max=config.open_segments_max
+        )
         self._index = IndexFile(index)
         self._reader = RecordReader(data, self._index, native_rules(meta))
         hard_state_file(layout.hard_state).make_equal(files)
