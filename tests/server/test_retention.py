@@ -172,7 +172,7 @@ def retain(n0: HandDriven, policy: RetentionPolicy) -> None:
 
     async def once() -> None:
         with ThreadPoolExecutor(1) as executor:
-            await DiskRounds(policy, lambda: [n0.replica], executor).retain()
+            await DiskRounds(policy, lambda: [n0.replica], executor, lambda _: True).retain()
 
     asyncio.run(once())
     n0.run()
