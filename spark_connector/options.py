@@ -218,7 +218,7 @@ class DLedgerOptions(BaseModel):
         groups: the logs to read.
         groups_pattern: read every log whose name this regular expression matches completely, also new ones.
         discovery_ms: interval at which a stream looks for new groups.
-        table: read metadata of the logs: groups, nodes, terms, segments or producers.
+        table: read metadata of the logs: groups, nodes, terms, segments, producers or transactions.
         group: the log to write to; None = the column ``group``, else ``default``.
         starting_offsets: start of a new query; None = earliest for a batch, latest for a stream.
         starting_timestamp: start a new query at the first entry appended at this time or later; overrides
@@ -262,8 +262,8 @@ class DLedgerOptions(BaseModel):
     groups: Groups = Field(("default",), examples=["orders,payments"])
     groups_pattern: Pattern | None = Field(None, examples=["orders.*"])
     discovery_ms: Duration = Field(10_000, validation_alias="discoveryInterval", examples=["10s"])
-    table: Annotated[Literal["groups", "nodes", "terms", "segments", "producers"], Lowered] | None = Field(
-        None, examples=["groups"]
+    table: Annotated[Literal["groups", "nodes", "terms", "segments", "producers", "transactions"], Lowered] | None = (
+        Field(None, examples=["groups"])
     )
     group: Group | None = Field(None, examples=["orders"])
     starting_offsets: OffsetsOption | None = Field(None, examples=_OFFSETS)

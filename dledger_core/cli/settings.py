@@ -156,7 +156,7 @@ class ServeSettings(BaseModel):
         ge=BATCH_BYTES_MAX,
     )
     transaction_timeout_ms: int = _setting(
-        "Limits", "Abort transactions that are open for longer than this, in ms.", 900_000, metavar="MS", ge=1
+        "Limits", "Abort transactions that are inactive for longer than this, in ms.", 900_000, metavar="MS", ge=1
     )
     disk_full_bytes: ByteSize | None = _setting(
         "Limits",

@@ -327,7 +327,7 @@ class GroupsResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeRequest:
-    """Ask for rows of a table about a log: terms, segments or producers."""
+    """Ask for rows of a table about a log: terms, segments, producers or open transactions."""
 
     table: str = wire("table", "str", "the table")
     after: list[Any] | None = wire(

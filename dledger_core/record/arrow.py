@@ -134,16 +134,28 @@ DESCRIPTIONS: Final[dict[str, pa.Schema]] = {
             ("once", pa.bool_()),
         ]
     ),
+    "transactions": pa.schema(
+        [
+            ("query_id", pa.string()),
+            ("batch_id", pa.int64()),
+            ("run_id", pa.string()),
+            ("first_index", pa.int64()),
+            ("parts", pa.int64()),
+            ("rows", pa.int64()),
+            ("inactive_ms", pa.int64()),
+        ]
+    ),
 }
 """Columns per table. Ranges of indexes are [first_index, end), those of producers [first_index, last_index].
 
 ``terms`` has one row per term range, ``segments`` one per data file. ``producers`` has one row per producer (kind
 ``producer``: epoch, next sequence, range of its newest append, whether its id is used once) and per query that wrote
 transactions (kind ``query``: its newest run, the micro-batch after its newest committed one, and the range that this
-one spans).
+one spans). ``transactions`` has one row per open transaction: its first entry, its appends and their rows, and the log
+time since the newest one.
 """
 
-_KEY_WIDTH: Final = {"terms": 1, "segments": 1, "producers": 2}
+_KEY_WIDTH: Final = {"terms": 1, "segments": 1, "producers": 2, "transactions": 2}
 
 
 def key_of(table: str, row: Sequence[Any]) -> list[Any]:

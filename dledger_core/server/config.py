@@ -27,7 +27,7 @@ class ServerConfig:
         host: address to listen on; None = the one in ``peers``.
         tick_ms: length of a tick.
         inflight_bytes_max: bytes of appends and responses in memory; more requests get BUSY.
-        transaction_timeout_ms: the leader aborts an open transaction older than this, by log time.
+        transaction_timeout_ms: the leader aborts a transaction that is inactive for longer than this, by log time.
         preferred_leaders: per group, instead of ``raft.preferred_leaders``; the same on all nodes.
         retention: rules that trim logs; the default deletes nothing.
         disk_full_bytes: free disk space below which appends are rejected; 0 = never; None = 256 MiB, or three times

@@ -6,6 +6,7 @@
 ``terms``               one row per group and term range
 ``segments``            one row per group, node and data file
 ``producers``           one row per group and producer, or query that wrote transactions
+``transactions``        one row per group and open transaction
 ======================  ===========================================================================================
 
 Index ranges are [first_index, end) and contain committed entries only. The rows are collected when the query is
@@ -53,6 +54,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
     "terms": pa.schema([_GROUP, *DESCRIPTIONS["terms"]]),
     "segments": pa.schema([_GROUP, _NODE, *DESCRIPTIONS["segments"]]),
     "producers": pa.schema([_GROUP, *DESCRIPTIONS["producers"]]),
+    "transactions": pa.schema([_GROUP, *DESCRIPTIONS["transactions"]]),
 }
 """The columns of each table."""
 

@@ -113,9 +113,30 @@ def test_producer_is_listed_until_it_is_expired(cluster: LocalCluster) -> None:
     peers = ("--peers", cluster.peers, "--group", "default")
     result_of("append", *peers, "hello", "--producer-id", "listed")
     assert {"producer_id": "listed", "next_sequence": 1, "once": False}.items() <= rows_of_producer(peers).items()
-    assert [found["rows"] >= 1 for found in result_of("status", *peers)["tables"]] == [True, False]
+    assert [found["rows"] >= 1 for found in result_of("status", *peers)["tables"]][:2] == [True, False]
     result_of("producer", "expire", *peers, "listed")
     assert rows_of_producer(peers) == {}
+
+
+def test_open_transaction_is_listed_until_it_is_aborted(cluster: LocalCluster) -> None:
+    peers = ("--peers", cluster.peers)
+    with Client(cluster.peers) as client:
+        for query_id, batch_id in (("failed", 0), ("failed", 1), ("alive", 0)):
+            key = TransactionId(query_id, batch_id, "run")
+            client.append_attempt([b"a", b"b"], transaction=key, attempt="attempt")
+
+    def listed() -> list[dict[str, Any]]:
+        return json.loads(run("transaction", "list", *peers, "--format", "json").stdout)
+
+    alive, *failed = listed()
+    assert [(row["query_id"], row["batch_id"]) for row in failed] == [("failed", 0), ("failed", 1)]
+    assert alive["inactive_ms"] >= 0
+    assert {"query_id": "alive", "run_id": "run", "parts": 1, "rows": 2}.items() <= alive.items()
+    assert "failed" in run("transaction", "list", *peers).stdout
+    for more, aborted in ((("--batch-id", "1"), [1]), ((), [0]), ((), [])):
+        assert result_of("transaction", "abort", *peers, "failed", *more) == {"query_id": "failed", "aborted": aborted}
+    assert [row["query_id"] for row in listed()] == ["alive"]
+    run("transaction", "abort", *peers, "alive")
 
 
 def rows_of_producer(peers: tuple[str, ...]) -> dict[str, Any]:

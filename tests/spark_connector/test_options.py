@@ -110,7 +110,10 @@ def test_reading_option_is_parsed(name: str, value: str, expected: object) -> No
         ({**PEERS, "maxRecordsPerPartition": "0"}, ["maxRecordsPerPartition", "greater than 0"]),
         ({**PEERS, "minPartitions": "1000000"}, ["minPartitions", "100000"]),
         ({**PEERS, "fetchMaxBytes": str(1 << 30)}, ["fetchMaxBytes", "16777216"]),
-        ({**PEERS, "table": "tables"}, ["table", "'groups', 'nodes', 'terms', 'segments' or 'producers'"]),
+        (
+            {**PEERS, "table": "tables"},
+            ["table", "'groups', 'nodes', 'terms', 'segments', 'producers' or 'transactions'"],
+        ),
         ({**PEERS, "table": "groups", "decode": "message"}, ["decode", "table=groups"]),
         ({**PEERS, "topics": "a"}, ["topics", "decode=message"]),
         ({**PEERS, "tags": "a"}, ["tags", "decode=message"]),

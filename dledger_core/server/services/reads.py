@@ -30,10 +30,10 @@ from dledger_core.net.messages import AwaitRequest, DigestRequest, Isolation, Re
 from dledger_core.record import DESCRIPTIONS, Records, key_of
 from dledger_core.server.replica.change_signal import wait_any
 from dledger_core.server.replica.replica import Replica
-from dledger_core.storage.read.log_queries import producer_rows, segment_rows, term_rows
+from dledger_core.storage.read.log_queries import producer_rows, segment_rows, term_rows, transaction_rows
 from dledger_core.storage.read.visibility import Visibility
 
-_KEY_KINDS: Final = {"terms": [int], "segments": [int], "producers": [str, str]}
+_KEY_KINDS: Final = {"terms": [int], "segments": [int], "producers": [str, str], "transactions": [str, int]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +168,8 @@ class Reads:
         rows_max = self._limits.describe_rows
         if table == "producers":
             rows = producer_rows(self._replica.tables, after, rows_max + 1)
+        elif table == "transactions":
+            rows = transaction_rows(self._replica.tables, self._replica.log_time.now_ms, after, rows_max + 1)
         else:
             loop = asyncio.get_running_loop()
             rows = await loop.run_in_executor(self._executor, self._log_rows, table)

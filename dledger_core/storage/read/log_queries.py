@@ -283,3 +283,16 @@ def producer_rows(tables: LogTables, after: list[Any] | None = None, most: int |
             span = [committed.first_index, committed.last_index] if committed.rows else [None, None]
             rows.append([name, kind, None, query.run_id or None, batch_id + 1, *span, None, query.once])
     return rows
+
+
+def transaction_rows(tables: LogTables, now_ms: int, after: list[Any] | None = None, most: int | None = None) -> Rows:
+    """Return at most ``most`` rows of ``transactions`` after the key ``after``, as of this log time."""
+    found = tables.transactions.open
+    keys = sorted(key for key in found if after is None or key > tuple(after))[:most]
+    return [
+        [
+            *(*key, found[key].run_id, int(found[key].first_index), len(found[key].parts)),
+            *(sum(part.rows for part in found[key].parts), max(now_ms - found[key].active_ms, 0)),
+        ]
+        for key in keys
+    ]

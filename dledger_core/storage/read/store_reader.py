@@ -66,6 +66,7 @@ from dledger_core.storage.read.log_queries import (
     segment_rows,
     segment_summaries,
     term_rows,
+    transaction_rows,
 )
 from dledger_core.storage.read.record_reader import RecordReader, out_of_range
 from dledger_core.storage.read.visibility import Outcomes, Until, Visibility
@@ -472,7 +473,7 @@ class StoreReader:
     def describe(self, table: str) -> pa.RecordBatch:
         """Return a description of the log: a table of DESCRIPTIONS, up to the last entry.
 
-        A store that Java wrote has no producers.
+        A store that Java wrote has no producers and transactions.
 
         Raises:
             BadRequestError: there is no such table.
@@ -485,6 +486,9 @@ class StoreReader:
             return description_batch(table, segment_rows(found, self.position_of, end))
         if table == "producers":
             return description_batch(table, producer_rows(self._tables()))
+        if table == "transactions":
+            tables = self._tables()
+            return description_batch(table, transaction_rows(tables, tables.log_time_ms))
         raise BadRequestError(f"no table {table!r}", "table", f"use {', '.join(DESCRIPTIONS)}")
 
     def position_of(self, index: int) -> int:
