@@ -49,7 +49,7 @@ def recover(connection: Connection, lost: frozenset[NodeId], dry_run: bool, outp
 
     Without --lost: a node that lost the end of its log is recovering; it votes again once a leader has sent it
     everything. If most nodes are recovering, no leader can be elected. All voters must run. Those with the best ends
-    (last term, last index) get their vote back, as few as a majority needs, and the others follow the leader that they
+    (last term, last index) get their vote back, as few as an election needs, and the others follow the leader that they
     elect. Entries that no node has are lost.
 
     With --lost: the named nodes will never return, and too few voters are left for a majority. All other nodes must

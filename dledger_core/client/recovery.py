@@ -2,7 +2,7 @@
 
 A recovering voter waits for a leader that was elected without it. Where too many voters are recovering, there is none,
 and no node can prove which entries were acknowledged. With the consent of a person, the voters with the best ends
-(last term, last index) vote again, as few as a majority needs: no other node could have more entries. All voters must
+(last term, last index) vote again, as few as an election needs: no other node could have more entries. All voters must
 answer, because a missing one may have a better end.
 
 Until they have caught up they elect only logs that reach the best end of all. A voter that lost the newest
@@ -68,11 +68,17 @@ class Recovery:
 
 
 def with_votes(ends: Sequence[VoterEnd]) -> tuple[VoterEnd, ...]:
-    """Choose the voters that get their vote back: those with the best ends, as many as a majority lacks."""
-    recovering = [end for end in ends if end.is_recovering]
-    lacking = len(ends) // 2 + 1 - (len(ends) - len(recovering))
-    best = sorted(recovering, key=lambda end: end.end, reverse=True)
-    chosen = {end.node_id for end in best[: max(lacking, 0)]}
+    """Choose the voters that get their vote back: those with the best ends, as many as a majority lacks.
+
+    One does in any case if its end is better than those of all that vote: it may hold the only entry that makes others
+    voters, and a majority that can vote then has no candidate.
+    """
+    recovering = sorted((end for end in ends if end.is_recovering), key=lambda end: end.end, reverse=True)
+    others = [end.end for end in ends if not end.is_recovering]
+    count = len(ends) // 2 + 1 - len(others)
+    if recovering and all(recovering[0].end > end for end in others):
+        count = max(count, 1)
+    chosen = {end.node_id for end in recovering[: max(count, 0)]}
     return tuple(replace(end, votes_again=end.node_id in chosen) for end in ends)
 
 

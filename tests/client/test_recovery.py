@@ -18,6 +18,7 @@ from tests.support.server_group import free_peers
         ([(1, 1, False), (3, 5, True), (3, 7, True)], ["n2"]),
         ([(3, 9, False), (3, 5, False), (2, 90, True)], []),
         ([(3, 9, True), (3, 5, True), (4, 0, True)], ["n0", "n2"]),
+        ([(3, 9, False), (3, 5, False), (3, 10, True)], ["n2"]),
         ([(1, 1, True), (1, 1, False)], ["n0"]),
         ([(1, 1, False)] * 2 + [(1, 5, True), (1, 6, True), (2, 0, True)], ["n4"]),
     ],
