@@ -230,7 +230,7 @@ class Limits:
     reason. Tests pass small limits.
 
     Attributes:
-        coalesced_bytes: plain appends joined into one batch, in bytes [1 MiB]. More makes batches larger and syncs
+        coalesced_bytes: appends joined into one batch, in bytes [1 MiB]. More makes batches larger and syncs
             fewer; less makes the first append of a burst faster.
         batches_in_flight: batches without a commit above which appends wait to be joined [4].
         appends_until_ready: requests that wait until a new leader has committed an entry of its term [10,000]; more get

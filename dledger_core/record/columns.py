@@ -47,6 +47,11 @@ class Columns:
         return cls(np.empty(0, np.uint32), np.empty(0, np.uint32), b"")
 
     @classmethod
+    def of_body(cls, body: bytes) -> Columns:
+        """Return columns with one entry."""
+        return cls(np.array([len(body)], np.uint32), np.array([checksum.crc32(body)], np.uint32), body)
+
+    @classmethod
     def join(cls, parts: Sequence[Columns]) -> Columns:
         """Return the entries of all parts in order; at least one part. A single one is returned as it is."""
         if len(parts) == 1:
@@ -112,15 +117,38 @@ class ProposedBatch:
         columns: the data entries; empty if there is only a control entry.
         control: body of the leading control entry, or None.
         configuration: body of a configuration entry, which is alone in its batch, or None.
+        control_rows: rows of ``columns`` that are control entries: of several appends, each before its data entries.
     """
 
     columns: Columns = field(default_factory=Columns.empty)
     control: bytes | None = None
     configuration: bytes | None = None
+    control_rows: tuple[int, ...] = ()
+
+    @classmethod
+    def join(cls, parts: Sequence[ProposedBatch]) -> ProposedBatch:
+        """Return one batch of all parts, of which none is a configuration; those with a control entry come first."""
+        if len(parts) == 1:
+            return parts[0]
+        columns: list[Columns] = []
+        rows: list[int] = []
+        at = 0
+        for part in parts:
+            if part.control is not None:
+                rows.append(at)
+                columns.append(Columns.of_body(part.control))
+            columns.append(part.columns)
+            at += part.count
+        return cls(Columns.join(columns), control_rows=tuple(rows))
 
     def __post_init__(self) -> None:
         alone = self.control is None and not self.columns.count
         invariant(self.configuration is None or alone, "a configuration entry is not alone in its batch")
+
+    @property
+    def has_control(self) -> bool:
+        """Whether it contains a control entry."""
+        return self.control is not None or bool(self.control_rows)
 
     @property
     def leading(self) -> bytes | None:

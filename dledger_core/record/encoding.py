@@ -41,11 +41,12 @@ def encode(
     segment_bytes: int,
     control: bytes | None = None,
     magic: int = MAGIC_CONTROL,
+    control_rows: tuple[int, ...] = (),
 ) -> Records:
-    """Encode one batch: an optional control entry, then the data entries.
+    """Encode one batch: an optional control entry, then the entries of the columns.
 
     Args:
-        columns: the data entries; may be empty if there is a control entry.
+        columns: the entries; may be empty if there is a control entry.
         first_index: index of the batch's first entry.
         term: term of all its entries.
         position: end of the log; the first record may start the next segment.
@@ -53,6 +54,7 @@ def encode(
         segment_bytes: size of a data file.
         control: body of the control or configuration entry that starts the batch, or None.
         magic: MAGIC_CONTROL or MAGIC_MEMBERSHIP, for ``control``; a batch with the latter must be understood.
+        control_rows: rows of ``columns`` that are control entries, if there is no ``control``; the others are data.
 
     Returns:
         The records; the last one has the flag BATCH_END.
@@ -66,7 +68,7 @@ def encode(
     positions = place(sizes, position, segment_bytes)
     flags = append_time(timestamp_ms) | (MUST_UNDERSTAND if control is not None and magic == MAGIC_MEMBERSHIP else 0)
     fields = (first_index, term, flags)
-    magics = (MAGIC_DATA if control is None else magic), MAGIC_DATA
+    magics = dict.fromkeys(control_rows, MAGIC_CONTROL) if control is None else {0: magic}
     if len(lengths) <= _SCALAR_COUNT_MAX:
         return Records(sizes, _encode_few(fields, magics, positions, lengths, crcs, control, columns.bodies))
     return _encode_many(fields, magics, positions, lengths, crcs, control, columns.bodies)
@@ -77,7 +79,7 @@ _Fields = tuple[int, int, int]
 
 def _encode_few(
     fields: _Fields,
-    magics: tuple[int, int],
+    magics: dict[int, int],
     positions: _I64,
     lengths: _U32,
     crcs: _U32,
@@ -89,7 +91,7 @@ def _encode_few(
     view, start, last = memoryview(bodies), 0, len(lengths) - 1
     for i, (at, length, crc) in enumerate(zip(positions.tolist(), lengths.tolist(), crcs.tolist(), strict=True)):
         own_flags = flags | BATCH_END if i == last else flags
-        magic = magics[0 if i == 0 else 1]
+        magic = magics.get(i, MAGIC_DATA)
         parts.append(pack_header(magic, length + HEADER_BYTES, first_index + i, term, at, own_flags, crc, length))
         if i == 0 and control is not None:
             parts.append(control)
@@ -101,7 +103,7 @@ def _encode_few(
 
 def _encode_many(
     fields: _Fields,
-    magics: tuple[int, int],
+    magics: dict[int, int],
     positions: _I64,
     lengths: _U32,
     crcs: _U32,
@@ -111,8 +113,8 @@ def _encode_many(
     first_index, term, flags = fields
     n = len(lengths)
     headers = np.empty(n, HEADER)
-    headers["magic"] = magics[1]
-    headers["magic"][0] = magics[0]
+    headers["magic"] = MAGIC_DATA
+    headers["magic"][list(magics)] = list(magics.values())
     headers["size"] = lengths + np.uint32(HEADER_BYTES)
     headers["index"] = np.arange(first_index, first_index + n)
     headers["term"] = term

@@ -124,10 +124,61 @@ def test_append_that_exceeds_limit_of_log_is_refused_alone(n0, ask):
     ask.produced("p", 0, 0, b"first")
     commit(n0)
     n0.acknowledge()
-    assert ask.ranges == [(2, 2), (3, 3), (4, 7)]
+    assert ask.ranges == [(1, 1), (2, 5), (7, 7)]
+
+
+def test_busy_connection_delays_others_by_one_append(n0):
+    ask = Asker(n0, limits=Limits(coalesced_bytes=1000))
+    for i in range(9):
+        ask.plain(b"%d" % i + bytes(279), source="busy")
+    ask.produced("p", 0, 0, b"other", source="other")
+    commit(n0)
+    assert [body[:5] for body in bodies(n0)[:3]] == [b"other", b"0" + bytes(4), b"1" + bytes(4)]
+    assert batches(n0)[1:3] == [(1, 4), (5, 7)]
+
+
+def test_plain_append_does_not_wait_for_batches_of_attempts(n0):
+    ask = Asker(n0, limits=Limits(batches_in_flight=1))
+    for number in range(3):
+        ask.attempt(KEY, f"a{number}", b"x")
+    ask.plain(b"plain")
+    n0.run()
+    assert bodies(n0)[-1] == b"plain"
 
 
 # --- producers -----------------------------------------------------------------------------------------------------
+
+
+def test_appends_of_producers_share_a_batch_each_after_its_control_entry(n0, ask):
+    ask.plain(b"plain", source="plain")
+    for number in range(20):
+        ask.produced(f"p{number}", 0, 0, b"%d" % number, b"x" * number, source=number)
+    ask.produced("p3", 0, 1, b"next", source=3)
+    ask.produced("p3", 0, 3, b"gap", source=3)
+    n0.run()
+    n0.acknowledge()
+    n0.confirm()
+    assert batches(n0) == [(0, 0), (1, 63)]
+    rows = list(rows_between(n0.log, 1, 64))
+    assert [row.magic == MAGIC_CONTROL for row in rows] == [True, False, False] * 20 + [True, False, False]
+    assert rows[-1].body == b"plain"
+    found = n0.replica.tables.producers
+    assert [found.get(f"p{n}").appends[0].first_index for n in range(20)] == [2 + 3 * n for n in range(20)]
+    expected = [(2 + 3 * n, 3 + 3 * n) for n in range(20)] + [(62, 62), (63, 63), SequenceGapError]
+    assert sorted(map(str, ask.ranges)) == sorted(map(str, expected))
+
+
+def test_batch_of_producers_has_the_same_effect_on_a_follower(n0, ask, tmp_path):
+    with HandDriven(tmp_path / "follower") as follower:
+        for number in range(5):
+            ask.produced(f"p{number}", 0, 0, b"x", source=number)
+        commit(n0)
+        replicated = tuple(n0.log.read_batches(0, 1 << 20))
+        follower.receive(entries(batches=replicated, commit_index=n0.replica.commit_index))
+        follower.run()
+        found = [node.replica.tables.producers for node in (n0, follower)]
+        newest = [[table.get(f"p{number}").appends[0].first_index for number in range(5)] for table in found]
+        assert newest == [[2, 4, 6, 8, 10]] * 2
 
 
 def test_repeated_append_gets_first_result_in_flight_and_committed(n0, ask):
@@ -140,13 +191,14 @@ def test_repeated_append_gets_first_result_in_flight_and_committed(n0, ask):
     assert ask.ranges == [(2, 3), (2, 3), (5, 5)]
     ask.produced("p", 0, 2, b"d")
     ask.produced("p", 0, 0, b"a", b"b")
-    assert ask.ranges[3:] == [(2, 3)], "a later append is in flight"
     n0.run()
+    assert ask.ranges[3:] == [(2, 3)], "a later append is in flight"
     n0.acknowledge()
     n0.depose()
     n0.lead()
     assert n0.replica.soft_state.term > 1
     ask.produced("p", 0, 0, b"a", b"b")
+    n0.run()
     assert ask.answers[-1] == ask.answers[0], "with the term of its entries, not the current one"
     assert bodies(n0) == [b"a", b"b", b"c", b"d"]
 
@@ -176,6 +228,7 @@ def test_repeated_append_of_trimmed_entries_has_no_term(tmp_path):
         n0.run()
         assert n0.log.first_index() > 3
         ask.produced("p", 0, 0, b"a")
+        n0.run()
         assert (ask.ranges[0], ask.ranges[-1]) == ((2, 2), (2, 2))
         assert (ask.answers[0].term, ask.answers[-1].term) == (1, NO_TERM)
 
@@ -245,6 +298,7 @@ def test_dropped_first_append_does_not_fence_older_epoch(n0, ask):
     commit(n0)
     n0.replica.transfer_leadership(NodeId("n1"))
     ask.produced("p", 5, 0, b"b")
+    n0.run()
     assert type(ask.answers[-1]) is TransferringError
     for _ in range(40):  # until the transfer times out
         n0.replica.tick()
@@ -574,6 +628,7 @@ def test_ids_used_once_fill_half_of_the_table(n0) -> None:
 def test_producer_in_flight_counts_once_after_leadership_was_lost(n0) -> None:
     ask = Asker(n0, limits=Limits(producers=2))
     ask.produced("a", 0, 0, b"1")
+    n0.run()
     n0.depose()
     n0.lead()  # its own log has the append, which commits now
     ask.produced("b", 0, 0, b"2")

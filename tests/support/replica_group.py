@@ -227,6 +227,7 @@ class HandDriven:
 
     def acknowledge(self) -> None:
         """The other voters take everything there is."""
+        self.run()
         status = self.replica.raft.status()
         self.acknowledge_as_of(status.last_index)
         self.run()
@@ -278,12 +279,14 @@ class Asker:
         node.replica.observe(self.appends)
         self.answers: list[AppendedRange | DLedgerError] = []
 
-    def plain(self, *bodies: bytes) -> None:
-        self.appends.append(Columns.from_bodies(bodies), self.answers.append)
+    def plain(self, *bodies: bytes, source: object = None) -> None:
+        self.appends.append(Columns.from_bodies(bodies), self.answers.append, source=source)
 
-    def produced(self, producer_id: str, epoch: int, sequence: int, *bodies: bytes, once: bool = False) -> None:
-        key = ProducerKey(producer_id, epoch, sequence)
-        self.appends.append_produced(Columns.from_bodies(bodies), key, self.answers.append, once=once)
+    def produced(
+        self, producer_id: str, epoch: int, sequence: int, *bodies: bytes, once: bool = False, source: object = None
+    ) -> None:
+        key, columns = ProducerKey(producer_id, epoch, sequence), Columns.from_bodies(bodies)
+        self.appends.append_produced(columns, key, self.answers.append, once=once, source=source)
 
     def attempt(self, transaction: TransactionId, attempt: str, *bodies: bytes) -> None:
         self.appends.append_attempt(Columns.from_bodies(bodies), transaction, attempt, self.answers.append)

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+import numpy as np
+
 from dledger_core import control
 from dledger_core.client.position import check_of
 from dledger_core.config import LIMITS, Limits, RaftConfig
@@ -93,15 +95,18 @@ class Controls:
             self._waiting.append(_Control(index, time_ms, body))
 
     def stage(self, batch: Batch) -> None:
-        """Record the control or configuration entry at the start of a staged batch, if there is one."""
+        """Record the control and configuration entries of a staged batch: if it has any, its first one is such."""
         records = records_of(batch)
-        header = records.first
-        if header.magic != MAGIC_DATA:
-            body = bytes(memoryview(records.data)[HEADER_BYTES : header.size])
+        if records.first.magic == MAGIC_DATA:
+            return
+        view, time_ms = memoryview(records.data), records.first.time_ms
+        for row in np.flatnonzero(records.headers["magic"] != MAGIC_DATA).tolist():
+            begin, index = int(records.starts[row]), Index(batch.first_index + row)
+            body = bytes(view[begin + HEADER_BYTES : begin + int(records.sizes[row])])
             # Not the tables' applied index: those of a snapshot may already include entries that follow it.
             last = self._waiting[-1].index if self._waiting else NO_INDEX
-            invariant(header.index > last, "a control entry is staged out of order", index=header.index, last=last)
-            self._waiting.append(_Control(Index(header.index), header.time_ms, body))
+            invariant(index > last, "a control entry is staged out of order", index=index, last=last)
+            self._waiting.append(_Control(index, time_ms, body))
 
     def truncate(self, index: Index) -> None:
         """Discard staged entries from ``index`` on."""
@@ -320,7 +325,7 @@ class Replica:
             raise self.contested
 
         def propose() -> Batch:
-            if proposal.control is not None:
+            if proposal.has_control:
                 self._log_time_recorded_ms = self.log_time.now_ms
             elif self.profile_b and self.log_time.now_ms - self._log_time_recorded_ms >= self._log_time_interval_ms:
                 self.raft.propose(self._recording(self.pack_control({})))

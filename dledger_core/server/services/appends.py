@@ -1,9 +1,10 @@
 """Appends on the leader: check, deduplicate, coalesce, propose, and reply when committed.
 
-Plain appends that arrive while enough batches are in flight are joined into one batch, without any timer. Appends of
-producers and attempts keep a batch of their own that starts with a control entry. Each request gets exactly one reply:
-its range if its batch committed in the term in which it was proposed, else an error that states whether the outcome is
-known.
+Plain appends and those of producers that arrive while enough batches are in flight are joined into one batch, without
+any timer. Connections take turns, so that a busy one delays the others by one append and not by all of its own. In the
+batch each producer's append starts with a control entry; plain ones follow the last. Attempts and other control entries
+have a batch of their own, after all that waits. Each request gets exactly one reply: its range if its batch committed
+in the term in which it was proposed, else an error that states whether the outcome is known.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ from dledger_core.raft import Role, SoftState
 from dledger_core.record import Columns, ProposedBatch
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.flow import Budget
+from dledger_core.server.services.turns import Turns
 from dledger_core.storage.tables.producers import ProducerAppend, ProducerTable
 from dledger_core.storage.tables.transactions import TransactionTable
 
@@ -80,31 +82,44 @@ class ProducerKey:
 
 
 @dataclass(slots=True)
-class BatchInFlight:
-    """A proposed batch and the appends in it.
+class Append:
+    """One append: its entries, and the replies to its request and to repeated ones.
 
     Attributes:
-        appends: (data entries, reply) of each append in it, in order; 0 entries = a control entry alone.
-        producer: set for a producer's append: then every reply is about the complete batch.
+        payload: an optional control entry, then the data entries.
+        replies: called with the range of the data entries; that of a control entry alone is its own.
+        producer: set for a producer's append.
+        crc: CRC of the lengths and bodies of a producer's append.
+        once: whether the producer's id is used once.
     """
 
+    payload: ProposedBatch
+    replies: list[Reply]
+    producer: ProducerKey | None = None
+    crc: int = 0
+    once: bool = False
+
+
+@dataclass(slots=True)
+class BatchInFlight:
+    """A proposed batch and the appends in it, in order."""
+
+    first_index: Index
     last_index: Index
     term: Term
-    first_data: Index
-    appends: list[tuple[int, Reply]]
-    producer: ProducerKey | None = None
+    appends: Sequence[Append]
+    is_joined: bool
 
     def reply(self) -> None:
         """Reply to each append with the range of its data entries."""
-        first = self.first_data
-        for count, reply in self.appends:
-            if self.producer is not None:
-                reply(AppendedRange(self.first_data, self.last_index, self.term))
-            elif count == 0:
-                reply(AppendedRange(self.last_index, self.last_index, self.term))
-            else:
-                reply(AppendedRange(first, Index(first + count - 1), self.term))
-                first = Index(first + count)
+        first = self.first_index
+        for append in self.appends:
+            end = Index(first + append.payload.count)
+            if append.payload.control is not None and append.payload.columns.count:
+                first = Index(first + 1)
+            for reply in append.replies:
+                reply(AppendedRange(first, Index(end - 1), self.term))
+            first = end
 
 
 @dataclass(slots=True)
@@ -113,7 +128,7 @@ class _Producer:
 
     epoch: int
     next_sequence: int
-    sequences: dict[int, tuple[int, BatchInFlight]] = field(default_factory=dict)
+    sequences: dict[int, tuple[int, Append]] = field(default_factory=dict)
 
 
 class ProducersInFlight:
@@ -135,8 +150,8 @@ class ProducersInFlight:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def decide(self, key: ProducerKey, crc: int) -> BatchInFlight | ProducerAppend | None:
-        """Return the batch in flight or the committed append that this one repeats; None if it is the next one.
+    def decide(self, key: ProducerKey, crc: int) -> Append | ProducerAppend | None:
+        """Return the append in flight or the committed append that this one repeats; None if it is the next one.
 
         Raises:
             ProducerError: as ``ProducerTable.check``.
@@ -156,10 +171,10 @@ class ProducersInFlight:
             raise SequenceGapError("a sequence was skipped", "", "append the missing ones first", expected)
         if key.sequence not in flight.sequences:
             return self._committed(key, crc, about)
-        known_crc, proposed = flight.sequences[key.sequence]
+        known_crc, append = flight.sequences[key.sequence]
         if known_crc != crc:
             raise SequenceConflictError("a repeated sequence has other content", "", "use a new producer id", about)
-        return proposed
+        return append
 
     def _committed(self, key: ProducerKey, crc: int, about: dict[str, Any]) -> ProducerAppend:
         known = self._table().check(key.producer_id, key.epoch, key.sequence, crc)
@@ -176,17 +191,22 @@ class ProducersInFlight:
             new, new_once = len(self._new), self._new_once
             table.check_room(producer_id, once=once, new=new, new_once=new_once, rows_max=self._rows_max)
 
-    def add(self, key: ProducerKey, crc: int, proposed: BatchInFlight, once: bool) -> None:
-        """Record that the next append of a producer was proposed."""
+    def add(self, key: ProducerKey, append: Append) -> None:
+        """Record that the next append of a producer is proposed."""
         flight = self._producers.get(key.producer_id)
         if flight is None and key.producer_id not in self._table():
-            self._new[key.producer_id] = once
-            self._new_once += once
+            self._new[key.producer_id] = append.once
+            self._new_once += append.once
         if flight is None or flight.epoch != key.epoch:
             flight = self._producers[key.producer_id] = _Producer(key.epoch, key.sequence)
         invariant(key.sequence == flight.next_sequence, "a sequence is skipped in flight", key=key)
-        flight.sequences[key.sequence] = (crc, proposed)
+        flight.sequences[key.sequence] = (append.crc, append)
         flight.next_sequence = key.sequence + 1
+
+    def withdraw(self, key: ProducerKey) -> None:
+        """Record that the newest append of a producer was not proposed after all."""
+        self._producers[key.producer_id].next_sequence = key.sequence
+        self.remove(key)
 
     def remove(self, key: ProducerKey) -> None:
         """Record that an append is no longer in flight."""
@@ -220,9 +240,9 @@ class Appends:
         self._replica = replica
         self._budget = budget
         self._limits = limits
-        self._plain: list[tuple[Columns, Reply]] = []
-        self._plain_bytes = 0
+        self._waiting: Turns[Append] = Turns()
         self._in_flight: deque[BatchInFlight] = deque()
+        self._joined_in_flight = 0
         self._producers = ProducersInFlight(lambda: replica.tables.producers, limits.producers)
         self._attempts: Counter[TransactionId] = Counter()
         self._office_ms = replica.log_time.now_ms if replica.is_leader else None
@@ -232,16 +252,16 @@ class Appends:
 
     # --- requests --------------------------------------------------------------------------------------------
 
-    def append(self, columns: Columns, reply: Reply) -> None:
-        """Append bodies without a producer; ``columns`` are verified."""
+    def append(self, columns: Columns, reply: Reply, *, source: Hashable = None) -> None:
+        """Append bodies without a producer; ``columns`` are verified. Sources take turns."""
         self._replica.space.check()
-        reply = self._admit(ProposedBatch(columns), reply)
-        self._plain.append((columns, reply))
-        self._plain_bytes += columns.record_bytes
-        self._replica.schedule()
+        payload = ProposedBatch(columns)
+        self._wait(source, Append(payload, [self._admit(payload, reply)]))
 
-    def append_produced(self, columns: Columns, key: ProducerKey, reply: Reply, *, once: bool = False) -> None:
-        """Append as the next, or a repeated, append of a producer, whose id is perhaps used once."""
+    def append_produced(
+        self, columns: Columns, key: ProducerKey, reply: Reply, *, once: bool = False, source: Hashable = None
+    ) -> None:
+        """Append as the next or a repeated append of a producer, whose id is perhaps used once. Sources take turns."""
         self._check_profile("a producer id")
         self._check_ids({"producer id": key.producer_id})
         crc = control.column_crc(columns.crcs)
@@ -251,7 +271,12 @@ class Appends:
             fields["o"] = True
         payload = ProposedBatch(columns, control=self._replica.pack_control({"k": "producer"} | fields))
         reply = self._admit(payload, reply)
-        self._when_ready(lambda: self._produce(payload, key, crc, reply, once), reply)
+        append = Append(payload, [reply], key, crc, once)
+        self._when_ready(lambda: self._wait(source, append), reply)
+
+    def _wait(self, source: Hashable, append: Append) -> None:
+        self._waiting.add(source, append, append.payload.nbytes)
+        self._replica.schedule()
 
     def expire_producer(self, producer_id: str, reply: Reply) -> None:
         """Remove a producer from the table. Idempotent."""
@@ -262,7 +287,7 @@ class Appends:
 
         def propose() -> None:
             if producer_id in self._replica.tables.producers:
-                self._propose(payload, [(0, reply)])
+                self._propose_alone(payload, reply)
             else:
                 reply(self._now())
 
@@ -310,7 +335,7 @@ class Appends:
             self._transactions.check_attempt(transaction, once=once, elsewhere=elsewhere)
             self._attempts[transaction] += 1
             try:
-                self._propose(payload, [(columns.count, done)])
+                self._propose_alone(payload, done)
             except DLedgerError:
                 landed()
                 raise
@@ -337,7 +362,7 @@ class Appends:
             if self._transactions.check_commit(transaction, parts, once=once, elsewhere=elsewhere):
                 reply(self._now())
             else:
-                self._propose(payload, [(0, self._confirmed(transaction, parts, reply))])
+                self._propose_alone(payload, self._confirmed(transaction, parts, reply))
 
         self._when_ready(propose, reply)
 
@@ -380,7 +405,7 @@ class Appends:
             if named is None or self._transactions.state(named) in ("committed", "aborted"):
                 admitted(self._now())
             else:
-                self._propose(self._transaction_payload("abort", named), [(0, admitted)])
+                self._propose_alone(self._transaction_payload("abort", named), admitted)
 
         self._when_ready(propose, admitted)
 
@@ -433,7 +458,7 @@ class Appends:
         if not (tables.producers.has_expired(self._now_ms) or tables.transactions.has_expired(self._now_ms)):
             return
         try:
-            self._propose(ProposedBatch(control=replica.pack_control({})), [])
+            self._propose_alone(ProposedBatch(control=replica.pack_control({})), lambda _: None)
         except DLedgerError as error:
             _LOG.warning("expiry failed: group=%s error=%s", replica.group, error)
 
@@ -460,7 +485,7 @@ class Appends:
         self._is_draining = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while (self._in_flight or self._plain) and (left := deadline - loop.time()) > 0:
+        while (self._in_flight or self._waiting) and (left := deadline - loop.time()) > 0:
             await self._replica.wait_change(left)
 
     def _admit(self, payload: ProposedBatch | None, reply: Reply) -> Reply:
@@ -502,10 +527,8 @@ class Appends:
                 if not self._replica.is_leader:
                     raise self._replica.not_leader()
                 propose()
-            except _NEEDS_LEADER as error:
-                self._refuse_if_leading(error, reply)
             except DLedgerError as error:
-                reply(error)
+                self._reject(error, reply)
 
         if not self._replica.is_leader or self._replica.leader_ready:
             attempt()
@@ -513,6 +536,12 @@ class Appends:
             reply(NoLeaderError("the new leader is not ready yet", "", "retry"))
         else:
             self._until_ready.append(attempt)
+
+    def _reject(self, error: DLedgerError, reply: Reply) -> None:
+        if isinstance(error, _NEEDS_LEADER):
+            self._refuse_if_leading(error, reply)
+        else:
+            reply(error)
 
     def _refuse_if_leading(self, error: DLedgerError, reply: Reply) -> None:
         """Reject only if this node still leads: a newer leader may have committed the missing entry."""
@@ -525,48 +554,61 @@ class Appends:
         except DLedgerError as refused:
             reply(refused)
 
-    def _produce(self, payload: ProposedBatch, key: ProducerKey, crc: int, reply: Reply, once: bool) -> None:
-        found = self._producers.decide(key, crc)
-        if found is None:
-            self._producers.check_room(key.producer_id, once)
-            self._producers.add(key, crc, self._propose(payload, [(payload.count - 1, reply)], key), once)
-        elif isinstance(found, BatchInFlight):
-            found.appends.append((payload.count - 1, reply))
-        else:
-            term = self._replica.raft.term_at(found.last_index)
-            reply(AppendedRange(found.first_index, found.last_index, NO_TERM if term is None else term))
-
     # --- propose and reply -----------------------------------------------------------------------------------
 
     def before_ready(self) -> None:
-        """Propose the gathered plain appends, unless enough batches are in flight to wait for more appends."""
+        """Propose the appends that wait, unless enough batches are in flight to wait for more appends."""
         in_flight_max, bytes_max = self._limits.batches_in_flight, self._limits.coalesced_bytes
-        while self._plain and (len(self._in_flight) < in_flight_max or self._plain_bytes >= bytes_max):
-            taken, nbytes = 0, 0
-            for columns, _ in self._plain:
-                if taken and nbytes + columns.record_bytes > bytes_max:
-                    break
-                taken, nbytes = taken + 1, nbytes + columns.record_bytes
-            requests, self._plain = self._plain[:taken], self._plain[taken:]
-            self._plain_bytes -= nbytes
-            invariant(self._plain_bytes >= 0, "gathered bytes are counted wrong", left=self._plain_bytes, taken=nbytes)
-            appends = [(columns.count, reply) for columns, reply in requests]
-            try:
-                self._propose(ProposedBatch(Columns.join([columns for columns, _ in requests])), appends)
-            except DLedgerError as error:
-                for _, reply in appends:
-                    reply(error)
+        while self._waiting and (self._joined_in_flight < in_flight_max or self._waiting.nbytes >= bytes_max):
+            self._propose_joined(bytes_max)
 
-    def _propose(
-        self, payload: ProposedBatch, appends: list[tuple[int, Reply]], producer: ProducerKey | None = None
-    ) -> BatchInFlight:
-        batch = self._replica.propose(payload)
-        first_data = Index(batch.first_index + (payload.control is not None))
+    def _propose_joined(self, bytes_max: int) -> None:
+        """Propose the next appends as one batch: those of producers first, each after its control entry."""
+        taken = self._waiting.take(bytes_max)
+        next_ones = [append for append in taken if append.producer is None or self._is_next(append, append.producer)]
+        next_ones.sort(key=lambda append: append.producer is None)
+        if next_ones:
+            try:
+                self._propose(next_ones, is_joined=True)
+            except DLedgerError as error:
+                for append in reversed(next_ones):
+                    if append.producer is not None:
+                        self._producers.withdraw(append.producer)
+                for append in next_ones:
+                    for reply in append.replies:
+                        reply(error)
+
+    def _is_next(self, append: Append, key: ProducerKey) -> bool:
+        """Record that a producer's append is proposed; False if it is not the next one, which got its reply."""
+        (reply,) = append.replies
+        try:
+            found = self._producers.decide(key, append.crc)
+            if found is None:
+                self._producers.check_room(key.producer_id, append.once)
+                self._producers.add(key, append)
+                return True
+        except DLedgerError as error:
+            self._reject(error, reply)
+        else:
+            if isinstance(found, Append):
+                found.replies.append(reply)
+            else:
+                term = self._replica.raft.term_at(found.last_index)
+                reply(AppendedRange(found.first_index, found.last_index, NO_TERM if term is None else term))
+        return False
+
+    def _propose_alone(self, payload: ProposedBatch, reply: Reply) -> None:
+        """Propose a batch after all appends that wait, so that the log has the order in which they arrived."""
+        while self._waiting:
+            self._propose_joined(self._limits.coalesced_bytes)
+        self._propose([Append(payload, [reply])], is_joined=False)
+
+    def _propose(self, appends: Sequence[Append], *, is_joined: bool) -> None:
+        batch = self._replica.propose(ProposedBatch.join([append.payload for append in appends]))
         last = self._in_flight[-1].last_index if self._in_flight else -1
         invariant(batch.first_index > last, "batches in flight overlap", first=batch.first_index, last=last)
-        proposed = BatchInFlight(batch.last_index, batch.term, first_data, appends, producer)
-        self._in_flight.append(proposed)
-        return proposed
+        self._in_flight.append(BatchInFlight(batch.first_index, batch.last_index, batch.term, appends, is_joined))
+        self._joined_in_flight += is_joined
 
     def committed(self, commit_index: Index) -> None:
         """Reply to the appends of the committed batches."""
@@ -577,7 +619,7 @@ class Appends:
                 proposed.reply()
             else:
                 self._reply_lost(proposed)
-        if self._plain:
+        if self._waiting:
             self._replica.schedule()
         if self._until_ready and self._replica.leader_ready:
             self._run_ready()
@@ -588,8 +630,10 @@ class Appends:
             attempt()
 
     def _forget(self, proposed: BatchInFlight) -> None:
-        if proposed.producer is not None:
-            self._producers.remove(proposed.producer)
+        self._joined_in_flight -= proposed.is_joined
+        for append in proposed.appends:
+            if append.producer is not None:
+                self._producers.remove(append.producer)
 
     def role_changed(self, soft_state: SoftState) -> None:
         """Reply to all appends if this node no longer leads."""
@@ -604,9 +648,11 @@ class Appends:
         for proposed in lost:
             self._forget(proposed)
             self._reply_lost(proposed)
-        plain, self._plain, self._plain_bytes = self._plain, [], 0
-        for _, reply in plain:
-            reply(self._replica.not_leader())
+        waiting, self._waiting = self._waiting, Turns()
+        while waiting:
+            for append in waiting.take(waiting.nbytes):
+                for reply in append.replies:
+                    reply(self._replica.not_leader())
         self._producers.clear()
         self._run_ready()
 
@@ -617,8 +663,9 @@ class Appends:
             "the outcome is unknown: retry with a producer id, or read the log",
             {"last_index": proposed.last_index, "term": proposed.term},
         )
-        for _, reply in proposed.appends:
-            reply(error)
+        for append in proposed.appends:
+            for reply in append.replies:
+                reply(error)
 
     @property
     def _transactions(self) -> TransactionTable:

@@ -254,7 +254,7 @@ class ClientService:
 
         request.flow.hold(nbytes)  # before the append: its reply may be called within the call
         try:
-            _append_columns(message, columns, hosted.appends, reply)
+            _append_columns(message, columns, hosted.appends, reply, request.connection)
         except DLedgerError:
             request.flow.release(nbytes)
             raise
@@ -530,7 +530,9 @@ _WITHOUT_EFFECT: Final = frozenset(
 """Those of them that change nothing, so that a node that stops can refuse them."""
 
 
-def _append_columns(message: messages.AppendRequest, columns: Columns, appends: Appends, reply: Reply) -> None:
+def _append_columns(
+    message: messages.AppendRequest, columns: Columns, appends: Appends, reply: Reply, source: Connection
+) -> None:
     if message.transaction is not None:
         if "a" not in message.transaction:
             raise BadRequestError("an append's transaction has no attempt", "", "send 'a' in field 'x'")
@@ -540,9 +542,9 @@ def _append_columns(message: messages.AppendRequest, columns: Columns, appends: 
         if message.epoch is None or message.sequence is None:
             raise BadRequestError("a producer's append has no epoch or sequence", "", "send 'pe' and 'ps'")
         key = ProducerKey(message.producer_id, message.epoch, message.sequence)
-        appends.append_produced(columns, key, reply, once=message.once)
+        appends.append_produced(columns, key, reply, once=message.once, source=source)
     else:
-        appends.append(columns, reply)
+        appends.append(columns, reply, source=source)
 
 
 def _node_of(message: messages.MemberRequest) -> NodeId:

@@ -57,7 +57,7 @@ def check_proposal(proposal: ProposedBatch, config: StorageConfig) -> None:
         raise BadRequestError(
             f"a batch of {proposal.nbytes} bytes exceeds the limit", "append", f"send at most {BATCH_BYTES_MAX} bytes"
         )
-    if config.profile == "A" and proposal.leading is not None:
+    if config.profile == "A" and (proposal.has_control or proposal.configuration is not None):
         raise BadRequestError(
             "control entries do not exist in profile A",
             "append",
@@ -135,6 +135,7 @@ class Staging:
             segment_bytes=self._config.data_segment_bytes,
             control=proposal.leading,
             magic=proposal.magic,
+            control_rows=proposal.control_rows,
         )
         if self._config.profile == "A":
             records = _without_flags(records)
