@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,29 @@ def test_unlinked_file_is_readable_while_open(kind: type[Any], tmp_path: Path) -
     file.pwritev([b"abc"], 0)
     files.unlink(tmp_path / "f")
     assert file.pread(3, 0) == b"abc"
+    assert files.listdir(tmp_path) == []
+
+
+def test_blocks_of_large_unlinked_file_are_freed_by_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = queue.SimpleQueue[str]()
+    close = os.close
+
+    def closing(fd: int) -> None:
+        closed.put(threading.current_thread().name)
+        close(fd)
+
+    files = OsFiles()
+    for name, size in (("small", 1 << 10), ("large", 32 << 20)):
+        file = files.open(tmp_path / name, write=True, create=True)
+        file.truncate(size)
+        file.close()
+    monkeypatch.setattr(os, "close", closing)
+    for name in ("small", "large"):
+        files.unlink(tmp_path / name)
+    assert closed.get(timeout=60) != threading.main_thread().name
+    assert closed.empty()
     assert files.listdir(tmp_path) == []
 
 

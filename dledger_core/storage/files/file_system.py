@@ -17,6 +17,7 @@ import errno
 import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -194,6 +195,23 @@ class OsFile:
             os.close(fd)
 
 
+_LARGE_BYTES: Final = 16 << 20
+_FREEING: Final = threading.Lock()
+
+
+def _open_large(path: Path) -> int | None:
+    """Open a large file, so that its blocks outlive its name; None for a small one, or if it cannot be opened."""
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_size >= _LARGE_BYTES:
+            return os.open(path, _FLAGS | os.O_RDONLY)
+    return None
+
+
+def _free(fd: int) -> None:
+    with _FREEING:  # one file at a time: freeing blocks keeps the disk busy
+        os.close(fd)
+
+
 class OsFiles:
     """The real file system. Stateless; one may serve any number of stores."""
 
@@ -237,8 +255,16 @@ class OsFiles:
         self.sync_dir(path.parent)
 
     def unlink(self, path: Path) -> None:
-        """See ``Files``."""
-        os.unlink(path)
+        """See ``Files``; a thread of its own frees the blocks of a large file, which takes 0.4 s per GiB on ext4."""
+        fd = _open_large(path)
+        try:
+            os.unlink(path)
+        except OSError:
+            if fd is not None:
+                os.close(fd)
+            raise
+        if fd is not None:
+            threading.Thread(target=_free, args=(fd,), name="free-blocks", daemon=True).start()
 
     def sync_dir(self, path: Path) -> None:
         """See ``Files``."""

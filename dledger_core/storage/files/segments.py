@@ -246,11 +246,15 @@ class Segments:
         removed = set(bases)
         self._set_bases(base for base in self._bases if base not in removed)
         for base in bases:
+            self._forget(base)  # before the name: the last descriptor frees the blocks, and must not be closed here
             self._files.unlink(self.directory / segment_name(base))
-            with self._lock:
-                self._opened.pop(base, None)
-                self._unsynced.discard(base)
+            self._forget(base)  # a reader may have opened it meanwhile
         self.sync_dir()
+
+    def _forget(self, base: int) -> None:
+        with self._lock:
+            self._opened.pop(base, None)
+            self._unsynced.discard(base)
 
     def forget(self) -> None:
         """Drop all files from the list before they are removed; threads that still read them keep them."""
