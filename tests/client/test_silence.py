@@ -22,9 +22,9 @@ async def elect(group, client):
 
 
 async def silent(group):
-    """Wait until the client asks the other nodes whether they still follow n1, which is frozen."""
+    """Wait until the client has asked the other nodes several times whether they still follow n1, which is frozen."""
     asked = len(group.nodes.n2.asked(Type.METADATA))
-    await group.until(lambda: len(group.nodes.n2.asked(Type.METADATA)) > asked + 1)
+    await group.until(lambda: len(group.nodes.n2.asked(Type.METADATA)) > asked + 3)
 
 
 def told(node):

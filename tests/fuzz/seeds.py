@@ -18,6 +18,7 @@ from dledger_core.net import codec
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.messages import TABLES
+from dledger_core.net.pieces import BulkQueue
 from dledger_core.net.protocol import PREFACE, Type
 from dledger_core.raft import messages as raft
 from dledger_core.raft.batch import Batch
@@ -88,6 +89,9 @@ def frame() -> Seeds:
     yield "messages", b"\1\6" + b"".join(sent)
     yield "hello", b"\3\0" + _joined(encode_frame(_hello()))
     yield "large", b"\0\x7f" + _joined(encode_frame({"t": 15, "n": 1}, bytes(66_000)))[:400]
+    queue = BulkQueue()
+    queue.add(encode_frame({"t": 42, "n": 1}, bytes(66_000)))
+    yield "pieces", b"\5\xff" + _joined([*queue.take(), *encode_frame({"t": 44}), *queue.take()])
     yield "too-long", b"\1\0" + struct.pack(">III", 1 << 31, 1, 0) + b"\x80"
     yield "nested-arrays", b"\3\0" + struct.pack(">III", 308, 300, 0) + b"\x82\xa1t\1\xa1x" + b"\xdc\1\0" * 98
 

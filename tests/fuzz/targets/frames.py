@@ -46,10 +46,13 @@ class Decoded:
     error: str | None
 
 
-def _decode(stream: bytes, bound: int, chunk: int) -> Decoded:
+def _decode(stream: bytes, bound: int, chunk: int, *, pieces: bool = False) -> Decoded:
     frames: list[tuple[bytes, bytes]] = []
+    decoder = FrameDecoder(bound)
+    if pieces:
+        decoder.raise_limit(bound, takes_pieces=True)
     try:
-        for frame in receive(FrameDecoder(bound), stream, chunk):
+        for frame in receive(decoder, stream, chunk):
             frames.append((msgpack.packb(frame.header), bytes(frame.payload)))
             expect(len(frames) * 13 <= len(stream), "more frames than bytes")
     except ProtocolError as error:
@@ -58,14 +61,16 @@ def _decode(stream: bytes, bound: int, chunk: int) -> Decoded:
 
 
 def run_frame(data: bytes) -> None:
-    """Input: flags (1 = right CRCs, 2 = bound of hello), size of a chunk, then the stream."""
+    """Input: flags (1 = right CRCs, 2 = bound of hello, 4 = pieces), size of a chunk, then the stream."""
     flags, chunk, stream = data[:1] or b"\0", data[1:2] or b"\0", data[2:]
     if flags[0] & 1:
         stream = with_header_crcs(stream)
     bound = HELLO_BYTES_MAX if flags[0] & 2 else FRAME_BYTES_MAX
+    pieces = bool(flags[0] & 4)
     with memory_below(FIXED_BYTES + 2 * (bound + RECEIVE_BYTES) + PER_BYTE * len(stream)):
-        whole = _decode(stream, bound, len(stream) or 1)
-    for other in (_decode(stream, bound, chunk[0] + 1), _decode(stream, bound, 1 << 16)):
+        whole = _decode(stream, bound, len(stream) or 1, pieces=pieces)
+    for size in (chunk[0] + 1, 1 << 16):
+        other = _decode(stream, bound, size, pieces=pieces)
         expect(other == whole, "chunks change the frames", chunk=chunk[0], whole=whole, other=other)
     for header, payload in whole.frames:
         again = _decode(b"".join(map(bytes, encode_frame(msgpack.unpackb(header), payload))), 2 << 20, 1 << 20)
