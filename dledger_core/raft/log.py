@@ -409,10 +409,14 @@ class RaftLog:
         self.commit_index = index
         return True
 
+    def is_recent(self, index: Index) -> bool:
+        """Whether the batches from ``index`` on are in memory, so that sending them reads no file."""
+        recent_first = self._recent.first_index
+        return recent_first is not None and index >= recent_first >= self.first_index
+
     def batches_from(self, start: Index, max_bytes: int) -> tuple[Batch, ...]:
         """Return complete batches from the one containing ``start``: at least one, then as many as fit."""
-        recent_first = self._recent.first_index
-        if recent_first is not None and start >= recent_first >= self.first_index:
+        if self.is_recent(start):
             return self._recent.slice(start, max_bytes)
         stored = self._store.read_batches(start, max_bytes)
         # The files may still contain a tail that a Ready in flight truncates.

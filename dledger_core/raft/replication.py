@@ -123,14 +123,27 @@ def _fill_window(state: RaftState, member: MemberId, progress: Progress) -> None
 
 
 def _batches(state: RaftState, progress: Progress) -> tuple[Batch, ...] | None:
-    """Return the next batches, the first one containing next_index; None if they are deleted or damaged."""
+    """Return the next batches, the first one containing next_index; None if they are deleted, damaged or too many."""
     if progress.next_index < state.log.first_index:
         progress.become_needs_snapshot()
         return None
-    try:
+    if state.log.is_recent(progress.next_index):
         return state.log.batches_from(progress.next_index, state.config.append_bytes_max)
+    if state.catch_up_bytes <= 0:  # until the next call of ``allow_catch_up``
+        return None
+    try:
+        batches = state.log.batches_from(progress.next_index, state.config.append_bytes_max)
     except (BusyError, CorruptRecordError):  # the store repairs it; the member gets them later, or from another leader
         return None
+    state.catch_up_bytes -= sum(batch.nbytes for batch in batches)
+    return batches
+
+
+def allow_catch_up(state: RaftState, nbytes: int) -> None:
+    """Send members that lag at most ``nbytes`` from the files until the next call; what was too much is subtracted."""
+    state.catch_up_bytes = nbytes + min(state.catch_up_bytes, 0)
+    last_index = state.log.last_index
+    state.send_due |= any(progress.next_index <= last_index for progress in state.progress.values())
 
 
 def _send(state: RaftState, member: MemberId, progress: Progress, batches: tuple[Batch, ...]) -> bool:

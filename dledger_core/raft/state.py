@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
@@ -58,6 +58,9 @@ class IncomingSnapshot:
             self.nbytes += len(data)
 
 
+UNLIMITED: Final = 1 << 62
+
+
 class RaftState:
     """Figure 2 of the Raft paper, plus the state of the extensions.
 
@@ -73,6 +76,7 @@ class RaftState:
         ticks_in_office: ticks since this member became leader.
         heartbeat_round: number of the last heartbeat broadcast in this term.
         send_due: there may be something to send to some member at the next Ready.
+        catch_up_bytes: bytes that may still be read from the files for members that lag, see ``allow_catch_up``.
         transfer_campaign: the last campaign was requested by the leader.
         snapshot_payloads: the replica's part in snapshot installs; None = followers that need one wait.
         snapshot_number: number of the last transfer started.
@@ -129,6 +133,7 @@ class RaftState:
         self.reads = ReadQueue()
         self.heartbeat_round = 0
         self.send_due = False
+        self.catch_up_bytes = UNLIMITED
         self.transferee: MemberId | None = None
         self.transfer_elapsed = 0
         self.transfer_campaign = False

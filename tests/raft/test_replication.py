@@ -349,6 +349,31 @@ def test_damaged_entries_are_sent_once_they_are_repaired() -> None:
     assert leader.commit_index == leader.raw.last_index
 
 
+def test_entries_from_files_are_sent_only_as_far_as_allowed() -> None:
+    group, leader = led(recent_bytes_max=0, append_bytes_max=10)
+    group.drop = lambda message: message.target == N1 and isinstance(message, AppendEntries)
+    for at in range(6):
+        leader.propose(f"x{at}", 1, 10)
+    group.deliver()
+    assert leader.commit_index == 6, "no entry is in memory"
+    group.drop = lambda message: False
+    leader.raw.report_unreachable(N1)
+    follower = group[N1].raw
+
+    def last_index_after(allowed: int) -> int:
+        leader.raw.allow_catch_up(allowed)
+        group.tick(CONFIG.heartbeat_ticks)
+        group.deliver()
+        return follower.last_index
+
+    assert last_index_after(0) == 0
+    assert last_index_after(25) == 3, "a batch is sent as a whole"
+    assert last_index_after(10) == 4, "the excess is subtracted"
+    assert last_index_after(1 << 20) == 6
+    leader.propose("recent", 1, 10)
+    assert last_index_after(0) == 7, "entries in memory are not counted"
+
+
 # --- lost messages ------------------------------------------------------------------------------------------------
 
 

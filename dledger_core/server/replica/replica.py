@@ -54,6 +54,7 @@ from dledger_core.server.replica.append_clock import AppendClock
 from dledger_core.server.replica.change_signal import ChangeSignal, response_within
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.log_time import LogTime
+from dledger_core.server.replica.pace import CatchUpPace
 from dledger_core.server.replica.snapshot import NewLog, SnapshotInstalls, without_deleted
 from dledger_core.storage import CommitLog
 from dledger_core.storage.read.visibility import Visibility
@@ -193,6 +194,7 @@ class Replica:
         self._environment = environment
         self._log_time_interval_ms = int(limits.log_time_s * 1000)
         self._append_clock = AppendClock(environment.wall_ms, environment.monotonic_ms)
+        self._pace = CatchUpPace(environment.monotonic_ms)
         log.clock_ms = self._append_clock.now_ms
         self._controls = Controls(log)
         self.log_time = LogTime(environment.running_ms)
@@ -295,7 +297,14 @@ class Replica:
 
     def tick(self) -> None:
         """Count one tick of the clock."""
-        self._guard(self.raft.tick)
+
+        def tick() -> None:
+            self.raft.tick()
+            if self.is_leader:
+                used = self.raft.allow_catch_up(self._pace.bytes_per_tick)
+                self._pace.tick(self.log.staged_end, used=used)
+
+        self._guard(tick)
 
     def step(self, message: Message) -> None:
         """Deliver a peer's message; raise ProtocolError if it is malformed, which concerns its connection only."""
@@ -329,7 +338,9 @@ class Replica:
                 self._log_time_recorded_ms = self.log_time.now_ms
             elif self.profile_b and self.log_time.now_ms - self._log_time_recorded_ms >= self._log_time_interval_ms:
                 self.raft.propose(self._recording(self.pack_control({})))
-            return self.raft.propose(proposal)
+            batch = self.raft.propose(proposal)
+            self._pace.proposed(batch.last_index)
+            return batch
 
         return self._ask(propose)
 
@@ -514,6 +525,7 @@ class Replica:
             commit_index >= self.commit_index, "the commit index moved back", old=self.commit_index, new=commit_index
         )
         self.commit_index = commit_index
+        self._pace.committed(commit_index)
         self._apply_controls(commit_index)
         for observer in self._observers:
             observer.committed(commit_index)
@@ -533,6 +545,7 @@ class Replica:
         invariant(soft_state.term >= before.term, "the term moved back", old=before.term, new=soft_state.term)
         if soft_state.role is not Role.LEADER:
             self._leading_from = None
+            self._pace.forget()
             self._append_clock.follow()
             self.log_time.follow()
         elif (self.soft_state.role, self.soft_state.term) != (Role.LEADER, soft_state.term):
