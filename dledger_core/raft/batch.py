@@ -140,15 +140,18 @@ class InstalledSnapshot:
 
 
 class SnapshotPayloads(Protocol):
-    """The state of trimmed entries that a log which starts later still needs. Called within the core."""
+    """The state of trimmed entries that a log which starts later still needs. Called within the core.
 
-    def pack(self, first_index: Index) -> bytes:
+    Both functions may need longer than the core may wait: then they return None, and the core calls them again.
+    """
+
+    def pack(self, first_index: Index) -> bytes | None:
         """Return the state of all committed entries before ``first_index``, perhaps of later ones too.
 
         ``RawNode.configuration_before(first_index)`` is a part of it.
         """
 
-    def install(self, first_index: Index, previous_term: Term, data: bytes) -> InstalledSnapshot:
+    def install(self, first_index: Index, previous_term: Term, data: bytes) -> InstalledSnapshot | None:
         """Restart the staged log at ``first_index``.
 
         Raises:

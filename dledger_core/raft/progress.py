@@ -227,10 +227,9 @@ class Progress:
             if self.outgoing is not None:
                 self.outgoing.ask_due = watched
                 return watched
-            if last_index + 1 < first_index:
-                return False
-            self.become_probe(Index(last_index + 1))
-            return True
+            if last_index + 1 >= first_index:
+                self.become_probe(Index(last_index + 1))
+            return True  # else the snapshot may be ready meanwhile
         self.probe_sent = False
         self.check_due = True
         return True

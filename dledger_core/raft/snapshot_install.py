@@ -41,11 +41,13 @@ def send_snapshot(state: RaftState, member: MemberId, progress: Progress) -> Non
     first_index = state.log.first_index
     outgoing = progress.outgoing
     if outgoing is None or outgoing.first_index != first_index:
+        data = state.snapshot_payloads.pack(first_index)
+        if data is None:  # it is being made; the next heartbeat response asks again
+            return
         state.snapshot_number += 1
         previous_term = state.log.term_at(Index(first_index - 1))
         invariant(previous_term is not None, "a log lacks the term before it", first_index=first_index)
         assert previous_term is not None
-        data = state.snapshot_payloads.pack(first_index)
         outgoing = progress.outgoing = OutgoingSnapshot(state.snapshot_number, first_index, previous_term, data)
     elif outgoing.sent and not outgoing.ask_due:
         return
@@ -111,8 +113,11 @@ def handle_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
     state.incoming_snapshot = None
     if state.snapshot_payloads is None:
         raise ProtocolError("this node cannot install snapshots", str(message.sender))
-    data = b"".join(incoming.chunks)
+    data = incoming.join()
     installed = state.snapshot_payloads.install(message.first_index, message.previous_term, data)
+    if installed is None:  # it is being read; the leader asks again with its next heartbeat
+        state.incoming_snapshot = incoming
+        return
     state.log.restart(message.first_index, message.previous_term, installed.configuration)
     state.restart = LogRestart(message.first_index, message.previous_term, installed.payload, installed.configuration)
     state.become_follower(state.term, state.leader_id)  # perhaps a learner from now on, or a voter

@@ -57,6 +57,12 @@ class IncomingSnapshot:
             self.chunks.append(bytes(data))
             self.nbytes += len(data)
 
+    def join(self) -> bytes:
+        """Return all chunks as one, the same object each time."""
+        if len(self.chunks) != 1:
+            self.chunks = [b"".join(self.chunks)]
+        return self.chunks[0]
+
 
 UNLIMITED: Final = 1 << 62
 

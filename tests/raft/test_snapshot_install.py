@@ -65,6 +65,19 @@ def member_with(*terms: int, commit_index: int = -1) -> Member:
 # --- groups -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("calls", [1, 3])
+def test_snapshot_that_takes_time_on_both_sides_is_sent_once(calls: int) -> None:
+    group, leader = trimmed(300)
+    for member in group.members.values():
+        assert member.snapshots is not None
+        member.snapshots.calls_until_done = calls
+    group.tick((6 + 2 * calls) * CONFIG.heartbeat_ticks)
+    assert group[N2].raw.status().last_index == leader.raw.status().last_index
+    sent = [message for message in only(group.delivered, InstallSnapshot) if message.data]
+    assert len({message.number for message in sent}) == 1
+    assert len(sent) == 4
+
+
 @pytest.mark.parametrize(("nbytes", "chunks"), [(0, 1), (99, 1), (1000, 11)])
 def test_follower_restarts_at_the_leaders_first_index(nbytes: int, chunks: int) -> None:
     group, leader = trimmed(nbytes)

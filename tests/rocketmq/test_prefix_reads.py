@@ -26,7 +26,7 @@ from dledger_core.server.config import ServerConfig
 from dledger_core.server.services.reads import Positions
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
-from dledger_core.storage.tables.tables import TablesSnapshot
+from dledger_core.storage.tables.tables import TableChanges
 from tests.rocketmq.convert.stores import flip
 from tests.rocketmq.golden import MIXED, messages
 from tests.rocketmq.node_group import PARTS, rocketmq_group
@@ -158,7 +158,7 @@ async def test_read_by_position_survives_concurrent_trim(
         def interrupted(*arguments: int) -> int:
             found = original(*arguments)
             if left and left.pop():
-                log.trim(segments[1].first_index, TablesSnapshot.of(replica.tables), replica.commit_index)
+                log.trim(segments[1].first_index, TableChanges.complete(replica.tables), replica.commit_index)
             return int(found)
 
         monkeypatch.setattr(log, moment, interrupted)

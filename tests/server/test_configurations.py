@@ -73,7 +73,9 @@ def test_store_that_was_never_a_member_is_not_reported_as_removed(caplog: pytest
 
 def test_snapshot_carries_the_configuration_before_its_first_entry() -> None:
     n0, index = changed(FaultyFiles())
-    installs = SnapshotInstalls(n0.log, lambda: n0.replica.tables, n0.replica.raft.configuration_before)
+    installs = SnapshotInstalls(
+        n0.log, lambda: n0.replica.tables, n0.replica.raft.configuration_before, lambda work: work()
+    )
     packed = [msgpack.unpackb(installs.pack(Index(first)))["members"] for first in (index, index + 1)]
     before, after = (n0.configurations[at].configuration.to_bytes() for at in (0, 1))
     assert packed == [[-1, before], [index, after]]

@@ -55,7 +55,7 @@ from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.flow import Budget
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.members_file import ConfigurationEntry
-from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
+from dledger_core.storage.tables.tables import LogTables, TableChanges
 from dledger_core.storage.write.appender import Preallocation
 from dledger_core.storage.write.trim import LogStart
 from tests.sim.clients import History, SimClient, all_clients, check_history
@@ -187,7 +187,7 @@ class WatchedLog(CommitLog):
         self.member.sim.counters["rows rewritten"] += not self.rows_fit(records, first_index)
         super().rewrite_rows(records, first_index)
 
-    def trim(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
+    def trim(self, index: int, tables: TableChanges, commit_index: int) -> Index:
         member = self.member
         member.sim.shared.keep_deleted(self, index)
         member.writing = Writing(trimmed_to=index)
@@ -442,6 +442,7 @@ class ReplicaMember(Member):
                 ),
                 open_disk=lambda log, on_persisted, on_failed: SimDisk(self, log, on_persisted, on_failed),
                 random=self.sim.source,
+                background=lambda work: work(),
             ),
             limits=LIMITS,
         )

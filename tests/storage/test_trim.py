@@ -19,7 +19,7 @@ from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.twin_file import copies
-from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
+from dledger_core.storage.tables.tables import LogTables, TableChanges
 from dledger_core.storage.write.trim import LogStart
 from tests.storage.sample import DATA, META, Sample
 from tests.support.faulty_files import Crash, FaultyFiles
@@ -47,7 +47,8 @@ def batch(number: int) -> tuple[list[bytes], int, bytes]:
 
 FULL = Sample.fill(SMALL, map(batch, range(ENTRIES // 10)))
 """Several segments, with producers, an open transaction and orphaned attempts."""
-KNOWN = TablesSnapshot.of(tables_of(open_log(FULL.files.clone())))
+KNOWN_TABLES = tables_of(open_log(FULL.files.clone()))
+KNOWN = TableChanges.complete(KNOWN_TABLES)
 SECOND, THIRD, FOURTH = (FULL.positions.index(position) for position in (4096, 8192, 12288))
 
 
@@ -61,17 +62,22 @@ def trim(log: CommitLog, index: int) -> int:
 
 
 @cache
-def start() -> LogStart:
-    """A start whose tables have one more producer than those of the store."""
-    tables = LogTables.restore(KNOWN.data)
+def start_tables() -> LogTables:
+    """Tables with one more producer than those of the store, as a snapshot install brings them."""
+    tables = LogTables.restore(KNOWN_TABLES.snapshot())
     fields = {"k": "producer", "p": "another", "e": 0, "s": 0, "n": 1, "c": 1}
     tables.apply(Index(990), 5, control.pack(fields))
+    return LogTables.restore(tables.snapshot())
+
+
+@cache
+def start() -> LogStart:
     return LogStart(
         first_index=Index(1000),
         position=Position(5 * 4096),
         previous_term=Term(2),
         log_uuid="uuid",
-        tables=TablesSnapshot.of(tables),
+        tables=TableChanges.complete(start_tables()),
         members=MEMBERS,
         commitlog_prefix="0-64-seal",
     )
@@ -109,7 +115,7 @@ def test_trim_is_atomic_across_crashes_and_keeps_the_tables() -> None:
         begin = log.first_index()
         seen.add(begin)
         assert read_all(log) == FULL.entries[begin:], when
-        assert tables_of(log).snapshot() == KNOWN.data, when
+        assert tables_of(log).snapshot() == KNOWN_TABLES.snapshot(), when
         assert (log.commit_index, log.hard_state) == (ENTRIES - 1, VOTE)
         append(log, [b"more"], term=2)
         log.close()
@@ -143,8 +149,10 @@ def test_open_removes_segments_that_an_interrupted_trim_left(
 def test_trimmed_log_without_its_tables_is_corrupt(files: FaultyFiles, damage: str) -> None:
     log = open_log(files)
     log.save_tables(NO_TABLES)
+    log.close()
     old = files.read(TABLES)
     assert old is not None
+    log = open_log(files)
     trim(log, THIRD)
     log.close()
     if damage == "missing":
@@ -164,7 +172,7 @@ def test_complete_log_needs_no_tables(files: FaultyFiles) -> None:
     log.save_tables(KNOWN)
     log.close()
     files.content(TABLES)[20] ^= 1
-    assert tables_of(open_log(files)).snapshot() == KNOWN.data
+    assert tables_of(open_log(files)).snapshot() == KNOWN_TABLES.snapshot()
 
 
 def test_trim_deletes_nothing_if_the_tables_cannot_be_written(files: FaultyFiles) -> None:
@@ -207,13 +215,13 @@ def test_restart_is_atomic_across_crashes() -> None:
         seen.add(log.first_index())
         if log.first_index() == 0:
             assert read_all(log) == FULL.entries, when
-            assert tables_of(log).snapshot() in (KNOWN.data, start().tables.data), when
+            assert tables_of(log).snapshot() in (KNOWN_TABLES.snapshot(), start_tables().snapshot()), when
             return
         assert log.hard_state.term == 3, when
         assert (log.first_index(), log.last_index(), log.commit_index) == (1000, 999, 999), when
         assert (log.staged_end, log.commitlog_prefix) == (start().position, "0-64-seal")
         assert list(log.term_ranges()) == [TermRange(Index(999), Term(2))]
-        assert log.load_tables().snapshot() == start().tables.data, when
+        assert log.load_tables().snapshot() == start_tables().snapshot(), when
         append(log, [b"next"] * 3, term=3)
         log.close(1002)
         assert open_store(STORE, files=twin).verify().findings == ()
@@ -255,7 +263,7 @@ def test_restart_and_later_batches_are_persisted_together(files: FaultyFiles) ->
     log.persist(None, None, [batch], start())
     assert (log.first_index(), log.last_index()) == (1000, 1199)
     log.save_tables(KNOWN)  # queued before, and late
-    assert files.read(TABLES) == start().tables.data
+    assert dict(files.read_tables(TABLES)) == start().tables.rows
     with pytest.raises(IndexOutOfRangeError):
         log.read(ENTRIES - 1, ENTRIES, 100)
     log.close(1199)

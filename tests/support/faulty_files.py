@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dledger_core.storage.files.file_system import DiskSpace
+from dledger_core.storage.files.table_store import Rows
+from tests.support.table_model import TableModel, rows_in
 
 SECTOR = 512
 
@@ -307,3 +309,13 @@ class FaultyFiles:
         file.locked = True
         self.locks.add(path)
         return file
+
+    def open_tables(self, path: Path, on_failed: Callable[[OSError], object]) -> TableModel:
+        return TableModel(self, path, on_failed)
+
+    def read_tables(self, path: Path) -> Rows | None:
+        data = self.read(path)
+        return None if data is None else rows_in(data)
+
+    def rows_in_image(self, image: bytes) -> Rows | None:
+        return rows_in(image) if image else None

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from copy import copy
 from typing import Any, TypeVar
@@ -48,21 +48,32 @@ class Snapshots:
 
     Attributes:
         core: the core that packs them.
+        calls_until_done: calls of each function that return None before one has a result.
     """
 
     core: RawNode | None = None
+    calls_until_done: int = 0
 
     def __init__(self, nbytes: int = 5, founded: Iterable[NodeId] = NODES[:3]) -> None:
         self.nbytes = nbytes
         self._founded = ConfigurationInForce(NO_INDEX, Configuration(frozenset(founded)))
+        self._calls: Counter[str] = Counter()
 
-    def pack(self, first_index: Index) -> bytes:
+    def _is_done(self, function: str) -> bool:
+        self._calls[function] += 1
+        return self._calls[function] > self.calls_until_done
+
+    def pack(self, first_index: Index) -> bytes | None:
+        if not self._is_done("pack"):
+            return None
         in_force = self._founded if self.core is None else self.core.configuration_before(first_index)
         return self._head(first_index) + (
             b"" if in_force.index == NO_INDEX else b"|%d|" % in_force.index + in_force.configuration.to_bytes()
         )
 
-    def install(self, first_index: Index, previous_term: Term, data: bytes) -> InstalledSnapshot:
+    def install(self, first_index: Index, previous_term: Term, data: bytes) -> InstalledSnapshot | None:
+        if not self._is_done("install"):
+            return None
         head, _, rest = data.partition(b"|")
         if head != self._head(first_index):
             raise ProtocolError("the chunks of a snapshot do not fit", values={"data": data})
@@ -105,7 +116,7 @@ class Member:
             "recovering_above": None if recovering_above is None else Term(recovering_above),
             "ends_below_members": ends_below_members,
         }
-        self._snapshots = snapshots and copy(snapshots)
+        self.snapshots = snapshots and copy(snapshots)
         if self.store.in_force_before is NOT_FOUNDED:
             configuration = Configuration(frozenset(voters), frozenset(learners))
             self.store.in_force_before = ConfigurationInForce(NO_INDEX, configuration)
@@ -123,11 +134,11 @@ class Member:
             noop=noop,
             configuration_entry=configuration_entry,
             configurations=self.store.configurations(),
-            snapshot_payloads=self._snapshots,
+            snapshot_payloads=self.snapshots,
             **self._options,
         )
-        if self._snapshots is not None:
-            self._snapshots.core = self.raw
+        if self.snapshots is not None:
+            self.snapshots.core = self.raw
 
     crash = start
 

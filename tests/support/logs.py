@@ -16,13 +16,13 @@ from dledger_core.storage import CommitLog
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout, LogMeta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry
-from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
+from dledger_core.storage.tables.tables import LogTables, TableChanges
 
 SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, preallocate_bytes=0)
 STORE = Path("/disk/g/dledger-n0")
 MEMBERS = ConfigurationEntry(Index(7), NO_TERM, b"members")
 LOG_UUID = "f0f0f0f0f0f04f0f8f0f0f0f0f0f0f0f"
-NO_TABLES = TablesSnapshot.of(LogTables())
+NO_TABLES = TableChanges.complete(LogTables())
 
 
 def open_log(files: object = None, directory: Path = STORE, config: StorageConfig = SMALL) -> CommitLog:

@@ -182,6 +182,7 @@ class HandDriven:
                 call_soon=self.turns.append,
                 open_disk=self._open_disk,
                 random=Random(seed),
+                background=lambda work: work(),
             ),
         )
 

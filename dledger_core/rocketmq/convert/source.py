@@ -295,8 +295,8 @@ def _tables(files: Files, layout: Layout, meta: LogMeta | None) -> bytes | None:
     """Return the tables of a native store; raise CorruptRecordError if necessary tables are missing."""
     if meta is None:
         return None
-    load_tables(files, layout, meta)
-    return files.read(layout.tables)
+    tables = load_tables(files, layout, meta)
+    return tables.snapshot() if tables.applied_index >= 0 else None
 
 
 def _notes(reader: StoreReader, layout: Layout, files: Files, *, continued: bool) -> list[str]:

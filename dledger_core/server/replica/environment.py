@@ -14,6 +14,7 @@ from random import Random
 from typing import Protocol
 
 from dledger_core.raft import Ready
+from dledger_core.server.replica.background import Background
 from dledger_core.server.replica.group_commit import DiskWriter
 from dledger_core.storage import CommitLog
 
@@ -61,6 +62,7 @@ class Environment:
         call_soon: runs a function after the current iteration, in order of the calls.
         open_disk: creates the disk of a log.
         random: source of election timeouts.
+        background: runs work that may take seconds.
     """
 
     wall_ms: Callable[[], int]
@@ -69,6 +71,7 @@ class Environment:
     call_soon: Callable[[Callable[[], None]], object]
     open_disk: OpenDisk
     random: Random
+    background: Background
 
 
 def event_loop_environment(running_ms: Callable[[], int]) -> Environment:
@@ -81,4 +84,5 @@ def event_loop_environment(running_ms: Callable[[], int]) -> Environment:
         call_soon=loop.call_soon,
         open_disk=lambda log, on_persisted, on_failed: DiskWriter(log, loop, on_persisted, on_failed),
         random=Random(),
+        background=lambda work: loop.run_in_executor(None, work),
     )

@@ -58,7 +58,7 @@ from dledger_core.server.replica.pace import CatchUpPace
 from dledger_core.server.replica.snapshot import NewLog, SnapshotInstalls, without_deleted
 from dledger_core.storage import CommitLog
 from dledger_core.storage.read.visibility import Visibility
-from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
+from dledger_core.storage.tables.tables import LogTables
 
 _HAND_OVER_LOOK_S: Final = 0.02
 """Interval at which a leader that hands over checks that its successor is connected."""
@@ -202,7 +202,6 @@ class Replica:
         self._scheduled = False
         self._failed = False
         self._closing = False
-        self._tables_saved_at = log.data_bytes
         self._uuid_recorded = log.log_uuid is not None
         self.contested: LogContestedError | None = None
         self.changes = ChangeSignal()
@@ -222,7 +221,9 @@ class Replica:
             noop=self._noop,
             configuration_entry=self._configuration_entry,
             log_time=lambda: self.log_time.now_ms,
-            snapshot_payloads=SnapshotInstalls(log, lambda: self.tables, self._configuration_before),
+            snapshot_payloads=SnapshotInstalls(
+                log, lambda: self.tables, self._configuration_before, environment.background
+            ),
             recovering_above=log.recovering_marker.above,
             ends_below_members=log.ends_below_members,
         )
@@ -474,6 +475,7 @@ class Replica:
         if ready.committed is not None:
             self._committed(Index(ready.committed[1] - 1))
         if ready.votes_again:
+            self.tables.forget_after(self.raft.last_index)  # nothing to forget, unless a person asked for the vote
             self._disk.run(partial(self.log.end_recovery, self.commit_index))
         if ready.soft_state is not None:
             self._role_changed(ready.soft_state)
@@ -507,7 +509,6 @@ class Replica:
             "installing snapshot: group=%s node=%s first_index=%d", self.group, self.node_id, new_start.first_index
         )
         self._controls.restart(new_log.tables)
-        self._tables_saved_at = 0
         self._committed(Index(new_start.first_index - 1))
 
     def _persisted(self, readys: list[Ready]) -> None:
@@ -678,7 +679,7 @@ class Replica:
         the files go: it must not read deleted entries.
         """
         if index < self.readable_end and self.log.first_index() < index:
-            tables = TablesSnapshot.of(self.tables)
+            tables = self.tables.take_changes()
             self._guard(lambda: self.raft.trim(index))
             commit_index = self.commit_index
 
@@ -698,18 +699,17 @@ class Replica:
         self._disk.run(partial(self.log.begin_recovery, above))
 
     def save_checkpoint(self) -> None:
-        """Queue a checkpoint: durable index and commit index, what other stores acknowledged, and sometimes the tables.
+        """Queue a checkpoint: durable index and commit index, what other stores acknowledged, changes of the tables.
 
-        The tables follow once the log has grown by a segment. Rows about trimmed entries are dropped.
+        The disk writes the entries that the tables include before, so these never contain an entry that it lacks.
         """
         # Only after the files are deleted: a crash before that restarts the log where it began.
-        self.tables.transactions.trim(self.log.first_index())
+        self.tables.trim(self.log.first_index())
         if (known := self.acknowledged.unwritten()) is not None:
             self._disk.run(partial(self.log.save_acknowledged, known))
         self._disk.run(partial(self.log.save_checkpoint, self.commit_index))
-        if self.log.data_bytes - self._tables_saved_at > self.log.config.data_segment_bytes:
-            self._tables_saved_at = self.log.data_bytes
-            self._disk.run(partial(self.log.save_tables, TablesSnapshot.of(self.tables)))
+        if (changes := self.tables.take_changes()).rows:
+            self._disk.run(partial(self.log.save_tables, changes))
 
     def log_end(self) -> LogEnd:
         """Return the present end of the log, without the check of its last entry."""
@@ -777,7 +777,7 @@ class Replica:
         try:
             if self.log.failure is not None:
                 raise self.log.failure
-            self.log.save_tables(TablesSnapshot.of(self.tables))
+            self.log.save_tables(self.tables.take_changes())
             last_index = self.log.last_index()
             term = self.raft.term_at(last_index)
             return replace(
@@ -802,6 +802,6 @@ class Replica:
         self._disk.close()
         try:
             if self.log.failure is None:
-                self.log.save_tables(TablesSnapshot.of(self.tables))
+                self.log.save_tables(self.tables.take_changes())
         finally:
             self.log.close(self.commit_index)

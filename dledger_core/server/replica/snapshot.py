@@ -1,8 +1,8 @@
 """Contents of a snapshot install in addition to the first index: position, identity of the log, members, tables.
 
-The leader packs its current tables, which cover all entries that it knows to be committed, so at least the trimmed
-ones. They are a pure function of the log, so they may be ahead of the follower's log: the follower then skips the
-control entries that they cover. They contain attempts that are open across the boundary, and orphaned ones before it.
+The leader packs its stored tables, which cover at least the trimmed entries. They are a pure function of the log, so
+they may be ahead of the follower's log: the follower then skips the control entries that they cover. They contain
+attempts that are open across the boundary, and orphaned ones before it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from dledger_core.errors import CorruptRecordError, ProtocolError
 from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, Position, Term
 from dledger_core.raft import AppendEntries, Batch, Configuration, ConfigurationInForce, InstalledSnapshot, Message
 from dledger_core.record import HEADER_BYTES, records_of
+from dledger_core.server.replica.background import Background, Work
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.members_file import ConfigurationEntry
-from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
+from dledger_core.storage.files.table_store import DamagedTablesError
+from dledger_core.storage.tables.tables import LogTables, TableChanges
 from dledger_core.storage.write.trim import LogStart
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 def without_deleted(message: Message, first_index: Index) -> Message:
@@ -53,10 +55,14 @@ class NewLog:
 class SnapshotInstalls:
     """Packs and installs snapshots of one replica (``SnapshotPayloads``).
 
+    The rows of the tables travel as the image of the leader's store. Reading the image, and the rows from it, takes
+    seconds for a million of them, so that runs in the background.
+
     Args:
         log: its store.
         tables: returns its tables.
         configuration_before: returns the configuration in force before an index.
+        background: see ``Environment``.
     """
 
     def __init__(
@@ -64,41 +70,51 @@ class SnapshotInstalls:
         log: CommitLog,
         tables: Callable[[], LogTables],
         configuration_before: Callable[[Index], ConfigurationInForce],
+        background: Background,
     ) -> None:
         self._log = log
         self._tables = tables
         self._configuration_before = configuration_before
+        self._background = background
+        self._outgoing: tuple[Index, Work[bytes]] | None = None
+        self._incoming: tuple[bytes, Work[tuple[LogTables, TableChanges] | None]] | None = None
 
-    def pack(self, first_index: Index) -> bytes:
+    def pack(self, first_index: Index) -> bytes | None:
         """See ``SnapshotPayloads``."""
-        snapshot = TablesSnapshot.of(self._tables())
-        in_force = self._configuration_before(first_index)
-        fields = {
-            "version": _VERSION,
-            "position": self._log.position_of(first_index),
-            "log": self._tables().log_uuid or self._log.log_uuid,
-            "prefix": self._log.commitlog_prefix,
-            "applied": snapshot.applied_index,
-            "tables": snapshot.data,
-            "members": (in_force.index, in_force.configuration.to_bytes()),
-        }
-        return bytes(msgpack.packb(fields))
+        if self._outgoing is None or self._outgoing[0] != first_index:
+            in_force = self._configuration_before(first_index)
+            fields = {
+                "version": _VERSION,
+                "position": self._log.position_of(first_index),
+                "log": self._tables().log_uuid or self._log.log_uuid,
+                "prefix": self._log.commitlog_prefix,
+                "members": (in_force.index, in_force.configuration.to_bytes()),
+            }
+            self._outgoing = first_index, Work(self._background, lambda: self._pack(fields))
+        work = self._outgoing[1]
+        if not work.is_done:
+            return None
+        self._outgoing = None  # the core has it now, and drops it after the transfer
+        return work.result()
 
-    def install(self, first_index: Index, previous_term: Term, data: bytes) -> InstalledSnapshot:
+    def _pack(self, fields: dict[str, Any]) -> bytes:
+        # The stored tables include the entries that a trim has deleted; the follower applies all later ones.
+        return bytes(msgpack.packb(fields | {"tables": self._log.tables_image()}))
+
+    def install(self, first_index: Index, previous_term: Term, data: bytes) -> InstalledSnapshot | None:
         """See ``SnapshotPayloads``."""
         fields = _fields(data)
-        position, packed, log_uuid = fields.get("position"), fields.get("tables"), fields.get("log")
+        position, log_uuid = fields.get("position"), fields.get("log")
         position = position if type(position) is int else -1
-        packed = packed if isinstance(packed, bytes) else b""
-        tables = LogTables.parse(packed)
         prefix = fields.get("prefix")
         kinds = isinstance(log_uuid, str | None) and isinstance(prefix, str | None)
         # No log has more entries than headers fit before them.
         placed = first_index * HEADER_BYTES <= position <= NUMBER_MAX
         in_force = _configuration(fields.get("members"), first_index)
+        image = fields.get("tables")
         well_formed = placed and kinds and fields.get("version") == _VERSION
-        if tables is None or in_force is None or not well_formed:
-            raise ProtocolError("the snapshot is malformed", f"index {first_index}", "run one version on all nodes")
+        if in_force is None or not well_formed or not isinstance(image, bytes):
+            raise _malformed(first_index)
         segment_bytes, ours = self._log.config.data_segment_bytes, self._log.log_uuid
         if position % segment_bytes or (None not in (ours, log_uuid) and ours != log_uuid):
             raise ProtocolError(
@@ -107,17 +123,38 @@ class SnapshotInstalls:
                 "use the same data-segment-bytes on all nodes, and the peers of one cluster",
                 {"position": position, "segment_bytes": segment_bytes, "log": log_uuid, "ours": ours},
             )
+        if self._incoming is None or self._incoming[0] is not data:
+            self._incoming = data, Work(self._background, lambda: self._read(image))
+        work = self._incoming[1]
+        if not work.is_done:
+            return None
+        self._incoming = None
+        found = work.result()
+        if found is None:
+            raise _malformed(first_index)
+        tables, rows = found
         start = LogStart(
             first_index=first_index,
             position=Position(position),
             previous_term=previous_term,
             log_uuid=log_uuid,
             commitlog_prefix=prefix,
-            tables=TablesSnapshot(tables.applied_index, packed),
+            tables=rows,
             members=ConfigurationEntry(in_force.index, NO_TERM, in_force.configuration.to_bytes()),
         )
         self._log.stage_restart(start)
         return InstalledSnapshot(NewLog(start, tables), in_force)
+
+    def _read(self, image: bytes) -> tuple[LogTables, TableChanges] | None:
+        try:
+            tables = LogTables.installed(self._log.rows_in_image(image))
+        except DamagedTablesError:
+            return None
+        return tables, TableChanges.complete(tables)
+
+
+def _malformed(first_index: Index) -> ProtocolError:
+    return ProtocolError("the snapshot is malformed", f"index {first_index}", "run one version on all nodes")
 
 
 def _configuration(found: Any, first_index: Index) -> ConfigurationInForce | None:

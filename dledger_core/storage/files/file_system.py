@@ -1,5 +1,7 @@
 """The only seam to the operating system: a store reads and writes every byte through this module.
 
+The rows of the tables are the one exception: see ``table_store``.
+
 The rest of the package uses the protocols ``Files`` and ``File``; ``OsFiles`` implements them. Tests use files that
 lose, tear and fail writes. Rules for every implementation:
 
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from dledger_core.checksum import Buffer, crc32
+from dledger_core.storage.files.table_store import Rows, SqliteTables, TableStore, read_sqlite, rows_in_image
 
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 _FLAGS = os.O_CLOEXEC
@@ -100,6 +103,15 @@ class Files(Protocol):
         Raises:
             BlockingIOError: another process has the lock.
         """
+
+    def open_tables(self, path: Path, on_failed: Callable[[OSError], object]) -> TableStore:
+        """Open the rows of a store's tables for its node; see ``TableStore``."""
+
+    def read_tables(self, path: Path) -> Rows | None:
+        """Return these rows, perhaps of a running node, without changing anything; raise DamagedTablesError."""
+
+    def rows_in_image(self, image: bytes) -> Rows | None:
+        """Return the rows of ``TableStore.image``; raise DamagedTablesError."""
 
 
 T = TypeVar("T")
@@ -286,6 +298,18 @@ class OsFiles:
         file.truncate(0)
         file.pwritev([f"{os.getpid()}\n".encode()], 0)
         return file
+
+    def open_tables(self, path: Path, on_failed: Callable[[OSError], object]) -> TableStore:
+        """See ``Files``."""
+        return SqliteTables(path, on_failed, with_descriptor)
+
+    def read_tables(self, path: Path) -> Rows | None:
+        """See ``Files``."""
+        return read_sqlite(path)
+
+    def rows_in_image(self, image: bytes) -> Rows | None:
+        """See ``Files``."""
+        return rows_in_image(image)
 
 
 def write_checked(files: Files, path: Path, fields: dict[str, Any]) -> None:

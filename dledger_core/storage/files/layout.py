@@ -63,7 +63,7 @@ class LogMeta:
         first_position: start of the first data file.
         first_index: index of the first entry at ``first_position``.
         previous_term: term of the entry before ``first_index``, or None if unknown.
-        tables_index: of a trimmed log: ``meta/tables`` includes at least the control entries up to here (-1 = there
+        tables_index: of a trimmed log: the stored tables include at least the control entries up to here (-1 = there
             were none); None if the log is complete and the tables can be derived from it.
         discarding: the store restarts at ``first_index``; remaining files belong to the log before.
         foreign_end: entries below were written by Java and may have neither flags nor CRC.
@@ -214,7 +214,7 @@ class Layout:
 
     @property
     def tables(self) -> Path:
-        """Snapshot of the tables that are derived from the log."""
+        """The tables that are derived from the log; see ``TableStore``."""
         return self.meta / "tables"
 
     @property

@@ -249,9 +249,14 @@ def rewrite_unconfirmed(files: Files, layout: Layout, data: Segments, index: Seg
     data.rewrite(checkpoint.position if checkpoint is not None else 0)
     index.rewrite((checkpoint.durable_index + 1) * INDEX_RECORD_BYTES if checkpoint is not None else 0)
     twins = (*copies(layout.hard_state), *copies(layout.checkpoint), *copies(layout.members))
-    for path in (*twins, layout.currterm, layout.log_meta, layout.tables):
+    for path in (*twins, layout.currterm, layout.log_meta):
         content = files.read(path)
         if content is not None:
             files.replace(path, content)
+    tables = files.open_tables(layout.tables, lambda error: None)
+    try:
+        tables.rewrite()
+    finally:
+        tables.close()
     for directory in (layout.root, layout.meta, layout.data, layout.index):
         files.sync_dir(directory)

@@ -15,7 +15,7 @@ garbage collector until its producer appends.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from struct import Struct
@@ -30,6 +30,7 @@ from dledger_core.errors import (
     SequenceGapError,
 )
 from dledger_core.ids import NUMBER_MAX, Index
+from dledger_core.storage.tables.changes import RowChanges
 
 REMEMBERED_COUNT: Final = 16
 EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
@@ -42,6 +43,10 @@ _HEAD: Final = Struct(">QQQQB")
 _APPEND: Final = Struct(">QQI")
 """First and last index of an append, and the CRC of its CRCs; the newest one is last."""
 _APPENDS_BYTES: Final = REMEMBERED_COUNT * _APPEND.size
+PREFIX: Final = b"p"
+PREFIX_END: Final = b"q"
+"""Of the keys of stored rows; the rest of a key is the first index of the producer's newest append. So new rows are
+added at the end, and the order of the keys is that of activity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +95,14 @@ class ProducerEntry:
 
 
 class ProducerTable:
-    """Producers by id. Not thread-safe."""
+    """Producers by id. Not thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        changes: gets the stored rows that change.
+    """
+
+    def __init__(self, changes: RowChanges | None = None) -> None:
+        self._changes = changes or RowChanges()
         # Least recently active first, so expired producers are at the front.
         self._lasting: OrderedDict[str, bytes] = OrderedDict()
         self._once: OrderedDict[str, bytes] = OrderedDict()
@@ -215,16 +225,22 @@ class ProducerTable:
             row = b"".join((head, earlier, _APPEND.pack(index + 1, index + count, int(fields["c"]))))
         except StructError as error:
             raise ValueError(str(error)) from None
-        rows, others = (self._once, self._lasting) if once else (self._lasting, self._once)
-        rows[producer_id] = row
-        rows.move_to_end(producer_id)
-        if not once:
-            others.pop(producer_id, None)
+        self.remove(producer_id)
+        (self._once if once else self._lasting)[producer_id] = row
+        self._changes.add(_key(row), _stored(producer_id, row))
 
     def remove(self, producer_id: str) -> None:
         """Apply a committed ``expire`` control entry: the id is unknown from now on."""
-        self._lasting.pop(producer_id, None)
-        self._once.pop(producer_id, None)
+        row = self._lasting.pop(producer_id, None) or self._once.pop(producer_id, None)
+        if row is not None:
+            self._changes.remove(_key(row))
+
+    def forget_after(self, index: int) -> None:
+        """Remove the producers whose newest append is after ``index``: the log has lost it."""
+        last = PREFIX + (index + 1).to_bytes(8, "big")  # a control entry precedes the append
+        for rows in (self._lasting, self._once):
+            while rows and _key(next(reversed(rows.values()))) > last:
+                self._changes.remove(_key(rows.popitem()[1]))
 
     def expire(self, log_time_ms: int) -> None:
         """Remove inactive producers as of a log time that a control entry carries, at most ``EXPIRED_PER_ENTRY``."""
@@ -232,7 +248,7 @@ class ProducerTable:
             for _ in range(EXPIRED_PER_ENTRY):
                 if not _is_expired(rows, log_time_ms - expiry_ms):
                     break
-                rows.popitem(last=False)
+                self._changes.remove(_key(rows.popitem(last=False)[1]))
 
     def has_expired(self, log_time_ms: int) -> bool:
         """Whether a control entry with this log time would expire a producer."""
@@ -241,21 +257,30 @@ class ProducerTable:
     def _kinds(self) -> tuple[tuple[OrderedDict[str, bytes], int], ...]:
         return (self._lasting, EXPIRY_MS), (self._once, ONCE_EXPIRY_MS)
 
-    def snapshot(self) -> list[Any]:
-        """Return the table as msgpack-able lists: ids, then rows, in order of activity."""
-        return [[*self], [*self._lasting.values(), *self._once.values()]]
+    def rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield key and value of each stored row."""
+        for producer_id, row in chain(self._lasting.items(), self._once.items()):
+            yield _key(row), _stored(producer_id, row)
 
-    def restore(self, rows: list[Any]) -> None:
-        """Replace the table by a snapshot; raise ValueError or TypeError if it is none."""
-        self._lasting.clear()
-        self._once.clear()
-        for producer_id, row in zip(*rows, strict=True):
-            if type(producer_id) is not str or type(row) is not bytes:
-                raise TypeError("not a producer's row")
-            appends, rest = divmod(len(row) - _HEAD.size, _APPEND.size)
-            if rest or not 0 < appends <= REMEMBERED_COUNT:
+    def restore(self, stored: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add stored rows, in the order of their keys; raise ValueError or IndexError if one is none."""
+        once, lasting, head_bytes, append_bytes = self._once, self._lasting, _HEAD.size, _APPEND.size
+        begin, newest = head_bytes + 1, 8 - append_bytes
+        for key, value in stored:
+            appends = value[0]
+            end = appends * append_bytes + begin
+            row = value[1:end]
+            if not 0 < appends <= REMEMBERED_COUNT or len(row) != end - 1 or row[-append_bytes:newest] != key[1:]:
                 raise ValueError("not a producer's row")
-            (self._once if row[_HEAD.size - 1] else self._lasting)[producer_id] = row
+            (once if row[head_bytes - 1] else lasting)[value[end:].decode()] = row
+
+
+def _key(row: bytes) -> bytes:
+    return PREFIX + row[-_APPEND.size : 8 - _APPEND.size]
+
+
+def _stored(producer_id: str, row: bytes) -> bytes:
+    return b"".join((((len(row) - _HEAD.size) // _APPEND.size).to_bytes(1, "big"), row, producer_id.encode()))
 
 
 def _is_expired(rows: OrderedDict[str, bytes], before_ms: int) -> bool:

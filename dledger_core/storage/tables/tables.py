@@ -1,8 +1,16 @@
-"""The tables that a replica derives from its log's control entries, together: apply, snapshot, restore."""
+"""The tables that a replica derives from its log's control entries, together: apply, store, restore.
+
+In a store the tables are rows of a ``TableStore``, one per producer and so on; in a snapshot the same rows as bytes.
+Applying a control entry changes a few rows, and only these are written. One row says which entries are applied, so a
+transaction leaves the tables as of one entry.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from typing import Any, Final
 
 import msgpack
@@ -15,18 +23,25 @@ from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import Layout, LogMeta
+from dledger_core.storage.files.table_store import DamagedTablesError, Rows
+from dledger_core.storage.tables import producers
+from dledger_core.storage.tables.changes import RowChanges
 from dledger_core.storage.tables.producers import ProducerTable
 from dledger_core.storage.tables.transactions import ONCE_MAX, OPEN_MAX, QUERIES_MAX, TransactionTable
 
-_VERSION: Final = 3
+_VERSION: Final = 4
+_META: Final = b"m"
 
 
 class LogTables:
     """Producers, transactions, the log's uuid and chain, and its log time as of ``applied_index``. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.producers = ProducerTable()
-        self.transactions = TransactionTable()
+        self._changes = RowChanges()
+        self._taken_index: Index | None = None
+        self._installed_index = NO_INDEX
+        self.producers = ProducerTable(self._changes)
+        self.transactions = TransactionTable(self._changes)
         self.log_uuid: str | None = None
         self.chain: Chain = ()
         self.applied_index: Index = NO_INDEX
@@ -81,18 +96,106 @@ class LogTables:
             ("open transactions", len(self.transactions.open), OPEN_MAX),
         ]
 
-    def snapshot(self) -> bytes:
-        """Return the tables as bytes: CRC-32 and a msgpack map."""
+    # --- rows ------------------------------------------------------------------------------------------------
+
+    def take_changes(self) -> TableChanges:
+        """Return the rows that changed since the last call, none if no entry was applied; takes no time."""
+        if self.applied_index == self._taken_index:
+            return TableChanges(self.applied_index, {}, is_complete=False)
+        is_complete, self._taken_index = self._taken_index is None, self.applied_index
+        changes = self._changes.take()
+        changes[_META] = self._meta_row(self._installed_index)
+        return TableChanges(self.applied_index, changes, is_complete)
+
+    def rows(self) -> Rows:
+        """Return all rows, in the order of their keys."""
+        return sorted(self._rows(self._installed_index))
+
+    def _rows(self, installed_index: Index) -> Iterator[tuple[bytes, bytes]]:
+        yield _META, self._meta_row(installed_index)
+        yield from self.producers.rows()
+        yield from self.transactions.rows()
+
+    def _meta_row(self, installed_index: Index) -> bytes:
         fields: dict[str, Any] = {
             "version": _VERSION,
             "applied": self.applied_index,
+            "installed": installed_index,
             "log": self.log_uuid,
             "chain": [asdict(link) for link in self.chain],
             "time": self.log_time_ms,
-            "producers": self.producers.snapshot(),
-            "transactions": self.transactions.snapshot(),
+            "counts": [len(self.producers), self.transactions.row_count],
         }
-        packed = bytes(msgpack.packb(fields))
+        return bytes(msgpack.packb(fields))
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[tuple[bytes, bytes]]) -> LogTables:
+        """Return the tables of stored rows, in the order of their keys; raise DamagedTablesError if they are none."""
+        try:
+            return cls._from_rows(rows)
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            IndexError,
+            OverflowError,
+            msgpack.UnpackException,
+        ) as e:
+            raise DamagedTablesError(f"the rows are no tables: {e!r}") from None
+
+    @classmethod
+    def installed(cls, rows: Rows | None) -> LogTables:
+        """Return the tables of a snapshot install, which may be ahead of the log; raise DamagedTablesError."""
+        tables = cls() if rows is None else cls.from_rows(rows)
+        tables._installed_index = tables.applied_index
+        return tables
+
+    @classmethod
+    def _from_rows(cls, rows: Sequence[tuple[bytes, bytes]]) -> LogTables:
+        tables = cls()
+        begin, end = (bisect_left(rows, (prefix,)) for prefix in (producers.PREFIX, producers.PREFIX_END))
+        tables.producers.restore(islice(rows, begin, end))
+        rest = dict(chain(rows[:begin], rows[end:]))
+        fields = msgpack.unpackb(rest.pop(_META), strict_map_key=False)
+        tables.transactions.restore(rest.items())
+        counts = [len(tables.producers), tables.transactions.row_count]
+        if fields["version"] != _VERSION or fields["counts"] != counts:
+            raise ValueError("another version, or rows are missing")
+        tables.applied_index = tables._taken_index = Index(fields["applied"])
+        tables._installed_index = Index(fields["installed"])
+        tables.log_uuid = fields["log"]
+        tables.chain = chain_of(fields["chain"])
+        tables.log_time_ms = int(fields["time"])
+        return tables
+
+    def trim(self, first_index: Index) -> None:
+        """Forget what is only about entries that this store has deleted; unlike the rest it depends on the store."""
+        self.transactions.trim(first_index)
+
+    def forget_after(self, index: Index) -> None:
+        """Forget the entries after the end of a log that has lost them permanently; their producers are unknown then.
+
+        Other entries get these indexes now. A producer that continued would take a retry of a lost append for a repeat.
+        """
+        if self.durable_index > index:
+            self.producers.forget_after(index)
+            self.transactions.forget_after(index)
+            self.applied_index = index
+
+    @property
+    def durable_index(self) -> Index:
+        """A control entry that was durable in the log of this store: the newest applied one.
+
+        NO_INDEX if a snapshot install brought it, because such tables may be ahead of the log.
+        """
+        return self.applied_index if self.applied_index > self._installed_index else NO_INDEX
+
+    # --- snapshots -------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Return the tables as bytes: CRC-32 and a msgpack list of keys and values; equal tables have equal bytes."""
+        packed = bytes(msgpack.packb(sorted(self._rows(NO_INDEX))))
         return crc32(packed).to_bytes(4, "big") + packed
 
     @classmethod
@@ -109,59 +212,70 @@ class LogTables:
         if len(data) < 4 or crc32(data[4:]) != int.from_bytes(data[:4], "big"):
             return None
         try:
-            return cls._unpack(data[4:])
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, msgpack.UnpackException):
+            return cls.installed(msgpack.unpackb(data[4:], use_list=False))
+        except (TypeError, ValueError, msgpack.UnpackException):
             return None
-
-    @classmethod
-    def _unpack(cls, packed: bytes) -> LogTables | None:
-        fields = msgpack.unpackb(packed, strict_map_key=False)
-        if fields.get("version") != _VERSION:
-            return None
-        tables = cls()
-        tables.applied_index = Index(fields["applied"])
-        tables.log_uuid = fields["log"]
-        tables.chain = chain_of(fields["chain"])
-        tables.log_time_ms = int(fields["time"])
-        tables.producers.restore(fields["producers"])
-        tables.transactions.restore(fields["transactions"])
-        return tables
 
 
 @dataclass(frozen=True, slots=True)
-class TablesSnapshot:
-    """The tables of producers and transactions as bytes.
+class TableChanges:
+    """Changed rows of the tables.
 
     Attributes:
-        applied_index: the last control entry applied; -1 if there was none.
-        data: result of ``LogTables.snapshot``.
+        applied_index: the last control entry applied.
+        rows: new values by key, None for a removed row.
+        is_complete: whether these are all rows, because what the store has, if anything, is not usable.
     """
 
     applied_index: Index
-    data: bytes
+    rows: Mapping[bytes, bytes | None]
+    is_complete: bool
 
     @classmethod
-    def of(cls, tables: LogTables) -> TablesSnapshot:
-        """Return the snapshot of the tables' current state."""
-        return cls(tables.applied_index, tables.snapshot())
+    def complete(cls, tables: LogTables) -> TableChanges:
+        """Return all rows of tables."""
+        return cls(tables.applied_index, dict(tables.rows()), is_complete=True)
 
 
-def load_tables(files: Files, layout: Layout, meta: LogMeta) -> LogTables:
-    """Return the tables of the last snapshot; the log's later control entries are not applied yet.
+def load_tables(
+    files: Files, layout: Layout, meta: LogMeta, read: Callable[[], Rows | None] | None = None
+) -> LogTables:
+    """Return the stored tables; the log's later control entries are not applied yet.
+
+    Args:
+        files: the file system.
+        layout: the store.
+        meta: its identity.
+        read: reads the rows for the store's node; other programs read the file as it is.
 
     Raises:
-        CorruptRecordError: the entries that could replace a missing or damaged snapshot are deleted.
+        CorruptRecordError: the entries that could replace missing or damaged tables are deleted.
     """
-    data = files.read(layout.tables)
+    tables, found = None, "missing"
+    try:
+        rows = read() if read is not None else files.read_tables(layout.tables)
+        tables = LogTables.from_rows(rows) if rows is not None else None
+    except DamagedTablesError:
+        found = "damaged"
     if meta.tables_index is None:
-        return LogTables.restore(data or b"")
-    tables = LogTables.parse(data) if data is not None else None
+        return tables or LogTables()
     if tables is not None and tables.applied_index >= meta.tables_index:
         return tables
-    found = "missing" if data is None else "damaged" if tables is None else "older than the deletion"
+    if tables is not None:
+        found = "older than the deletion"
     raise CorruptRecordError(
         f"the tables of producers and transactions are {found}, and the entries they were derived from are deleted",
         str(layout.tables),
         "restore the file, or move the store away and let the node catch up from its peers",
         {"first_index": meta.first_index},
     )
+
+
+def save_tables(files: Files, layout: Layout, tables: LogTables) -> None:
+    """Store complete tables, durably; raise OSError."""
+    store = files.open_tables(layout.tables, lambda error: None)
+    try:
+        store.write(TableChanges.complete(tables).rows, replace=True)
+        store.sync()
+    finally:
+        store.close()

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+import msgpack
+
 from dledger_core.control import PARTS_MAX, Part, TransactionId, fingerprint_sum, places_of
 from dledger_core.errors import (
     FencedError,
@@ -30,6 +32,7 @@ from dledger_core.errors import (
 )
 from dledger_core.ids import Index
 from dledger_core.record import merge_ranges
+from dledger_core.storage.tables.changes import RowChanges
 
 COMMITTED_REMEMBERED: Final = 64
 """Per query. An older micro-batch is rejected, not written again, so forgetting it loses nothing."""
@@ -48,6 +51,13 @@ ONCE_MAX: Final = QUERIES_MAX // 2
 """Queries that are used once never push out streams."""
 OPEN_MAX: Final = 10_000
 OPEN_PER_QUERY_MAX: Final = 16
+
+QUERY: Final = b"q"
+"""Prefix of the keys of stored queries; the rest is the id."""
+ATTEMPT: Final = b"a"
+"""Of the keys of stored appends of open transactions; the rest is the first index."""
+ORPHANED: Final = b"o"
+"""Of the keys of stored orphaned ranges; the rest is the start."""
 
 Key = tuple[str, int]
 
@@ -112,12 +122,14 @@ class Query:
 
 
 class TransactionTable:
-    """Transactions and orphaned ranges of one log. Not thread-safe."""
+    """Transactions and orphaned ranges of one log. Not thread-safe.
 
-    def __init__(self) -> None:
-        self._clear()
+    Args:
+        changes: gets the stored rows that change.
+    """
 
-    def _clear(self) -> None:
+    def __init__(self, changes: RowChanges | None = None) -> None:
+        self._changes = changes or RowChanges()
         self._open: OrderedDict[Key, OpenTransaction] = OrderedDict()
         self._by_activity: OrderedDict[Key, None] = OrderedDict()
         self._open_batches: dict[str, set[int]] = {}
@@ -126,6 +138,7 @@ class TransactionTable:
         self._once: OrderedDict[str, Query] = OrderedDict()
         self._dormant: OrderedDict[str, Query] = OrderedDict()
         self._orphaned: list[tuple[int, int]] = []
+        self._part_count = 0
 
     @property
     def open(self) -> Mapping[Key, OpenTransaction]:
@@ -318,16 +331,26 @@ class TransactionTable:
         past = place not in self._open and (key.batch_id < query.newest or (key.batch_id, key.run_id) in query.aborted)
         if past or key.batch_id in query.committed or (key.run_id and key.run_id in query.retired):
             self._orphan([part])
+            self._store(key.query_id)
             return
         self._enter_run(query, key)
+        self._store(key.query_id)
+        fingerprint = int(fields.get("f", 0))
+        stored = [*key, log_time_ms, part.last, part.rows, part.crc, fingerprint]
+        self._changes.add(ATTEMPT + _packed(part.first), msgpack.packb(stored))
+        self._add(key, part, log_time_ms, fingerprint)
+
+    def _add(self, key: TransactionId, part: Part, log_time_ms: int, fingerprint: int) -> None:
+        place = key.query_id, key.batch_id
         found = self._open.get(place)
         if found is None:
-            found = self._open[place] = OpenTransaction(index, log_time_ms, key.run_id)
+            found = self._open[place] = OpenTransaction(Index(part.first - 1), log_time_ms, key.run_id)
             self._open_batches.setdefault(key.query_id, set()).add(key.batch_id)
         self._by_activity[place] = None
         self._by_activity.move_to_end(place)
         found.run_id, found.active_ms = key.run_id, log_time_ms
-        found.parts[part] = int(fields.get("f", 0))
+        self._part_count += part not in found.parts
+        found.parts[part] = fingerprint
 
     def apply_commit(self, fields: dict[str, Any], log_time_ms: int) -> None:
         """Apply a committed ``commit`` control entry.
@@ -359,6 +382,7 @@ class TransactionTable:
         query.newest = max(query.newest, key.batch_id)
         while len(query.committed) > COMMITTED_REMEMBERED:
             query.committed.popitem(last=False)
+        self._store(key.query_id)
 
     def apply_abort(self, fields: dict[str, Any], log_time_ms: int) -> None:
         """Apply a committed ``abort`` control entry: all parts of the open transaction are orphaned.
@@ -379,6 +403,7 @@ class TransactionTable:
             query = self._enter(key, fields, log_time_ms)
             run_id = found.run_id if found is not None else key.run_id
             query.aborted = [*query.aborted, (key.batch_id, run_id)][-ABORTED_REMEMBERED:]
+            self._store(key.query_id)
 
     def has_expired(self, log_time_ms: int) -> bool:
         """Whether ``expire`` with this log time forgets anything."""
@@ -388,18 +413,32 @@ class TransactionTable:
     def expire(self, log_time_ms: int) -> None:
         """Forget what had no activity for long enough as of this log time."""
         while log_time_ms - _oldest_ms(self._once, log_time_ms) > ONCE_MS:
-            self._once.popitem(last=False)
+            self._store(self._once.popitem(last=False)[0])
         while log_time_ms - _oldest_ms(self._streams, log_time_ms) > ACTIVE_MS:
             name, query = self._streams.popitem(last=False)
             if query.newest >= 0:
                 kept = OrderedDict((b, known) for b, known in query.committed.items() if b == query.newest)
                 self._dormant[name] = Query(query.once, query.active_ms, query.newest, committed=kept)
+            self._store(name)
         while log_time_ms - _oldest_ms(self._dormant, log_time_ms) > NEWEST_MS:
-            self._dormant.popitem(last=False)
+            self._store(self._dormant.popitem(last=False)[0])
 
     def trim(self, first_index: int) -> None:
-        """Forget the orphaned ranges before the log's first index."""
-        del self._orphaned[: bisect_right(self._orphaned, first_index, key=lambda pair: pair[1])]
+        """Forget the orphaned ranges of entries that this store has deleted; their number has no other limit."""
+        end = bisect_right(self._orphaned, first_index, key=lambda pair: pair[1])
+        for start, _ in self._orphaned[:end]:
+            self._changes.put(ORPHANED + _packed(start), None)
+        del self._orphaned[:end]
+
+    def forget_after(self, index: int) -> None:
+        """Forget the queries and the open transactions with entries after ``index``: the log has lost them."""
+        for place in [place for place, found in self._open.items() if any(part.last > index for part in found.parts)]:
+            self._orphan(part for part in self._close(*place) if part.last <= index)
+        lost = [name for name, q in self.queries.items() if any(c.last_index > index for c in q.committed.values())]
+        for name in lost:
+            for kind in (self._streams, self._once, self._dormant):
+                kind.pop(name, None)
+            self._store(name)
 
     def _find(self, query_id: str) -> Query | None:
         return self._streams.get(query_id) or self._once.get(query_id) or self._dormant.get(query_id)
@@ -431,6 +470,9 @@ class TransactionTable:
         if found is None:
             return ()
         del self._by_activity[query_id, batch_id]
+        self._part_count -= len(found.parts)
+        for part in found.parts:
+            self._changes.remove(ATTEMPT + _packed(part.first))
         batches = self._open_batches[query_id]
         batches.remove(batch_id)
         if not batches:
@@ -442,43 +484,74 @@ class TransactionTable:
         if not added:
             return
         at = max(bisect_left(self._orphaned, min(added)) - 1, 0)  # earlier ranges, perhaps thousands, do not change
-        self._orphaned[at:] = merge_ranges([*self._orphaned[at:], *added])
+        before, after = self._orphaned[at:], merge_ranges([*self._orphaned[at:], *added])
+        self._orphaned[at:] = after
+        for start, _ in set(before).difference(after):
+            self._changes.put(ORPHANED + _packed(start), None)
+        for start, end in set(after).difference(before):
+            self._changes.put(ORPHANED + _packed(start), _packed(end))
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the table as a msgpack-able map."""
-        return {
-            "open": [
-                [*key, t.first_index, t.active_ms, t.run_id, [[*part, print_] for part, print_ in t.parts.items()]]
-                for key, t in self._open.items()
-            ],
-            "queries": [
-                [
-                    *(name, q.once, q.active_ms, q.newest, q.run_id, q.retired),
-                    [[batch_id, *known] for batch_id, known in q.committed.items()],
-                    [list(pair) for pair in q.aborted],
-                ]
-                for kind in (self._dormant, self._streams, self._once)
-                for name, q in kind.items()
-            ],
-            "dormant": len(self._dormant),
-            "orphaned": [list(pair) for pair in self._orphaned],
-        }
+    # --- stored rows -------------------------------------------------------------------------------------------
 
-    def restore(self, fields: dict[str, Any]) -> None:
-        """Replace the table by a snapshot."""
-        self._clear()
-        for query_id, batch_id, first, active, run, parts in fields["open"]:
-            known = {Part(*part): int(print_) for *part, print_ in parts}
-            self._open[query_id, batch_id] = OpenTransaction(Index(first), active, run, known)
-            self._open_batches.setdefault(query_id, set()).add(batch_id)
-        for key, _ in sorted(self._open.items(), key=lambda item: item[1].active_ms):
-            self._by_activity[key] = None
-        dormant = int(fields["dormant"])
-        for at, (name, *known) in enumerate(fields["queries"]):
-            query = _restored(*known)
-            kind = self._dormant if at < dormant else self._once if query.once else self._streams
-            kind[name] = query
-        self._orphaned = [(start, end) for start, end in fields["orphaned"]]
+    def _store(self, query_id: str) -> None:
+        """Record that a query has changed, or was forgotten."""
+        query = self._find(query_id)
+        value = None if query is None else _stored(query, is_dormant=query_id in self._dormant)
+        self._changes.put(QUERY + query_id.encode(), value)
+
+    def rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield key and value of each stored row."""
+        for (query_id, batch_id), found in self._open.items():
+            for part, fingerprint in found.parts.items():
+                # The newest part alone has the run and the log time that count, but all must be the same on replicas.
+                stored = [query_id, batch_id, found.run_id, found.active_ms, *part[1:], fingerprint]
+                yield ATTEMPT + _packed(part.first), msgpack.packb(stored)
+        for queries in (self._streams, self._once, self._dormant):
+            for query_id, query in queries.items():
+                yield QUERY + query_id.encode(), _stored(query, is_dormant=queries is self._dormant)
+        for start, end in self._orphaned:
+            yield ORPHANED + _packed(start), _packed(end)
+
+    @property
+    def row_count(self) -> int:
+        """Number of stored rows."""
+        return self.count + len(self._orphaned) + self._part_count
+
+    def restore(self, stored: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add stored rows, in the order of their keys; raise ValueError, TypeError or KeyError if one is none."""
+        queries: list[tuple[str, Query, bool]] = []
+        for key, value in stored:
+            prefix, name = key[:1], key[1:]
+            if prefix == QUERY:
+                queries.append((name.decode(), *_restored(*msgpack.unpackb(value))))
+            elif prefix == ATTEMPT:
+                query_id, batch_id, run_id, log_time_ms, last, rows, crc, fingerprint = msgpack.unpackb(value)
+                part = Part(int.from_bytes(name, "big"), int(last), int(rows), int(crc))
+                self._add(TransactionId(query_id, batch_id, run_id), part, log_time_ms, fingerprint)
+            elif prefix == ORPHANED:
+                self._orphaned.append((int.from_bytes(name, "big"), int.from_bytes(value, "big")))
+            else:
+                raise ValueError(f"unknown key {key[:40]!r}")
+        for query_id, query, is_dormant in sorted(queries, key=lambda each: each[1].active_ms):
+            kind = self._dormant if is_dormant else self._once if query.once else self._streams
+            kind[query_id] = query
+        self._by_activity = OrderedDict.fromkeys(sorted(self._open, key=lambda place: self._open[place].active_ms))
+
+
+def _packed(index: int) -> bytes:
+    return index.to_bytes(8, "big")
+
+
+def _stored(query: Query, *, is_dormant: bool) -> bytes:
+    return bytes(
+        msgpack.packb(
+            [
+                *(query.once, query.active_ms, query.newest, query.run_id, query.retired),
+                [[batch_id, *known] for batch_id, known in query.committed.items()],
+                *(query.aborted, is_dormant),
+            ]
+        )
+    )
 
 
 def _oldest_ms(queries: OrderedDict[str, Query], default: int) -> int:
@@ -504,13 +577,13 @@ def _restored(
     newest: int,
     run_id: str,
     retired: list[str],
-    committed: list[list[Any]],
-    aborted: Sequence[Any],
-) -> Query:
-    query = Query(bool(once), int(active_ms), int(newest), run_id, list(retired))
-    query.committed.update((batch_id, Committed(*known)) for batch_id, *known in committed)
-    query.aborted = [(batch_id, run) for batch_id, run in aborted]
-    return query
+    committed: list[list[int]],
+    aborted: list[list[Any]],
+    is_dormant: bool,
+) -> tuple[Query, bool]:
+    known = OrderedDict((batch_id, Committed(*fields)) for batch_id, *fields in committed)
+    pairs = [(batch_id, run) for batch_id, run in aborted]
+    return Query(once, int(active_ms), newest, run_id, list(retired), known, pairs), bool(is_dormant)
 
 
 def _key(fields: dict[str, Any]) -> TransactionId:

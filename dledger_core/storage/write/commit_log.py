@@ -55,9 +55,10 @@ from dledger_core.storage.files.meta_files import (
 )
 from dledger_core.storage.files.quarantine import mark_quarantined
 from dledger_core.storage.files.segments import Segments
+from dledger_core.storage.files.table_store import Rows
 from dledger_core.storage.read import log_queries
 from dledger_core.storage.read.record_reader import RecordReader
-from dledger_core.storage.tables.tables import LogTables, TablesSnapshot, load_tables
+from dledger_core.storage.tables.tables import LogTables, TableChanges, load_tables
 from dledger_core.storage.write.appender import Appender, Preallocation, bounded
 from dledger_core.storage.write.durable_log import DurableLog
 from dledger_core.storage.write.staging import StagedEnd, Staging, check_proposal, with_java_entries
@@ -81,8 +82,9 @@ class CommitLog(DurableLog):
         self._layout = layout
         self._meta = meta
         self._lock = lock
-        self._tables: LogTables | None = load_tables(files, layout, meta)
         self._failure: DiskFailedError | None = None
+        self._table_store = files.open_tables(layout.tables, self._fail)
+        self._tables: LogTables | None = self._stored_tables()
         self._removals = 0
         for directory in (layout.root, layout.meta, layout.data, layout.index):
             files.sync_dir(directory)  # a file created by a killed process is visible but may not be durable yet
@@ -104,7 +106,7 @@ class CommitLog(DurableLog):
         # A store without entries that never voted has acknowledged nothing, so it has lost nothing.
         is_new = not data.bases and self._hard_state == HardState(Term(0), None)
         self._members = saved or KnownConfigurations(lost=not is_new)
-        if not is_new and (self._checkpoint is None or saved is None or self._has_lost_configuration()):
+        if not is_new and (self._checkpoint is None or saved is None or self._has_lost_entries()):
             # Before recovery changes anything: the end is lost, although the files may not show it.
             mark_recovering(files, layout, self._hard_state.term)
         self.acknowledged: Final = load_acknowledged(files, layout)
@@ -132,9 +134,14 @@ class CommitLog(DurableLog):
             keep_tail=keep_tail,
         )
 
-    def _has_lost_configuration(self) -> bool:
-        """Whether the log ends before a configuration entry that was durable: what looks like a torn tail is damage."""
-        newest = self._members.started(self._meta.first_index).newest_index
+    def _has_lost_entries(self) -> bool:
+        """Whether the log ends before an entry that was durable: what looks like a torn tail is damage.
+
+        Two files name such entries: the members file configurations, the tables the newest control entry that they
+        include.
+        """
+        assert self._tables is not None
+        newest = max(self._members.started(self._meta.first_index).newest_index, self._tables.durable_index)
         covered = NO_INDEX if self._checkpoint is None else self._checkpoint.durable_index
         return newest > max(covered, self._meta.first_index - 1) and self._recover(keep_tail=True).last_index < newest
 
@@ -236,19 +243,35 @@ class CommitLog(DurableLog):
         """Reason why the log rejects writes, or None."""
         return self._failure
 
+    def _stored_tables(self) -> LogTables:
+        return load_tables(self._files, self._layout, self._meta, self._table_store.read)
+
     def load_tables(self) -> LogTables:
-        """Return the tables of the last snapshot; later control entries of the log are not applied yet."""
+        """Return the stored tables; later control entries of the log are not applied yet."""
         tables, self._tables = self._tables, None
-        return tables if tables is not None else load_tables(self._files, self._layout, self._meta)
+        return tables if tables is not None else self._stored_tables()
 
-    def save_tables(self, snapshot: TablesSnapshot) -> None:
-        """Save a snapshot of the tables; called by the writer thread. Losing one only makes the next start longer.
+    def save_tables(self, changes: TableChanges) -> None:
+        """Store changes of the tables by committed entries that are in the log; called by the writer thread.
 
-        A snapshot from before the last restart of the log comes too late, and is dropped.
+        Changes from before the last restart of the log come too late, and are dropped.
         """
         with self._writing():
-            if snapshot.applied_index >= (self._meta.tables_index or NO_INDEX):
-                self._files.replace(self._layout.tables, snapshot.data)
+            self._save_tables(changes)
+
+    def _save_tables(self, changes: TableChanges) -> None:
+        if changes.rows and changes.applied_index >= (self._meta.tables_index or NO_INDEX):
+            if self._appender.unsynced_bytes:  # page-cache: the tables must never be ahead of the log
+                self._appender.sync()
+            self._table_store.write(changes.rows, replace=changes.is_complete)
+
+    def tables_image(self) -> bytes:
+        """Return the stored tables as bytes, for a snapshot install. Any thread may call."""
+        return self._table_store.image()
+
+    def rows_in_image(self, image: bytes) -> Rows | None:
+        """Return the rows of another store's image; raise DamagedTablesError. Any thread may call."""
+        return self._files.rows_in_image(image)
 
     def space(self) -> tuple[Position, DiskSpace]:
         """Return the end of the log on disk, then the free space; any thread may call."""
@@ -431,20 +454,21 @@ class CommitLog(DurableLog):
         save_checkpoint(self._files, self._layout.checkpoint, checkpoint)
         self._checkpoint = checkpoint
 
-    def trim(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
+    def trim(self, index: int, tables: TableChanges, commit_index: int) -> Index:
         """Delete data segments that end before ``index``; return the new first index. Raises like ``persist``.
 
         Args:
             index: no entry from here on is deleted.
-            tables: include the committed entries up to ``commit_index``.
+            tables: with these changes the tables include the committed entries up to ``commit_index``.
             commit_index: the log starts here at the latest, because the position of a committed entry never changes.
         """
         with self._writing():
+            self._save_tables(tables)
             found = log_queries.segment_before(self._reader, min(index, commit_index))
             if found is None:
                 return self.first_index()
             position, first, term = found
-            self._files.replace(self._layout.tables, tables.data)
+            self._table_store.sync()
             self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
             self._write_checkpoint()  # before the deletion, so that it covers only remaining entries
             self._save_meta(
@@ -453,7 +477,7 @@ class CommitLog(DurableLog):
                     first_position=position,
                     first_index=first,
                     previous_term=term,
-                    tables_index=max(tables.applied_index, self._meta.tables_index or NO_INDEX),
+                    tables_index=max(min(tables.applied_index, first - 1), self._meta.tables_index or NO_INDEX),
                 )
             )
             invariant(
@@ -472,7 +496,8 @@ class CommitLog(DurableLog):
 
     def _restart(self, start: LogStart) -> None:
         """Discard the log and restart it; a crash leaves the old or the new one, and the hard state in any case."""
-        self._files.replace(self._layout.tables, start.tables.data)
+        self._table_store.write(start.tables.rows, replace=True)
+        self._table_store.sync()
         self._know(self._members.installing(start.first_index, start.members, self._last_index))
         self._save_meta(
             replace(
@@ -607,6 +632,7 @@ class CommitLog(DurableLog):
             if self._failure is None:
                 self.save_checkpoint(self._commit_index if commit_index is None else commit_index)
         finally:
+            self._table_store.close()
             self._reader.data.close()
             self._index.segments.close()
             self._lock.close()

@@ -1,6 +1,6 @@
 """The start of a log moves: its first segments are trimmed, or a follower restarts at its leader's first index.
 
-``meta/log.json`` decides, and is replaced atomically. Before that, ``meta/tables`` durably contains the state of the
+``meta/log.json`` decides, and is replaced atomically. Before that, the stored tables durably contain the state of the
 entries to delete; only afterwards are files removed. The next start completes a change that a crash interrupted, so a
 store is always either in the old or in the new state.
 """
@@ -16,7 +16,7 @@ from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import Layout, LogMeta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
-from dledger_core.storage.tables.tables import TablesSnapshot
+from dledger_core.storage.tables.tables import TableChanges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class LogStart:
         position: its position.
         previous_term: term of the entry before; NO_TERM if unknown.
         log_uuid: identity of the log, or None.
-        tables: of all committed entries up to ``first_index - 1`` or further.
+        tables: all rows of the tables of the committed entries up to ``first_index - 1`` or further.
         members: the configuration in force before ``first_index``.
         commitlog_prefix: fingerprint of the CommitLog that the log starts after, or None.
     """
@@ -37,7 +37,7 @@ class LogStart:
     position: Position
     previous_term: Term
     log_uuid: str | None
-    tables: TablesSnapshot
+    tables: TableChanges
     members: ConfigurationEntry
     commitlog_prefix: str | None = None
 

@@ -20,7 +20,7 @@ from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, StoreReader, open_store
 from dledger_core.storage.files.meta_files import Checkpoint, load_checkpoint, save_checkpoint
 from dledger_core.storage.files.twin_file import copies
-from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
+from dledger_core.storage.tables.tables import LogTables, TableChanges
 from tests.fuzz.counted_files import CountedFiles
 from tests.fuzz.finding import expect, memory_below
 from tests.support.logs import STORE, append, open_log
@@ -99,7 +99,7 @@ def origins() -> tuple[Origin, ...]:
     tables = LogTables()
     for index, time_ms, body in log.control_entries(0, log.last_index() + 1):
         tables.apply(index, time_ms, body)
-    log.trim(int(log.last_index()), TablesSnapshot.of(tables), log.last_index())
+    log.trim(int(log.last_index()), TableChanges.complete(tables), log.last_index())
     log.close(log.last_index())
     found = (
         _origin(closed, ends),

@@ -23,7 +23,7 @@ from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, save_log_meta
 from dledger_core.storage.files.meta_files import clear_recovering, mark_recovering, save_hard_state
-from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
+from dledger_core.storage.tables.tables import LogTables, TableChanges
 from tests.jobs.broker_store import write_broker_store, write_commitlog
 from tests.rocketmq.convert.stores import (
     converted,
@@ -398,7 +398,7 @@ def trimmed(tmp_path: Path) -> Path:
     for index, time_ms, body in log.control_entries(0, 300):
         tables.apply(index, time_ms, body)
     first = log.segment_summaries()[2].first_index
-    assert log.trim(first, TablesSnapshot.of(tables), 299) == first > 0
+    assert log.trim(first, TableChanges.complete(tables), 299) == first > 0
     log.close(299)
     return path
 

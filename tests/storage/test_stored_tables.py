@@ -1,0 +1,212 @@
+"""Stored tables: changed rows, their durability, and a start with tables that do not fit the log."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dledger_core import control
+from dledger_core.errors import DiskFailedError, ProducerUnknownError
+from dledger_core.ids import Index
+from dledger_core.storage import CommitLog
+from dledger_core.storage.tables.tables import LogTables, TableChanges
+from tests.support.faulty_files import FaultyFiles
+from tests.support.logs import STORE, append, open_log
+from tests.support.replica_group import Asker, HandDriven
+
+TABLES = STORE / "meta" / "tables"
+
+
+def producer_entry(name: str, sequence: int = 0, count: int = 1) -> bytes:
+    return control.pack({"k": "producer", "p": name, "e": 0, "s": sequence, "n": count, "c": 1})
+
+
+def filled(files: FaultyFiles) -> CommitLog:
+    """A log with ten appends of a producer; the tables include all of them."""
+    log = open_log(files)
+    tables = log.load_tables()
+    for number in range(10):
+        index = log.last_index() + 1
+        append(log, [b"x"], control=producer_entry("p", number))
+        tables.apply(Index(index), 0, producer_entry("p", number))
+    log.save_tables(tables.take_changes())
+    return log
+
+
+def with_tables_of(ahead: FaultyFiles, *, installed: bool = False) -> FaultyFiles:
+    """A store with three entries whose tables are those of another one, perhaps from a snapshot install."""
+    files = FaultyFiles()
+    log = open_log(files)
+    append(log, [b"x"], control=producer_entry("p"))
+    append(log, [b"y"])
+    log.close()
+    tables = LogTables.from_rows(ahead.read_tables(TABLES) or ())
+    if installed:
+        tables = LogTables.restore(tables.snapshot())
+    store = files.open_tables(TABLES, print)
+    store.write(TableChanges.complete(tables).rows, replace=True)
+    store.sync()
+    return files
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["lost entries", "snapshot install"])
+def test_log_that_ends_before_its_tables_is_recovering_unless_installed(installed: bool) -> None:
+    ahead = FaultyFiles()
+    filled(ahead).close()
+    log = open_log(with_tables_of(ahead, installed=installed))
+    assert (log.recovering_marker.above is not None) is not installed
+    assert log.load_tables().applied_index > log.last_index()
+    log.close()
+
+
+def test_producer_of_lost_entries_is_unknown_once_they_are_given_up() -> None:
+    tables = LogTables()
+    for index, (name, sequence) in enumerate([("kept", 0), ("both", 0), ("lost", 0), ("both", 1)]):
+        tables.apply(Index(2 * index), 0, producer_entry(name, sequence))
+    tables.take_changes()
+    tables.forget_after(Index(3))
+    assert list(tables.producers) == ["kept"]
+    with pytest.raises(ProducerUnknownError):
+        tables.producers.check("both", 0, 1, 1)
+    changes = tables.take_changes()
+    assert changes.applied_index == 3
+    tables.apply(Index(4), 0, producer_entry("new"))
+    assert "new" in tables.producers, "another entry has this index now"
+
+
+def test_changes_are_those_of_the_applied_entries_alone() -> None:
+    tables = LogTables()
+    for number in range(2000):
+        tables.apply(Index(2 * number), 0, producer_entry(f"p{number}"))
+    stored = dict(tables.take_changes().rows)
+    for at in range(3):
+        tables.apply(Index(5000 + 2 * at), 0, producer_entry("p7", 1 + at))
+    tables.apply(Index(6000), 0, control.pack({"k": "expire", "p": "p8"}))
+    changes = tables.take_changes()
+    assert not changes.is_complete
+    assert len(changes.rows) == 4, "two old rows, a new one, and the applied index"
+    assert not tables.take_changes().rows
+    for key, value in changes.rows.items():
+        stored.pop(key, None)
+        if value is not None:
+            stored[key] = value
+    restored = LogTables.from_rows(sorted(stored.items()))
+    assert restored.snapshot() == tables.snapshot()
+    assert list(restored.producers) == list(tables.producers), "in order of activity, by which they expire"
+
+
+def test_start_applies_only_entries_after_the_stored_ones() -> None:
+    files = FaultyFiles()
+    filled(files).close()
+    log = open_log(files)
+    assert log.load_tables().applied_index == 18
+    assert len(log.load_tables().producers) == 1
+
+
+def test_tables_are_stored_after_the_entries_they_include() -> None:
+    files = FaultyFiles()
+    with HandDriven(Path("/store"), voters=("n0", "n1", "n2"), files=files) as n0:
+        n0.lead()
+        n0.replica.save_checkpoint()
+        n0.run()
+        n0.stalled = True
+        ask = Asker(n0)
+        ask.produced("p", 0, 0, b"x")
+        n0.acknowledge()  # the others have it, this disk does not
+        assert "p" in n0.replica.tables.producers
+        n0.replica.save_checkpoint()
+        n0.run()
+        rows = files.read_tables(Path("/store/meta/tables"))
+        assert rows is None or LogTables.from_rows(rows).applied_index <= n0.log.last_index()
+        n0.stalled = False
+        n0.run()
+        assert "p" in n0.log.load_tables().producers
+        assert not n0.failures
+
+
+class NoTables(FaultyFiles):
+    """A disk on which the tables cannot be written."""
+
+    def operation(self, kind: str, path: Path) -> None:
+        if path.name == "tables":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        super().operation(kind, path)
+
+
+def test_failed_transaction_of_tables_is_final_for_the_replica() -> None:
+    with HandDriven(Path("/store"), files=NoTables()) as n0:
+        n0.lead()
+        ask = Asker(n0)
+        for number in range(20):  # each transaction may wait for the next one
+            if n0.failures:
+                break
+            ask.produced("p", 0, number, b"x")
+            n0.run()
+            n0.replica.save_checkpoint()
+            n0.run()
+        assert [type(error) for error in n0.failures] == [DiskFailedError]
+        assert not n0.replica.is_leader
+
+
+ENTRIES = st.one_of(
+    st.builds(
+        lambda name, sequence, once: {"k": "producer", "p": name, "e": 0, "s": sequence, "n": 1, "c": 1, "o": once},
+        st.sampled_from("abc"),
+        st.integers(0, 2),
+        st.booleans(),
+    ),
+    st.builds(lambda name: {"k": "expire", "p": name}, st.sampled_from("abc")),
+    st.builds(
+        lambda query, batch, run, rows, once: {
+            "k": "attempt", "q": query, "b": batch, "r": run, "a": "a", "n": rows, "c": 1, "f": rows, "o": once,
+        },
+        st.sampled_from("xyz"),
+        st.integers(0, 3),
+        st.sampled_from("rs"),
+        st.integers(0, 3),
+        st.booleans(),
+    ),
+    st.builds(
+        lambda kind, query, batch, run: {"k": kind, "q": query, "b": batch, "r": run},
+        st.sampled_from(["commit", "abort"]),
+        st.sampled_from("xyz"),
+        st.integers(0, 3),
+        st.sampled_from("rs"),
+    ),
+    st.just({}),
+)  # fmt: skip
+DAYS = st.sampled_from([0, 0, 0, 0, 2, 8, 401])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(ENTRIES, DAYS, st.booleans(), st.booleans()), max_size=60))
+def test_stored_changes_restore_to_the_same_tables(steps: list[tuple[dict[str, Any], int, bool, bool]]) -> None:
+    """Whichever entries are applied between two transactions, and wherever the log is trimmed."""
+    tables, stored, days = LogTables(), dict[bytes, bytes](), 0
+    for number, (fields, more, trims, stores) in enumerate(steps):
+        days += more
+        parts: dict[str, Any] = {}
+        if fields.get("k") == "commit":
+            key = (fields["q"], fields["b"])
+            found = tables.transactions.open.get(key)
+            parts["parts"] = [list(part) for part in list(found.parts if found else ())[:1]]
+        tables.apply(Index(10 * number), 0, control.pack(fields | parts | {"t": days * 24 * 3_600_000}))
+        if trims:
+            tables.trim(Index(10 * number))
+        if stores:
+            changes = tables.take_changes()
+            stored = {} if changes.is_complete else stored
+            for row, value in changes.rows.items():
+                stored.pop(row, None)
+                if value is not None:
+                    stored[row] = value
+            restored = LogTables.from_rows(sorted(stored.items()))
+            assert restored.snapshot() == tables.snapshot()
+            if number % 5 == 0:
+                tables = restored
