@@ -135,7 +135,7 @@ def test_unreachable_nodes_are_reported_before_jvm_starts(
     job: str, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, summary, _ = run_in_process(COMMANDS[job], capsys, *DOWN, *OUTPUTS[job])
-    assert (code, summary["error"]) == (3, "UNREACHABLE")
+    assert (code, summary["error"]) == (2, "UNREACHABLE")
     assert not list(work.iterdir())
 
 
