@@ -146,8 +146,8 @@ async def test_groups_merges_nodes_and_prefers_known_uuid(group, client):
 @on_group()
 async def test_describe_continues_after_last_key(group, client):
     pages = [
-        ([["a", "producer", 1, None, 2, 0, 1, 5]], True),
-        ([["b", "query", None, "r", 2, 2, 3, None]], False),
+        ([["a", "producer", 1, None, 2, 0, 1, 5, False]], True),
+        ([["b", "query", None, "r", 2, 2, 3, None, False]], False),
     ]
     group.nodes.n0.script[Type.DESCRIBE] = [answering(rows=rows, more=more) for rows, more in pages]
     found = (await client.describe("producers", "n0")).to_pylist()
