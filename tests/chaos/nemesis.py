@@ -333,18 +333,15 @@ class Nemesis:
         return self._lose("wipe", self.cluster.wipe)
 
     def move(self) -> Fault:
-        """Replace a node by one of another address; the clients and the other nodes keep their list.
-
-        One node stays: new clients and restarted nodes need an address of the list at which a node answers.
-        """
+        """Replace a node by one of another address; the clients and the other nodes keep their list."""
         return self._lose("move", self.cluster.move)
 
     def _lose(self, name: str, lose: Callable[[str], str | None]) -> Fault:
         node = self._take()
         if node is None or not self._others_are_complete(node):
             return
-        if name == "move" and self.cluster.is_last_of_first_list(node):
-            return
+        if self.cluster.is_last_of_first_list(node):
+            return  # no address of the first list would lead new clients to the others
         address = lose(node)
         self._damaged.discard(node)
         self._count(name, node)
