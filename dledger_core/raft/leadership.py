@@ -107,7 +107,7 @@ def transfer_leadership(state: RaftState, target: MemberId) -> None:
     state.transferee = target
     state.transfer_elapsed = 0
     state.send_due = True
-    _maybe_send_timeout_now(state, target, state.progress[target])
+    maybe_send_timeout_now(state)
 
 
 def successors(state: RaftState) -> list[MemberId]:
@@ -170,8 +170,7 @@ def handle_append_entries_response(state: RaftState, message: AppendEntriesRespo
         )
     if message.accepted:
         replication.handle_accepted(state, progress, message)
-        if message.sender == state.transferee:
-            _maybe_send_timeout_now(state, message.sender, progress)
+        maybe_send_timeout_now(state)
     else:
         replication.handle_rejected(state, progress, message)
     progress.heard(state.ticks_in_office, state.log.last_index)
@@ -322,6 +321,13 @@ def _maybe_transfer_to_preferred(state: RaftState, active: set[MemberId]) -> Non
                 return
 
 
-def _maybe_send_timeout_now(state: RaftState, target: MemberId, progress: Progress) -> None:
-    if progress.match_index == state.log.last_index:
+def maybe_send_timeout_now(state: RaftState) -> None:
+    """Ask the target of a transfer to campaign once it has everything and this leader knows that it is committed.
+
+    The outcome of an append is unknown if its leader steps down before its commit. A second message has no effect: the
+    target has a higher term by then.
+    """
+    target, log = state.transferee, state.log
+    progress = None if target is None else state.progress.get(target)
+    if target is not None and progress is not None and progress.match_index == log.last_index == log.commit_index:
         state.send(TimeoutNow(sender=state.member, target=target, term=state.term))

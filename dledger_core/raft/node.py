@@ -399,6 +399,7 @@ class RawNode:
         if state.role is Role.LEADER:
             if rose and self._log.durable_index > self._log.commit_index:
                 replication.maybe_commit(state)
+                leadership.maybe_send_timeout_now(state)
         else:
             election.maybe_count_self_vote(state)
         state.update_recovery()

@@ -403,6 +403,26 @@ def test_transfer_completes_the_targets_log_first() -> None:
     assert not [m for m in only(group.delivered, RequestVote) if m.term == 2 and m.pre], "no pre-vote"
 
 
+def test_transfer_waits_until_appends_in_flight_are_committed() -> None:
+    """A leader that steps down before leaves their outcome unknown, although the target has them."""
+    group = Group(3)
+    leader, target = group.elect(N0), group[N1]
+    group.deliver()
+    leader.propose("in flight")
+    leader.raw.transfer_leadership(N1)
+    early = leader.take()
+    for message in only(early, AppendEntries):
+        if message.target == N1:
+            for response in target.step(message):
+                leader.receive(response)
+    early += leader.take()
+    assert leader.raw.last_index > leader.commit_index, "this disk is not done"
+    assert only(early, TimeoutNow) == []
+    leader.persist()
+    assert leader.commit_index == leader.raw.last_index
+    assert one(leader.take(), TimeoutNow).target == N1
+
+
 @pytest.mark.parametrize("lost", ["everything", "timeout now"])
 def test_transfer_is_given_up_after_an_election_timeout(lost: str) -> None:
     group = Group(3)
