@@ -238,15 +238,18 @@ class Reader:
         if table not in DESCRIPTIONS:
             raise BadRequestError(f"no table {table!r}", "table", f"use {', '.join(DESCRIPTIONS)}")
         rows: list[Any] = []
-        more = True
+        more, after = True, None
         while more:
-            after = key_of(table, rows[-1]) if rows else None
             message = messages.DescribeRequest(table=table, after=after)
             request = messages.DESCRIBE.encode(message, g=self._view.group)
-            page, more = await self._requests.to_one(node, request, _decode_page)
-            rows += page
+            page = await self._requests.to_one(node, request, _decode_page)
+            rows += page.rows
+            more = page.more
+            after = page.after or (key_of(table, rows[-1]) if rows else None)
         try:
-            return description_batch(table, rows)
+            # A producer that appends meanwhile may be on two pages; the later one is newer.
+            found = {tuple(key_of(table, row)): row for row in rows}
+            return description_batch(table, [found[key] for key in sorted(found)])
         except (pa.ArrowException, TypeError) as error:
             raise ProtocolError(f"malformed rows of {table}: {error}", "header") from None
 
@@ -406,8 +409,8 @@ def decode_digests(frame: Frame) -> DigestReport:
     return DigestReport(ranges, response.next_index, response.commit_index, tuple(response.damaged))
 
 
-def _decode_page(frame: Frame) -> tuple[list[Any], bool]:
+def _decode_page(frame: Frame) -> messages.DescribeResponse:
     response = messages.DESCRIBE_OK.decode(frame.header)
-    if response.more and not response.rows:
+    if response.more and not response.rows and not response.after:
         raise ProtocolError("the response has no rows, and names more", "header")
-    return response.rows, response.more
+    return response

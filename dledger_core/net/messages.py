@@ -331,7 +331,7 @@ class DescribeRequest:
 
     table: str = wire("table", "str", "the table")
     after: list[Any] | None = wire(
-        "after", "any", "key of the last row that the client has", default=None, optional=True
+        "after", "any", "where to continue: the response before names it", default=None, optional=True
     )
 
 
@@ -344,6 +344,10 @@ class DescribeResponse:
         accepts=lambda rows: all(type(row) is list and row for row in rows),
     )  # fmt: skip
     more: bool = wire("more", "bool", "whether there are more rows")
+    after: list[Any] | None = wire(
+        "after", "any", "where the next request continues; nil = after the key of the last row", default=None,
+        optional=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,8 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 def test_store_without_transaction_has_no_file(tables: Tables) -> None:
     assert tables.store.read() is None
+    assert tables.store.scan(b"", b"z", 9) == []
+    assert tables.files.rows_in_image(tables.store.image()) is None
     tables.store.sync()
     tables.store.rewrite()
     tables.store.close()
@@ -68,6 +70,9 @@ def test_transactions_are_durable_after_sync_in_order_of_keys(tables: Tables) ->
     tables.store.sync()
     expected = [(b"a", b"4"), (b"c", b"3"), (b"\xff", b"")]
     assert tables.store.read() == tables.files.read_tables(tables.path) == expected
+    assert tables.store.scan(b"a", b"\xff", 9) == expected[1:2]
+    assert tables.store.scan(b"", b"\xff\xff", 2) == expected[:2]
+    assert tables.files.rows_in_image(tables.store.image()) == expected
     tables.store.rewrite()
     assert tables.again().read() == expected
     assert not tables.failures

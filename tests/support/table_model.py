@@ -45,6 +45,9 @@ class TableModel:
         if self._failure is not None:
             raise self._failure
 
+    def scan(self, begin: bytes, end: bytes, count: int) -> Rows:
+        return [row for row in self.read() or () if begin < row[0] < end][:count]
+
     def image(self) -> bytes:
         return self._files.read(self._path) or b""
 

@@ -23,6 +23,7 @@ from dledger_core.config import LIMITS, Limits, RaftConfig
 from dledger_core.continuation import Chain, ContinuedLog, LogEnd, follows
 from dledger_core.errors import (
     BadRequestError,
+    BusyError,
     DiskFailedError,
     DLedgerError,
     LogContestedError,
@@ -710,6 +711,21 @@ class Replica:
         self._disk.run(partial(self.log.save_checkpoint, self.commit_index))
         if (changes := self.tables.take_changes()).rows:
             self._disk.run(partial(self.log.save_tables, changes))
+
+    async def store_tables(self, timeout_s: float) -> None:
+        """Store the changes of the tables now, so that readers of the store find them; raise BusyError."""
+        loop = asyncio.get_running_loop()
+        stored, changes = asyncio.Event(), self.tables.take_changes()
+
+        def store() -> None:
+            self.log.save_tables(changes)
+            loop.call_soon_threadsafe(stored.set)
+
+        self._disk.run(store)
+        try:
+            await asyncio.wait_for(stored.wait(), timeout_s)
+        except TimeoutError:
+            raise BusyError("the disk is slow", f"group {self.group} on {self.node_id}", "retry") from None
 
     def log_end(self) -> LogEnd:
         """Return the present end of the log, without the check of its last entry."""

@@ -30,10 +30,12 @@ from dledger_core.net.messages import AwaitRequest, DigestRequest, Isolation, Re
 from dledger_core.record import DESCRIPTIONS, Records, key_of
 from dledger_core.server.replica.change_signal import wait_any
 from dledger_core.server.replica.replica import Replica
-from dledger_core.storage.read.log_queries import producer_rows, segment_rows, term_rows, transaction_rows
+from dledger_core.storage.read.log_queries import segment_rows, stored_producer_rows, term_rows, transaction_rows
 from dledger_core.storage.read.visibility import Visibility
+from dledger_core.storage.tables import producers
+from dledger_core.storage.tables.transactions import QUERIES_END
 
-_KEY_KINDS: Final = {"terms": [int], "segments": [int], "producers": [str, str], "transactions": [str, int]}
+_KEY_KINDS: Final = {"terms": [int], "segments": [int], "producers": [bytes], "transactions": [str, int]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,23 +160,32 @@ class Reads:
         index = await loop.run_in_executor(self._executor, self._replica.log.index_at_time, time_ms)
         return min(index, self._replica.visible_end)
 
-    async def describe(self, table: str, after: Any) -> tuple[list[list[Any]], bool]:
-        """Return the rows of a table of DESCRIPTIONS after the key ``after``, and whether there are more."""
+    async def describe(self, table: str, after: Any) -> tuple[list[list[Any]], list[Any] | None]:
+        """Return rows of a table of DESCRIPTIONS after ``after``, and where to continue, None at the end."""
         if table not in DESCRIPTIONS:
             raise BadRequestError(f"no table {str(table)[:80]!r}", "", f"use {', '.join(DESCRIPTIONS)}")
         kinds = _KEY_KINDS[table]
         if after is not None and (not isinstance(after, list) or [type(part) for part in after] != kinds):
-            raise BadRequestError("field 'after' is not a key of this table", "", "use the key of the last row")
+            raise BadRequestError("field 'after' is not a key of this table", "", "send what the last response named")
         rows_max = self._limits.describe_rows
         if table == "producers":
-            rows = producer_rows(self._replica.tables, after, rows_max + 1)
-        elif table == "transactions":
+            return await self._describe_producers(b"" if after is None else after[0], rows_max)
+        if table == "transactions":
             rows = transaction_rows(self._replica.tables, self._replica.log_time.now_ms, after, rows_max + 1)
         else:
             loop = asyncio.get_running_loop()
             rows = await loop.run_in_executor(self._executor, self._log_rows, table)
             rows = [row for row in rows if after is None or key_of(table, row) > after]
-        return rows[:rows_max], len(rows) > rows_max
+        more = len(rows) > rows_max
+        return rows[:rows_max], key_of(table, rows[rows_max - 1]) if more else None
+
+    async def _describe_producers(self, after: bytes, rows_max: int) -> tuple[list[list[Any]], list[Any] | None]:
+        """Read a page from the stored tables, in a thread: a table in memory of a million rows would take seconds."""
+        await self._replica.store_tables(self._limits.read_index_s)
+        begin, end = max(after, producers.PREFIX), QUERIES_END
+        loop = asyncio.get_running_loop()
+        stored = await loop.run_in_executor(self._executor, self._replica.log.scan_tables, begin, end, rows_max)
+        return stored_producer_rows(stored), [stored[-1][0]] if len(stored) == rows_max else None
 
     def _log_rows(self, table: str) -> list[list[Any]]:
         log, end = self._replica.log, self._replica.readable_end

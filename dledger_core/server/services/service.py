@@ -408,8 +408,9 @@ class ClientService:
 
     async def _describe(self, request: GroupRequest, message: messages.DescribeRequest) -> None:
         async with request.flow.large_response():
-            rows, more = await request.hosted.reads.describe(message.table, message.after)
-            request.respond(messages.DESCRIBE_OK, messages.DescribeResponse(rows=rows, more=more))
+            rows, after = await request.hosted.reads.describe(message.table, message.after)
+            response = messages.DescribeResponse(rows=rows, more=after is not None, after=after)
+            request.respond(messages.DESCRIBE_OK, response)
 
     async def _digest(self, request: GroupRequest, message: messages.DigestRequest) -> None:
         async with request.flow.large_response():

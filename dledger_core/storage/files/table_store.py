@@ -63,6 +63,12 @@ class TableStore(Protocol):
     def sync(self) -> None:
         """Return once all transactions are durable; raise the OSError of the first one that failed."""
 
+    def scan(self, begin: bytes, end: bytes, count: int) -> Rows:
+        """Return rows with a key between ``begin`` and ``end``, both excluded, in order, at most ``count``.
+
+        All transactions that were started are included; any thread may call. Raises OSError.
+        """
+
     def image(self) -> bytes:
         """Return all durable rows as bytes, which ``Files.rows_in_image`` reads; empty if there are none.
 
@@ -139,6 +145,15 @@ class SqliteTables:
                 self._changed.wait()
             if self._failure is not None:
                 raise self._failure
+
+    def scan(self, begin: bytes, end: bytes, count: int) -> Rows:
+        """See ``TableStore``."""
+        self.sync()
+        if not self._path.exists():
+            return []
+        query = "SELECT key, value FROM rows WHERE key > ? AND key < ? ORDER BY key LIMIT ?"
+        with _as_os_errors(self._path), closing(_read_only(self._path)) as connection:
+            return connection.execute(query, (begin, end, count)).fetchall()
 
     def image(self) -> bytes:
         """See ``TableStore``."""
@@ -256,7 +271,8 @@ def read_sqlite(path: Path) -> Rows | None:
         return None
     with _as_os_errors(path):
         try:
-            return _read_only(path)
+            with closing(_read_only(path)) as connection:
+                return _rows_of(connection)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
                 raise
@@ -282,10 +298,8 @@ def rows_in_image(image: bytes) -> Rows | None:
         raise DamagedTablesError(str(error)) from error
 
 
-def _read_only(path: Path) -> Rows | None:
-    uri = f"file:{quote(str(path.absolute()))}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, timeout=_WAIT_S)) as connection:
-        return _rows_of(connection)
+def _read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=_WAIT_S)
 
 
 def _rows_of(connection: sqlite3.Connection) -> Rows | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -21,7 +20,10 @@ from dledger_core.record import HEADER_BYTES, MAGIC_DATA, MAGIC_MEMBERSHIP, Head
 from dledger_core.storage.check.judge import batch_ends
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.read.record_reader import RecordReader
+from dledger_core.storage.tables import producers
+from dledger_core.storage.tables.producers import ProducerEntry, ProducerTable
 from dledger_core.storage.tables.tables import LogTables
+from dledger_core.storage.tables.transactions import Query, TransactionTable
 
 _ROWS_PER_STEP: Final = 1 << 16
 _BACK_BYTES: Final = 1 << 20
@@ -258,31 +260,39 @@ def segment_rows(segments: Sequence[SegmentSummary], position_of: Callable[[int]
     ]
 
 
-def producer_rows(tables: LogTables, after: list[Any] | None = None, most: int | None = None) -> Rows:
-    """Return at most ``most`` rows of ``producers`` after the key ``after``; all of them by default."""
-    producers, queries = tables.producers, tables.transactions.queries
-    keys = [(name, "producer") for name in producers] + [(name, "query") for name, q in queries.items() if q.committed]
-    if after is not None:
-        keys = [key for key in keys if key > tuple(after)]
-    chosen = sorted(keys) if most is None else heapq.nsmallest(most, keys)
+def producer_rows(tables: LogTables) -> Rows:
+    """Return the rows of ``producers``."""
     rows: Rows = []
-    for name, kind in chosen:
-        if kind == "producer":
-            entry = producers.get(name)
-            assert entry is not None
-            newest = entry.appends[-1]
-            rows.append(
-                [
-                    *(name, kind, entry.epoch, None, entry.next_sequence),
-                    *(int(newest.first_index), int(newest.last_index), entry.time_ms or None, entry.once),
-                ]
-            )
-        else:
-            query = queries[name]
-            batch_id, committed = next(reversed(query.committed.items()))
-            span = [committed.first_index, committed.last_index] if committed.rows else [None, None]
-            rows.append([name, kind, None, query.run_id or None, batch_id + 1, *span, None, query.once])
+    for name in tables.producers:
+        if (entry := tables.producers.get(name)) is not None:
+            rows.append(_producer_row(name, entry))
+    rows += [_query_row(name, query) for name, query in tables.transactions.queries.items() if query.committed]
+    return sorted(rows, key=lambda row: row[:2])
+
+
+def stored_producer_rows(stored: Iterable[tuple[bytes, bytes]]) -> Rows:
+    """Return the rows of ``producers`` that stored rows of producers and queries are, in their order."""
+    rows: Rows = []
+    for key, value in stored:
+        if key[:1] == producers.PREFIX:
+            rows.append(_producer_row(*ProducerTable.unpack(value)))
+        elif (found := TransactionTable.unpack(key, value))[1].committed:
+            rows.append(_query_row(*found))
     return rows
+
+
+def _producer_row(name: str, entry: ProducerEntry) -> list[Any]:
+    newest = entry.appends[-1]
+    return [
+        *(name, "producer", entry.epoch, None, entry.next_sequence),
+        *(int(newest.first_index), int(newest.last_index), entry.time_ms or None, entry.once),
+    ]
+
+
+def _query_row(name: str, query: Query) -> list[Any]:
+    batch_id, committed = next(reversed(query.committed.items()))
+    span = [committed.first_index, committed.last_index] if committed.rows else [None, None]
+    return [name, "query", None, query.run_id or None, batch_id + 1, *span, None, query.once]
 
 
 def transaction_rows(tables: LogTables, now_ms: int, after: list[Any] | None = None, most: int | None = None) -> Rows:

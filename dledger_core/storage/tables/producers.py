@@ -257,6 +257,12 @@ class ProducerTable:
     def _kinds(self) -> tuple[tuple[OrderedDict[str, bytes], int], ...]:
         return (self._lasting, EXPIRY_MS), (self._once, ONCE_EXPIRY_MS)
 
+    @staticmethod
+    def unpack(value: bytes) -> tuple[str, ProducerEntry]:
+        """Return id and producer of a stored row."""
+        end = value[0] * _APPEND.size + _HEAD.size + 1
+        return value[end:].decode(), ProducerEntry.unpack(value[1:end])
+
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield key and value of each stored row."""
         for producer_id, row in chain(self._lasting.items(), self._once.items()):

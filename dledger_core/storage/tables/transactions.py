@@ -53,7 +53,8 @@ OPEN_MAX: Final = 10_000
 OPEN_PER_QUERY_MAX: Final = 16
 
 QUERY: Final = b"q"
-"""Prefix of the keys of stored queries; the rest is the id."""
+"""Prefix of the keys of stored queries, which follow those of producers; the rest is the id."""
+QUERIES_END: Final = b"r"
 ATTEMPT: Final = b"a"
 """Of the keys of stored appends of open transactions; the rest is the first index."""
 ORPHANED: Final = b"o"
@@ -511,6 +512,11 @@ class TransactionTable:
                 yield QUERY + query_id.encode(), _stored(query, is_dormant=queries is self._dormant)
         for start, end in self._orphaned:
             yield ORPHANED + _packed(start), _packed(end)
+
+    @staticmethod
+    def unpack(key: bytes, value: bytes) -> tuple[str, Query]:
+        """Return id and query of a stored row."""
+        return key[1:].decode(), _restored(*msgpack.unpackb(value))[0]
 
     @property
     def row_count(self) -> int:

@@ -265,6 +265,10 @@ class CommitLog(DurableLog):
                 self._appender.sync()
             self._table_store.write(changes.rows, replace=changes.is_complete)
 
+    def scan_tables(self, begin: bytes, end: bytes, count: int) -> Rows:
+        """Return stored rows of the tables; see ``TableStore.scan``. Any thread may call."""
+        return self._table_store.scan(begin, end, count)
+
     def tables_image(self) -> bytes:
         """Return the stored tables as bytes, for a snapshot install. Any thread may call."""
         return self._table_store.image()
