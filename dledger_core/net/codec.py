@@ -42,7 +42,7 @@ HEARTBEATS_MAX: Final = 1024
 
 _COUNT_MAX = 1 << 23
 SNAPSHOT_BYTES_MAX: Final = 1 << 30
-"""Limit on a snapshot with all its chunks: the tables, of at most 100,000 producers."""
+"""Limit on a snapshot with all its chunks: the tables, of which 1,000,000 producers take 100 to 500 MB."""
 
 
 # --- payloads -----------------------------------------------------------------------------------------------------

@@ -43,9 +43,9 @@ def cluster() -> Iterator[Any]:
         with Client(running.peers, "a") as client:
             for number in range(5):
                 client.append([bytes(30_000)], producer_id="p", sequence=number)
-            attempt = client.append_attempt([b"row"], transaction=TransactionId("q", 4, "run"), attempt="x")
+            attempt = client.append_attempt([b"row"], transaction=TransactionId("q", 0, "run"), attempt="x")
             part = Part(attempt.first_index, attempt.last_index, attempt.rows, attempt.crc)
-            client.commit_transaction(TransactionId("q", 4, "run"), [part])
+            client.commit_transaction(TransactionId("q", 0, "run"), [part])
         yield running
 
 
@@ -68,7 +68,7 @@ def test_tables_of_nodes(cluster: Any) -> None:
     assert (terms[-1]["end"], terms[-1]["term"]) == (end, a["term"])
     producer, query = rows("producers", peers=cluster.peers)
     assert (producer["producer_id"], producer["kind"], producer["next_sequence"]) == ("p", "producer", 5)
-    assert (query["producer_id"], query["kind"], query["next_sequence"], query["run_id"]) == ("q", "query", 5, "run")
+    assert (query["producer_id"], query["kind"], query["next_sequence"], query["run_id"]) == ("q", "query", 1, "run")
     with pytest.raises(OptionError, match=r"groupsPattern 'zz'.*a, b"):
         rows("terms", peers=cluster.peers, groupsPattern="zz")
 
