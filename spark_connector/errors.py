@@ -7,6 +7,7 @@ Spark keeps only the text of a Python error, so the code leads the message, as S
     DLEDGER_SPARK_VERSION                this Spark version is not supported
     DLEDGER_CHECKPOINT                   an offset that this version cannot read
     DLEDGER_DECODE                       a body is not a message, and onDecodeError=fail
+    DLEDGER_PIN                          a node refuses to keep planned entries, and onPinFailure=fail
     DLEDGER_DATA_LOSS.RETENTION          entries were deleted before the query read them
     DLEDGER_DATA_LOSS.LOG_RECREATED      the log identity differs from the one in the checkpoint
     DLEDGER_DATA_LOSS.TERM_MISMATCH      the last entry that the query consumed was replaced
@@ -34,6 +35,7 @@ __all__ = [
     "LossPolicy",
     "OffsetBeyondEndError",
     "OptionError",
+    "PinError",
     "RetentionError",
     "SchemaError",
     "SparkVersionError",
@@ -92,6 +94,22 @@ class DecodeError(DLedgerError):
 
     code = 702
     name = "DLEDGER_DECODE"
+
+
+class PinError(DLedgerError):
+    """Planned entries could not be pinned against retention."""
+
+    code = 703
+    name = "DLEDGER_PIN"
+
+    @classmethod
+    def of(cls, group: str, error: DLedgerError) -> PinError:
+        """Make the error for a pin that failed with ``error``."""
+        return cls(
+            f"planned entries could not be pinned against retention: {error}",
+            f"group {group!r}",
+            "set onPinFailure=wait to wait until they can be, or pinFor=0 to read without pins",
+        )
 
 
 class DataLossError(DLedgerError):

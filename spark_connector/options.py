@@ -191,7 +191,7 @@ _OF_TABLES: Final = frozenset(
 _OF_MESSAGES: Final = ("topics", "tags", "on_decode_error")
 _OF_JAVA: Final = ("safety_lag_ms", "commit_probe")
 _NOT_OF_JAVA: Final = (
-    *("path", "groups_pattern", "discovery_ms", "table", "pin_ms"),
+    *("path", "groups_pattern", "discovery_ms", "table", "pin_ms", "on_pin_failure"),
     *("starting_timestamp", "starting_strategy", "ending_timestamp"),
 )
 """Java groups have no append times, no list of groups and no descriptions."""
@@ -234,6 +234,7 @@ class DLedgerOptions(BaseModel):
         max_records_per_partition: limit of the entries in a partition.
         fail_on_data_loss: fail the query on a loss, or log and count it.
         pin_ms: duration of pins against retention; None = 10 minutes for a stream, 0 for a batch.
+        on_pin_failure: entries that cannot be pinned fail the batch, or it waits until they can be.
         read_from: the replica to read: any, leader, follower or node:ID.
         decode: none, or message for RocketMQ's columns.
         topics: with ``decode``: only messages of these topics; empty = all.
@@ -281,6 +282,7 @@ class DLedgerOptions(BaseModel):
     max_records_per_partition: Count | None = Field(None, examples=["1000000"])
     fail_on_data_loss: bool = Field(True, examples=["true"])
     pin_ms: Delay | None = Field(None, validation_alias="pinFor", examples=["10m"])
+    on_pin_failure: Annotated[Literal["fail", "wait"], Lowered] = Field("fail", examples=["wait"])
     read_from: Replica = Field("any", examples=["follower"])
     decode: Annotated[Literal["none", "message"], Lowered] = Field("none", examples=["message"])
     topics: Topics = Field((), examples=["orders,payments"])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dledger_core import LogRange
+from dledger_core import EntryCheck, LogRange
 from spark_connector.errors import OptionError
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
 
@@ -36,6 +36,8 @@ class Range:
         min_commit: the replica must have reached this commit index, because only then it has the outcome of every
             transaction in the range.
         log: uuid of the log, None if it has none.
+        checked_index: the last index of the planned read, which a part of a split range may end before.
+        check: term and check of the record there, which a replica must have; None if unknown.
     """
 
     group: str
@@ -43,6 +45,8 @@ class Range:
     end: int
     min_commit: int = -1
     log: str | None = None
+    checked_index: int = -1
+    check: EntryCheck | None = None
 
     @property
     def count(self) -> int:

@@ -43,7 +43,7 @@ from dledger_core.client.status import (
 )
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId, check_parts, column_crc
-from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
+from dledger_core.errors import BadRequestError, BusyError, DLedgerError, ProtocolError
 from dledger_core.net import messages
 from dledger_core.net.codec import columns_payload, parts_payload
 from dledger_core.net.frame import Frame
@@ -276,6 +276,9 @@ class NodeClient:
         request = messages.MetadataRequest(pin=[name, int(seconds * 1000)], start=int(start))
         header = messages.METADATA.encode(request, g=self.group)
         responses = await self._view.ask_all(self._view.for_log(header))
+        refused = next((error for error in responses.values() if isinstance(error, BusyError)), None)
+        if refused is not None:
+            raise refused
         return tuple(sorted(node for node, response in responses.items() if isinstance(response, Frame)))
 
     async def _ask_all(self, request: Mapping[str, Any]) -> Mapping[str, Frame | DLedgerError]:

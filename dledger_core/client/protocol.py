@@ -461,7 +461,11 @@ class OptionalOperations(Protocol):
         ...
 
     async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
-        """Pin entries from ``start`` on against retention, for at most a day; return the nodes that agreed."""
+        """Pin entries from ``start`` on against retention, for at most a day; return the nodes that agreed.
+
+        Raises:
+            BusyError: a node has too many pins; others may have agreed.
+        """
         ...
 
     async def digest(

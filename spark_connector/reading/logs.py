@@ -6,6 +6,9 @@ All three implement ``Log``: the bounds of the log, one record, and the entries 
 Pins protect planned entries against retention until they are read. Every running node keeps a pin for a limited time,
 in memory. A node that restarts has lost it, so retention can still delete planned entries, which readers detect as data
 loss. Readers renew their pins; a pin that is not renewed expires.
+
+A planned range carries the check of its end. Each task compares it before it serves a row, so that a copy of the log
+with another history, at the same path on another machine, is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 from dledger_core import (
     BadRequestError,
@@ -30,7 +33,14 @@ from dledger_core import (
     record_at,
 )
 from spark_connector.connections import client_for, store_for
-from spark_connector.errors import LossPolicy, OptionError, RetentionError, StoreEndLostError
+from spark_connector.errors import (
+    LossPolicy,
+    OptionError,
+    PinError,
+    RetentionError,
+    StoreEndLostError,
+    TermMismatchError,
+)
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
 
@@ -42,7 +52,7 @@ if TYPE_CHECKING:
 import uuid
 from collections.abc import Callable
 
-__all__ = ["Chunk", "JavaLog", "Log", "Pin", "RecordInfo", "ServerLog", "StoreLog", "open_log"]
+__all__ = ["Chunk", "JavaLog", "Log", "Pin", "RecordInfo", "ServerLog", "StoreLog", "check_history", "open_log"]
 
 _log = logging.getLogger("spark_connector")
 
@@ -55,6 +65,7 @@ _SAFETY_LAG_SILENT_MS: Final = 2_000
 _STORE_POLL_S: Final = 0.1
 _RENEWALS: Final = 3
 """Number of renewals within the duration of a pin."""
+_PIN_RETRY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +290,8 @@ class StoreLog:
 
     def record(self, index: int) -> RecordInfo:
         """See ``Log``."""
+        if index > self._view.last_index:  # a live store may have grown
+            self._view = store_for(self._options.path, opaque=True)
         return _info_of(self._view.read(index, index + 1), index, self.group)
 
     def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
@@ -326,6 +339,28 @@ class StoreLog:
         return self._view.fetch(start, part.end, max_bytes=max_bytes)
 
 
+def check_history(log: Log, part: Range) -> None:
+    """Compare the record before the planned end of a range with the one that was planned.
+
+    Raises:
+        TermMismatchError: the log has another record there.
+        BehindError: it has none there yet.
+    """
+    if part.check is None:
+        return
+    at = part.checked_index
+    try:
+        found = log.record(at).check
+    except IndexOutOfRangeError as error:
+        if int(error.values.get("first_index", -1)) > at:
+            return  # deleted: reading reports how much
+        raise BehindError(
+            f"the log does not contain index {at}", f"group {part.group!r}", "read it again later"
+        ) from error
+    if found != part.check:
+        raise TermMismatchError.of(part.group, at + 1, part.check, found, part.start)
+
+
 def _info_of(batch: pa.RecordBatch, index: int, group: str) -> RecordInfo:
     row = record_at(batch, index, f"group {group!r}")
     check = EntryCheck(row["term"], check_of(index, row["term"], row["position"], row["body"]))
@@ -339,47 +374,73 @@ class Pin:
         duration_ms: duration of a pin; 0 = make no pins.
         pinned_at: epoch seconds at which the driver pinned the entries of this reader, with the same duration. Only the
             first renewal goes by it; a time in the future, which a clock that jumped shows, counts as now.
+        on_failure: entries that cannot be pinned raise PinError (``fail``), or the reader waits (``wait``).
         clock: monotonic seconds.
         wall_clock: epoch seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
         self,
         duration_ms: int,
         pinned_at: float = 0.0,
+        on_failure: Literal["fail", "wait"] = "fail",
+        *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._clock = clock
+        self._sleep = sleep
         self._duration_ms = duration_ms
+        self._on_failure = on_failure
         self._name = f"spark-{uuid.uuid4().hex}"
         self._pinned_at = clock() - max(0.0, wall_clock() - pinned_at)
         self._renewed: dict[str, float] = {}
 
     def set(self, log: Log, start: int) -> None:
-        """Pin entries from ``start`` on, and no longer those before it."""
-        if not self._duration_ms:
-            return
-        self._renewed[log.group] = self._clock()
-        self._send(log, start, self._duration_ms / 1000)
+        """Pin entries from ``start`` on, and no longer those before it.
+
+        Raises:
+            PinError: a node refuses, or none responds.
+        """
+        while self._duration_ms:
+            error = self._send(log, start, self._duration_ms / 1000)
+            if error is None:
+                self._renewed[log.group] = self._clock()
+                return
+            if self._on_failure == "fail":
+                raise PinError.of(log.group, error)
+            _log.warning("waiting until entries can be pinned: group=%s error=%s", log.group, error)
+            self._sleep(_PIN_RETRY_S)
 
     def renew(self, log: Log, start: int) -> None:
-        """Pin entries from ``start`` on if a renewal is due."""
+        """Pin entries from ``start`` on if a renewal is due; one that fails is repeated while the pin lasts.
+
+        Raises:
+            PinError: the pin has expired.
+        """
         if not self._duration_ms:
             return
-        pinned_at = self._renewed.get(log.group, self._pinned_at)
-        if self._clock() - pinned_at >= self._duration_ms / 1000 / _RENEWALS:
+        age = self._clock() - self._renewed.get(log.group, self._pinned_at)
+        duration = self._duration_ms / 1000
+        if age >= duration:
             self.set(log, start)
+        elif age >= duration / _RENEWALS:
+            error = self._send(log, start, duration)
+            if error is None:
+                self._renewed[log.group] = self._clock()
+            else:
+                _log.warning("pin not renewed, retrying: group=%s error=%s", log.group, error)
 
     def release(self, log: Log) -> None:
         """Release the pin of a log, if there is one."""
-        if self._renewed.pop(log.group, None) is not None:
-            self._send(log, 0, 0.0)
+        if self._renewed.pop(log.group, None) is not None and (error := self._send(log, 0, 0.0)) is not None:
+            _log.warning("pin not released, it expires: group=%s error=%s", log.group, error)
 
-    def _send(self, log: Log, start: int, seconds: float) -> None:
+    def _send(self, log: Log, start: int, seconds: float) -> DLedgerError | None:
         try:
             log.pin(self._name, start, seconds)
         except DLedgerError as error:
-            _log.warning(
-                "pin failed, retention may delete entries before they are read: group=%s error=%s", log.group, error
-            )
+            return error
+        return None

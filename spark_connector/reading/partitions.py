@@ -20,7 +20,7 @@ from spark_connector.columns import rows_of, schema_for
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
-from spark_connector.reading.logs import Chunk, Log, Pin, open_log
+from spark_connector.reading.logs import Chunk, Log, Pin, check_history, open_log
 
 __all__ = ["RangesPartition", "read_partition"]
 
@@ -74,8 +74,9 @@ def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: Open
     try:
         for part in partition.ranges:
             log = open_log(options, part.group)
-            pin = Pin(partition.pin_ms, partition.pinned_at)
+            pin = Pin(partition.pin_ms, partition.pinned_at, options.on_pin_failure)
             pin.renew(log, part.start)
+            check_history(log, part)
             for chunk in _prefetched(pool, log, part, partition.number, policy):
                 pin.renew(log, chunk.next_index)
                 if chunk.batch.num_rows:

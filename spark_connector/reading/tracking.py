@@ -6,10 +6,9 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from dledger_core import LogRange, find_loss
+from dledger_core import EntryCheck, LogRange, find_loss
 from spark_connector.connections import client_for
 from spark_connector.errors import (
     DataLossError,
@@ -112,8 +111,8 @@ class EntryWaiter:
 
 
 _THREADS_MAX: Final = 32
-_POSITIONS_MAX: Final = 4096
-"""Limit of the cached record positions; an outdated one only makes partitions less even."""
+_BORDERS_MAX: Final = 4096
+"""Limit of the cached borders between records."""
 
 
 class Tracker:
@@ -132,11 +131,11 @@ class Tracker:
     def __init__(self, options: DLedgerOptions, *, pin_ms: int = 0) -> None:
         self._options = options
         self._pin_ms = pin_ms if options.pin_ms is None else options.pin_ms
-        self._pin = Pin(self._pin_ms)
+        self._pin = Pin(self._pin_ms, on_failure=options.on_pin_failure)
         self._logs: dict[str, Log] = {}
         self._verified: dict[str, deque[GroupOffset]] = {}
         self._records_read: dict[tuple[str, int], RecordInfo] = {}
-        self._positions: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._borders: OrderedDict[tuple[str, int], tuple[int, EntryCheck | None]] = OrderedDict()
         self._waiter = EntryWaiter(self._logs)
         self._threads: ThreadPoolExecutor | None = None
         self._beyond_end: dict[str, int] = {}
@@ -234,7 +233,7 @@ class Tracker:
             log, known = bounds[group].log_uuid, bounds[group].first_index < index <= bounds[group].end
             record = self._record(group, index - 1) if known else None
             if record is not None:
-                self._cache_position(group, index, record.end_position)
+                self._cache_border(group, index, record.end_position, record.check)
             found[group] = GroupOffset.at(index, log, record.check if record is not None else None)
         for group, offset in found.items():
             self._verified[group].append(offset)
@@ -269,6 +268,7 @@ class Tracker:
             self._verified[group].append(offset)
             return offset
         self.policy.report(loss, offset.next)
+        self._borders.clear()
         if isinstance(loss, (LogRecreatedError, TermMismatchError)):
             # Continue at the same index of the present log, because offsets never decrease.
             return self.offset_at({group: offset.next}, {group: bounds}).groups[group]
@@ -335,9 +335,10 @@ class Tracker:
                 self.policy.report(RetentionError.of(group, start, view.first_index, end))
                 start = min(view.first_index, end)
             if start < end:
-                position = partial(self._position, first=view.first_index)
-                part = Range(group, start, end, view.commit_index, view.log_uuid)
-                extents.append(Extent(part, position(group, start), position(group, end)))
+                low, _ = self._border(group, start, view.first_index)
+                high, check = self._border(group, end, view.first_index)
+                part = Range(group, start, end, view.commit_index, view.log_uuid, end - 1, check)
+                extents.append(Extent(part, low, high))
         pinned_at = time.time()
         for extent in extents:
             self._pin.set(self._logs[extent.part.group], extent.part.start)
@@ -356,20 +357,24 @@ class Tracker:
         parts = partition_count(entries, nbytes, core_count(), self._options.min_partitions)
 
         def position(group: str, index: int) -> int:
-            return self._position(group, index, bounds[group].first_index)
+            return self._border(group, index, bounds[group].first_index)[0]
 
         return split(extents, parts, position, self._options.max_records_per_partition)
 
-    def _position(self, group: str, index: int, first: int) -> int:
-        """Return the position of the record at ``index``, or the end of the previous record; recent ones are cached."""
+    def _border(self, group: str, index: int, first: int) -> tuple[int, EntryCheck | None]:
+        """Return the position of an index, and the check of the record before it, None if there is none.
+
+        That is the end of the previous record, or the start of the log's first one; recent ones are cached.
+        """
         key = (group, index)
-        if key not in self._positions:
+        if key not in self._borders:
             has_previous = index > first
             record = self._logs[group].record(index - 1 if has_previous else index)
-            self._cache_position(group, index, record.end_position if has_previous else record.position)
-        return self._positions[key]
+            position, check = (record.end_position, record.check) if has_previous else (record.position, None)
+            self._cache_border(group, index, position, check)
+        return self._borders[key]
 
-    def _cache_position(self, group: str, index: int, position: int) -> None:
-        self._positions[group, index] = position
-        while len(self._positions) > _POSITIONS_MAX:
-            self._positions.popitem(last=False)
+    def _cache_border(self, group: str, index: int, position: int, check: EntryCheck | None) -> None:
+        self._borders[group, index] = position, check
+        while len(self._borders) > _BORDERS_MAX:
+            self._borders.popitem(last=False)

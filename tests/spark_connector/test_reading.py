@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dledger_core import READ_SCHEMA, open_store
+from dledger_core import READ_SCHEMA, BehindError, open_store
 from dledger_core.rocketmq import encode_messages
 from spark_connector.connections import client_for
 from spark_connector.errors import TermMismatchError
@@ -27,7 +27,16 @@ from spark_connector.planning import Range
 from spark_connector.reading.logs import Chunk
 from spark_connector.reading.partitions import RangesPartition, read_partition
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
-from tests.spark_connector.engine import ALL, Engine, indexes, make_batch_reader, make_reader, next_of, read_batch
+from tests.spark_connector.engine import (
+    ALL,
+    Engine,
+    indexes,
+    make_batch_reader,
+    make_reader,
+    next_of,
+    pin_batch,
+    read_batch,
+)
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.archives import unpack
 from tests.support.growing_store import GrowingStore
@@ -125,6 +134,27 @@ def test_orphaned_and_open_attempts_are_hidden(store: StoreWriter) -> None:
     assert read_batch(make_batch_reader(store, isolation="read_uncommitted")) == everything
     store.commit(batch=1)  # none of its parts won: they are lost, and what was behind them is seen
     assert read_batch(make_batch_reader(store)) == [*engine.read, opened.last + 1, opened.last + 2]
+
+
+def test_copy_of_store_with_its_own_later_history_serves_no_row(store: StoreWriter, tmp_path: Path) -> None:
+    """The driver's path leads to one store, that of the tasks to a copy, whose log has the same uuid."""
+    store.append_numbers(50)
+    for name in ("other", "lagging"):
+        shutil.copytree(store.path, tmp_path / name / "default" / "dledger-n0")
+    store.append_numbers(50, "ours")
+    planned = make_batch_reader(store, minPartitions=3).partitions()
+    stream = make_reader(store)
+    start = pin_batch(stream)
+    micro_batch = stream.partitions(start, stream.latestOffset(start, ALL))
+    with StoreWriter(tmp_path / "other", uuid=None) as other, StoreWriter(tmp_path / "lagging", uuid=None) as lagging:
+        other.append_numbers(50, "theirs")
+        for partitions in (planned, micro_batch):
+            for partition in partitions:
+                with pytest.raises(TermMismatchError):
+                    next(make_batch_reader(other).read(partition), None)
+                with pytest.raises(BehindError):
+                    next(make_batch_reader(lagging).read(partition), None)
+            assert indexes(make_batch_reader(store), partitions) == list(range(100))
 
 
 # --- chunks fetched ahead ----------------------------------------------------------------------------------------

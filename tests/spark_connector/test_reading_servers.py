@@ -12,8 +12,9 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from dledger_core.client.routing.channel import Channel
-from dledger_core.errors import UnreachableError
-from spark_connector.errors import GroupGoneError, OptionError
+from dledger_core.config import LIMITS
+from dledger_core.errors import BusyError, UnreachableError
+from spark_connector.errors import GroupGoneError, OptionError, PinError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Pin
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
@@ -45,7 +46,9 @@ def cluster() -> Iterator[Any]:
 def single() -> Iterator[Any]:
     """One node with many groups, of which ``kept`` and ``planned`` are trimmed soon."""
     small: dict[str, Any] = {"data_segment_bytes": 64 << 10, "index_segment_bytes": 32 << 10, "retain_bytes": 256 << 10}
-    with LocalCluster(1, groups=(*OLD, *MANY, "kept", "trimmed", "planned"), **small, **SLOW_ELECTIONS) as running:
+    with LocalCluster(
+        1, groups=(*OLD, *MANY, "kept", "trimmed", "planned", "crowded"), **small, **SLOW_ELECTIONS
+    ) as running:
         for count, group in enumerate(OLD, 1):
             append(running, group, [group.encode()] * count)
         yield running
@@ -337,13 +340,13 @@ class PinnedLog:
     def __init__(self, error: Exception | None = None) -> None:
         self.asked: list[tuple[int, float]] = []
         self.names: set[str] = set()
-        self._error = error
+        self.error = error
 
     def pin(self, name: str, start: int, seconds: float) -> None:
         self.asked.append((start, seconds))
         self.names.add(name)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
 
 @pytest.mark.parametrize(
@@ -369,11 +372,46 @@ def test_pin_is_renewed_when_due_and_not_with_each_chunk(
     assert len(log.names) <= 1
 
 
-def test_servers_that_refuse_pin_are_warning(caplog: pytest.LogCaptureFixture) -> None:
-    log: Any = PinnedLog(UnreachableError("no response"))
-    Pin(90_000).set(log, 5)
-    assert "group=g" in caplog.text
-    assert "UNREACHABLE" in caplog.text
+REFUSED = BusyError("1000 readers have pinned this group")
+
+
+def test_pin_that_is_refused_fails_batch_or_waits_by_option() -> None:
+    log: Any = PinnedLog(REFUSED)
+    with pytest.raises(PinError, match="onPinFailure=wait"):
+        Pin(90_000).set(log, 5)
+
+    def sleep(_: float) -> None:
+        if len(log.asked) == 3:
+            log.error = None
+
+    Pin(90_000, on_failure="wait", sleep=sleep).set(log, 5)
+    assert log.asked == [(5, 90.0)] * 4
+
+
+def test_renewal_that_fails_is_repeated_until_pin_has_expired() -> None:
+    now = [1000.0]
+    log: Any = PinnedLog()
+    pin = Pin(90_000, clock=lambda: now[0])
+    pin.set(log, 5)
+    log.error = UnreachableError("no response")
+    for now[0], asked in ((1029.0, 1), (1030.0, 2), (1031.0, 3), (1089.0, 4)):
+        pin.renew(log, 6)
+        assert len(log.asked) == asked
+    now[0] = 1090.0
+    with pytest.raises(PinError):
+        pin.renew(log, 6)
+
+
+def test_node_with_too_many_pins_refuses_planned_entries(single: Any) -> None:
+    append(single, "crowded", [b"x"])
+    with Client(single.peers, "crowded") as client:
+        for number in range(LIMITS.pins):
+            client.pin(f"reader {number}", 0, 60)
+        with pytest.raises(BusyError):
+            client.pin("one too many", 0, 60)
+    with pytest.raises(PinError):
+        DLedgerBatchReader(options(single, groups="crowded", pinFor="1h")).partitions()
+    assert DLedgerBatchReader(options(single, groups="crowded")).partitions()
 
 
 def planned_stream(cluster: Any, **given: str) -> tuple[DLedgerStreamReader, dict[str, Any], dict[str, Any]]:

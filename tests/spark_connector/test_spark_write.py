@@ -125,26 +125,27 @@ def test_copied_checkpoint_is_fenced(dledger: Any, cluster: Any, log: Any, targe
     assert read_all(target) == read_all(log)
 
 
-def test_failed_stream_does_not_block_readers(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
-    """One of its two tasks has finished, so its driver can abort; the restart writes the micro-batch again."""
-    broken, finished = tmp_path / "broken", tmp_path / "finished"
+def test_failed_stream_does_not_block_readers(
+    dledger: Any, cluster: Any, log: Any, tmp_path: Path, settings: Callable[..., None]
+) -> None:
+    """None of its tasks has finished: the driver aborts by run and batch id; the restart writes the rows again."""
+    broken, appended = tmp_path / "broken", tmp_path / "appended"
     broken.touch()
+    settings(execution__arrow__maxRecordsPerBatch=50)
 
     def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
-        if partition_and_attempt()[0] == 1 and broken.exists():
-            soon(finished.exists, WAIT_S, every_s=0.05)
+        if broken.exists():
+            soon(appended.exists, WAIT_S, every_s=0.05)
             raise RuntimeError("this task always fails")
 
     def watch() -> bool:
-        tracker = dledger.sparkContext.statusTracker()
-        stages = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
-        if any(stage is not None and stage.numTasks == 2 and stage.numCompletedTasks == 1 for stage in stages):
-            finished.touch()
-        return finished.exists()
+        if read_all(log, isolation="read_uncommitted"):
+            appended.touch()
+        return appended.exists()
 
     def transform(rows: Any) -> Any:
-        return rows.repartition(2).mapInArrow(failing, rows.schema)
+        return rows.coalesce(1).mapInArrow(failing, rows.schema)
 
     expected = put_lines(tmp_path, "a", 0, 500)
     watching = threading.Thread(target=soon, args=(watch, WAIT_S))
@@ -152,6 +153,7 @@ def test_failed_stream_does_not_block_readers(dledger: Any, cluster: Any, log: A
     with pytest.raises(StreamingQueryException, match="this task always fails"):
         stream_lines(dledger, cluster, log, tmp_path, transform)
     watching.join()
+    assert [*log.describe("transactions")["query_id"]] == []
     after = log.append([b"after"]).last_index
     soon(lambda: max(node.visible_end for node in log.metadata().nodes) > after, WAIT_S, every_s=0.05)
     assert read_all(log) == [b"after"]

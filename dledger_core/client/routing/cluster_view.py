@@ -24,6 +24,7 @@ from dledger_core.config import Peer, parse_peer
 from dledger_core.continuation import chain_of_rows
 from dledger_core.errors import (
     BadRequestError,
+    BusyError,
     DLedgerError,
     NoLeaderError,
     NotLeaderError,
@@ -487,8 +488,8 @@ class ClusterView:
             found = await self._ask_each(header, ())
         if not any(isinstance(response, Frame) for response in found.values()):
             failures = [response for response in found.values() if isinstance(response, DLedgerError)]
-            unknown = next((e for e in failures if isinstance(e, UnknownGroupError)), None)
-            raise unknown or self.unreachable(failures)
+            refused = next((error for error in failures if isinstance(error, (UnknownGroupError, BusyError))), None)
+            raise refused or self.unreachable(failures)
         return found
 
     async def close(self) -> None:
