@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
+import hashlib
+import json
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -25,15 +26,7 @@ __all__ = ["DLedgerDataSource"]
 
 
 class DLedgerDataSource(DataSource):
-    """``format("dledger")``: batch and stream, reading and writing.
-
-    Spark makes one object when a query starts and sends copies of it to all that plan, run, commit or abort its
-    micro-batches, so ``run_id`` names this run everywhere.
-    """
-
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        self.run_id = str(uuid.uuid4())
+    """``format("dledger")``: batch and stream, reading and writing."""
 
     @classmethod
     def name(cls) -> str:
@@ -66,7 +59,15 @@ class DLedgerDataSource(DataSource):
         """Make the stream writer: one transaction for each micro-batch and group."""
         options = DLedgerOptions.for_writing(self.options)
         checkpoint = self.options.get("checkpointlocation", "")
-        return DLedgerStreamWriter(options, schema, overwrite, self.run_id, checkpoint)
+        return DLedgerStreamWriter(options, schema, overwrite, self.label(), checkpoint)
+
+    def label(self) -> str:
+        """Return a name of the query that all its writers compute, whether they plan, commit or abort.
+
+        Spark makes each of them from the options alone, of which the checkpoint location is no other query's.
+        """
+        options = json.dumps(sorted(self.options.items()))
+        return hashlib.sha256(options.encode()).hexdigest()[:16]
 
     def _read_options(self, schema: StructType) -> DLedgerOptions:
         options = DLedgerOptions.for_reading(self.options)

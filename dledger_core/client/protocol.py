@@ -517,7 +517,7 @@ class OptionalOperations(Protocol):
     async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
         """Abort a transaction: its entries stay invisible. Idempotent.
 
-        Without a query id, run and batch id name the transaction.
+        Without a query id, it is the only open one with this batch id whose run id starts as the given one.
         """
         ...
 

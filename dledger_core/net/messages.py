@@ -24,8 +24,9 @@ _ISOLATION: Final = "committed: as read_committed shows them; uncommitted: all d
 _MIN_COMMIT: Final = "wait until this entry is committed and durable on the node, else BEHIND"
 _PIN: Final = "[reader's name, ms]: retention on this node keeps entries from start on for this long; 0 ms ends it"
 _TRANSACTION: Final = (
-    "transaction: q query id ('' = the run's), b batch id, r run id, a attempt (APPEND only), o whether the query is "
-    "used once, w newest micro-batch that it has committed in other groups"
+    "transaction: q query id ('' = see r), b batch id, r run id (without q its start, if that names one open "
+    "transaction), a attempt (APPEND only), o whether the query is used once, w newest micro-batch that it has "
+    "committed in other groups"
 )
 _PARTS: Final = "first, last, rows and CRC of each committed attempt: i64 x 4 x n"
 _SEEN: Final = (

@@ -499,7 +499,7 @@ def abort_attempts(options: DLedgerOptions, group: str | None, transaction: Tran
     Args:
         options: the options of the write.
         group: the target; None = rows name it, so it may be any.
-        transaction: the transaction; without a query id its run and batch id name it.
+        transaction: the transaction; without a query id its batch id and the start of its run id name it.
     """
     options = options.model_copy(update={"fetch_retry_ms": min(_ABORT_MS, options.fetch_retry_ms)})
     try:

@@ -16,6 +16,7 @@ from spark_connector.offsets import has_committed
 from spark_connector.options import DLedgerOptions
 from spark_connector.writing.rows import sink_shape
 from spark_connector.writing.transactions import (
+    AttemptMessage,
     abort_attempts,
     begin_query,
     check_target,
@@ -61,23 +62,23 @@ class DLedgerStreamWriter(DataSourceStreamArrowWriter):
         options: the options of the write.
         schema: the columns.
         overwrite: rejected.
-        run_id: names this run of the query: it fences tasks of older runs that still append.
+        label: names the query, for an abort that knows neither its id nor its run.
         checkpoint: the checkpoint location of the query, if set as an option.
     """
 
     def __init__(
-        self, options: DLedgerOptions, schema: StructType, overwrite: bool, run_id: str, checkpoint: str = ""
+        self, options: DLedgerOptions, schema: StructType, overwrite: bool, label: str, checkpoint: str = ""
     ) -> None:
         if overwrite:
             raise OptionError("a log cannot be overwritten", "", "use outputMode('append')")
         self._options = options
         self._shape = sink_shape(schema, options)
-        self._run_id = run_id
+        self._label = label
         check_target(options, self._shape.group, started=has_committed(checkpoint))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append a task's rows; writes nothing if the micro-batch was committed before."""
-        return write_attempt(iterator, self._shape, self._options, _transaction_of_task(self._run_id))
+        return write_attempt(iterator, self._shape, self._options, _transaction_of_task(self._label))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Commit the transaction in every group; a repeated call changes nothing."""
@@ -88,17 +89,23 @@ class DLedgerStreamWriter(DataSourceStreamArrowWriter):
         """Abort the rows of finished and failed tasks, unless they are committed or a newer run owns the query.
 
         Spark calls this when a task failed permanently, when the query is stopped during a micro-batch, and after a
-        ``commit`` that raised. No task need have finished: the run and the batch id name the transaction.
+        ``commit`` that raised. If no task has finished, no message names the transaction: then it is the only open one
+        of this batch id whose run has this query's label.
         """
-        abort_attempts(self._options, self._shape.group, TransactionId("", batchId, self._run_id))
+        named = next((message.transaction for message in messages if isinstance(message, AttemptMessage)), None)
+        transaction = named or TransactionId("", batchId, f"{self._label}/")
+        abort_attempts(self._options, self._shape.group, transaction)
 
 
-def _transaction_of_task(run_id: str) -> TransactionId:
-    """Return the transaction of the micro-batch that the current task belongs to."""
+def _transaction_of_task(label: str) -> TransactionId:
+    """Return the transaction of the micro-batch that the current task belongs to.
+
+    The run id is its fence token: a new run of the query fences tasks of the old one that still append.
+    """
     context = TaskContext.get()
     assert context is not None
     query_id = context.getLocalProperty("sql.streaming.queryId")
     batch_id = context.getLocalProperty("streaming.sql.batchId")
     assert query_id is not None
     assert batch_id is not None
-    return TransactionId(query_id, int(batch_id), run_id)
+    return TransactionId(query_id, int(batch_id), f"{label}/{context.getLocalProperty('spark.jobGroup.id') or ''}")

@@ -460,16 +460,22 @@ def test_abort_is_appended_once_and_of_unknown_query_not_at_all(n0, ask):
 @pytest.mark.parametrize("in_flight", [True, False])
 def test_run_is_aborted_by_batch_id_without_query_id(n0, ask, in_flight):
     """A driver knows its run and the micro-batch; the query id only from a task that finished."""
-    other = KEY._replace(query_id="other", run_id="other run")
-    ask.attempt(other, "a", b"row")
-    ask.attempt(KEY, "a", b"row")
+    other = KEY._replace(query_id="other", run_id="l/other run")
+    for key in (other, other._replace(query_id="twin"), KEY._replace(run_id="label/run")):
+        ask.attempt(key, "a", b"row")
     if not in_flight:
         commit(n0)
-    for unknown in (KEY._replace(run_id="another"), KEY._replace(batch_id=7)):
-        ask.appends.abort(unknown._replace(query_id=""), ask.answers.append)
-    ask.appends.abort(KEY._replace(query_id=""), ask.answers.append)
+    names = (
+        KEY._replace(run_id="another"),
+        KEY._replace(batch_id=7),
+        KEY._replace(run_id=""),
+        KEY._replace(run_id="l/"),
+    )
+    for other in names:
+        ask.appends.abort(other._replace(query_id=""), ask.answers.append)
+    ask.appends.abort(KEY._replace(query_id="", run_id="label/"), ask.answers.append)
     commit(n0)
-    assert list(n0.replica.tables.transactions.open) == [("other", 0)]
+    assert list(n0.replica.tables.transactions.open) == [("other", 0), ("twin", 0)], "two runs start with l/"
 
 
 def test_renewed_transaction_is_not_aborted_nor_soon_by_a_new_leader(n0, ask):

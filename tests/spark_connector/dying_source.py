@@ -110,10 +110,8 @@ class DyingReader(DLedgerStreamReader):
 class DyingWriter(DLedgerStreamWriter):
     """The stream writer, and its steps."""
 
-    def __init__(
-        self, options: DLedgerOptions, schema: StructType, run_id: str, checkpoint: str, pipeline: str
-    ) -> None:
-        super().__init__(options, schema, False, run_id, checkpoint)
+    def __init__(self, options: DLedgerOptions, schema: StructType, label: str, checkpoint: str, pipeline: str) -> None:
+        super().__init__(options, schema, False, label, checkpoint)
         self._pipeline = pipeline
         if not pipeline.startswith("log"):  # a query over our source meets this step in ``partitions``
             reach(pipeline, "offset log written")
@@ -158,4 +156,4 @@ class DyingSource(DLedgerDataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DyingWriter:
         options = DLedgerOptions.for_writing(self.options)
-        return DyingWriter(options, schema, self.run_id, self.options["checkpointlocation"], self.pipeline)
+        return DyingWriter(options, schema, self.label(), self.options["checkpointlocation"], self.pipeline)

@@ -147,13 +147,12 @@ def test_failed_stream_does_not_block_readers(
     def transform(rows: Any) -> Any:
         return rows.coalesce(1).mapInArrow(failing, rows.schema)
 
-    expected = put_lines(tmp_path, "a", 0, 500)
+    expected = put_lines(tmp_path, "a", 0, 5000)  # more than the buffers between the tasks hold
     watching = threading.Thread(target=soon, args=(watch, WAIT_S))
     watching.start()
     with pytest.raises(StreamingQueryException, match="this task always fails"):
         stream_lines(dledger, cluster, log, tmp_path, transform)
     watching.join()
-    assert [*log.describe("transactions")["query_id"]] == []
     after = log.append([b"after"]).last_index
     soon(lambda: max(node.visible_end for node in log.metadata().nodes) > after, WAIT_S, every_s=0.05)
     assert read_all(log) == [b"after"]

@@ -390,8 +390,8 @@ class Appends:
     def abort(self, transaction: TransactionId, reply: Reply) -> None:
         """Abort a transaction unless it is decided, attempts in flight included. Never raises: timers call it.
 
-        Without a query id the run names it, whose driver may not know more. Of a query that is unknown here, and has no
-        attempt in flight, nothing is appended.
+        Without a query id it is the only one of its batch id whose run id starts as the given one: its driver may know
+        no more. Of a query that is unknown here, and has no attempt in flight, nothing is appended.
         """
         try:
             admitted = self._admit(self._transaction_payload("abort", transaction), reply)
@@ -416,7 +416,13 @@ class Appends:
             in_flight = any(transaction.query_id == found.query_id for found in self._attempts)
             return transaction if is_known or in_flight else None
         written = (TransactionId(*key, found.run_id) for key, found in self._transactions.open.items())
-        return next((found for found in (*written, *self._attempts) if found[1:] == transaction[1:]), None)
+        _, batch_id, run_id = transaction
+        found = {
+            each
+            for each in (*written, *self._attempts)
+            if run_id and each.batch_id == batch_id and each.run_id.startswith(run_id)
+        }
+        return found.pop() if len(found) == 1 else None
 
     def renew(self, transaction: TransactionId) -> None:
         """Record that the run of an open transaction still works on it.
