@@ -119,8 +119,8 @@ def test_producer_is_listed_until_it_is_expired(cluster: LocalCluster) -> None:
 
 
 def test_open_transaction_is_listed_until_it_is_aborted(cluster: LocalCluster) -> None:
-    peers = ("--peers", cluster.peers)
-    with Client(cluster.peers) as client:
+    peers = ("--peers", cluster.peers, "--group", "empty")
+    with Client(cluster.peers, "empty") as client:
         for query_id, batch_id in (("failed", 0), ("failed", 1), ("alive", 0)):
             key = TransactionId(query_id, batch_id, "run")
             client.append_attempt([b"a", b"b"], transaction=key, attempt="attempt")
@@ -179,7 +179,7 @@ def test_status_shows_leader_transfer_and_orphaned_entries(cluster: LocalCluster
     assert cluster.leader() == target
     assert target in run("status", *peers).stdout
     assert "lost" not in run("status", *peers).stdout
-    transaction = TransactionId("query", 1, "run")
+    transaction = TransactionId("query", 0, "run")
     with Client(cluster.peers) as client:
         client.append_attempt([b"row"] * 3, transaction=transaction, attempt="5f0c1d3e-8a52-4c55-9d61-9a8f5c2f0e10")
         client.abort_transaction(transaction)
