@@ -217,8 +217,10 @@ class MemberChanges:
         return settled and not self.lost & committed.configuration.voters
 
     def _may_lose(self) -> bool:
-        """Whether the group certainly survives the loss of one voter."""
-        enough = len(self._sim.checker.configuration.configuration.voters) >= 3 and not self.has_recovering
+        """Whether the group certainly survives the loss of one voter, also once the replaced ones are removed."""
+        configuration = self._sim.checker.configuration.configuration
+        left = configuration.voters - set(configuration.replaces.values())
+        enough = len(left) >= 3 and not self.has_recovering
         return enough and self.is_settled() and self._sim.member_type.may_lose(self._sim)
 
     def lose(self, member: MemberId) -> None:
