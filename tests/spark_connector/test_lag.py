@@ -97,7 +97,7 @@ def test_control_entries_and_aborted_attempts_are_not_lag(
 ) -> None:
     read_to = log.append([b"x"] * 3).last_index + 1
     reached = after(log, read_to)
-    lost = TransactionId("query", 1, "run")
+    lost = TransactionId("query", 0, "run")
     for attempt in range(3):
         open_to = log.append_attempt([b"lost"] * 50, transaction=lost, attempt=f"attempt-{attempt}").last_index
     # A query with isolation=read_uncommitted is further than others may see.
