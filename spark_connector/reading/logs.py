@@ -29,6 +29,7 @@ from dledger_core import (
     Fetch,
     IndexOutOfRangeError,
     LogRange,
+    UnreachableError,
     check_of,
     record_at,
 )
@@ -402,7 +403,8 @@ class Pin:
         """Pin entries from ``start`` on, and no longer those before it.
 
         Raises:
-            PinError: a node refuses, or none responds.
+            PinError: a node refuses.
+            UnreachableError: no node responds; nothing can be read either.
         """
         while self._duration_ms:
             error = self._send(log, start, self._duration_ms / 1000)
@@ -410,7 +412,7 @@ class Pin:
                 self._renewed[log.group] = self._clock()
                 return
             if self._on_failure == "fail":
-                raise PinError.of(log.group, error)
+                raise error if isinstance(error, UnreachableError) else PinError.of(log.group, error)
             _log.warning("waiting until entries can be pinned: group=%s error=%s", log.group, error)
             self._sleep(_PIN_RETRY_S)
 
@@ -418,7 +420,7 @@ class Pin:
         """Pin entries from ``start`` on if a renewal is due; one that fails is repeated while the pin lasts.
 
         Raises:
-            PinError: the pin has expired.
+            PinError, UnreachableError: the pin has expired; see ``set``.
         """
         if not self._duration_ms:
             return

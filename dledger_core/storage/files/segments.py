@@ -246,15 +246,21 @@ class Segments:
         removed = set(bases)
         self._set_bases(base for base in self._bases if base not in removed)
         for base in bases:
-            self._forget(base)  # before the name: the last descriptor frees the blocks, and must not be closed here
+            # Before the name: the last descriptor frees the blocks, and must not be closed here. A file with unsynced
+            # writes is closed only once it has no name: their failure then concerns no reader.
+            unsynced = self._forget(base)
             self._files.unlink(self.directory / segment_name(base))
+            del unsynced
             self._forget(base)  # a reader may have opened it meanwhile
         self.sync_dir()
 
-    def _forget(self, base: int) -> None:
+    def _forget(self, base: int) -> File | None:
+        """Drop a file from the list; return it if it has unsynced writes."""
         with self._lock:
-            self._opened.pop(base, None)
+            file = self._opened.pop(base, None)
+            has_unsynced = base in self._unsynced
             self._unsynced.discard(base)
+        return file if has_unsynced else None
 
     def forget(self) -> None:
         """Drop all files from the list before they are removed; threads that still read them keep them."""
