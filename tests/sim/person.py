@@ -25,10 +25,16 @@ def waits_for_person(cores: Mapping[MemberId, RawNode]) -> bool:
     return not _one_wins(cores, recovered=False) and _one_wins(cores, recovered=True)
 
 
-def recover(members: Mapping[MemberId, Any]) -> None:
-    """Give votes back as the command does; ``members`` are those that run."""
+def recover(members: Mapping[MemberId, Any]) -> bool:
+    """Give votes back as the command does; ``members`` are those that run.
+
+    Returns:
+        False if a voter does not run: the command then refuses, and ``dledger recover --lost`` is needed.
+    """
     newest = max((member.core for member in members.values()), key=lambda core: (end_of(core)[0], _index(core)))
     voters = sorted(newest.configuration.voters)
+    if not members.keys() >= set(voters):
+        return False
     cores = [members[voter].core for voter in voters]
     ends = [
         VoterEnd(voter, *end_of(core), core.status().is_recovering) for voter, core in zip(voters, cores, strict=True)
@@ -36,6 +42,7 @@ def recover(members: Mapping[MemberId, Any]) -> None:
     for voter, end in zip(voters, with_votes(ends), strict=True):
         if end.votes_again:
             members[voter].vote_again(end.end, max(map(end_of, cores)))
+    return True
 
 
 def _index(core: RawNode) -> int:

@@ -215,7 +215,7 @@ class MemberRepairs:
         member, sim = self._member, self._sim
         lost = set() if sim.changes is None else sim.changes.lost
         known = [name for name, other in sim.members.items() if other.life and name not in lost]
-        nodes = dict.fromkeys([*map(node_of, known), *map(node_of, sim.founded.voters)])
+        nodes = dict.fromkeys([*map(node_of, known), *map(node_of, sorted(sim.founded.voters))])
         peers = tuple(Peer(node, "sim", 1 + at) for at, node in enumerate(nodes))
         groups, root = (member.path.parent.name,), member.path.parents[1]
         return ServerConfig(self_id=member.node, peers=peers, groups=groups, directory=root, storage=sim.mix.storage)
