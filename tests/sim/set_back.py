@@ -28,7 +28,12 @@ class SetBacks:
         self._sim = sim
 
     def copy(self, member: ReplicaMember, random: Random) -> None:
-        """Copy what a power loss would leave now, and return to it later if the group certainly notices."""
+        """Copy what a power loss would leave now, and return to it later if the group certainly notices.
+
+        A copy with damage would bring back what was repaired meanwhile: to the checker a damage without a fault.
+        """
+        if self._sim.shared.damages.on(member):
+            return
         names = {path: inode.clone() for path, inode in member.files.durable_names.items()}
         for inode in names.values():
             inode.content, inode.pending = bytearray(inode.durable), []
