@@ -68,6 +68,8 @@ class Members:
         found = {peer.node_id: peer for peer in self._listed}
         for known in sorted(self._groups.values(), key=lambda each: each.index):
             found |= {peer.node_id: peer for peer in _addressed(known.configuration)}
+        # Where this node listens it knows better than the log, which may come from another machine or port.
+        found |= {peer.node_id: peer for peer in self._listed if peer.node_id == self._self_id}
         return tuple(found.values())
 
     @property
@@ -89,8 +91,10 @@ class Members:
         found = known.configuration
 
         def member(each: MemberId) -> Member:
-            address = found.addresses.get(each) or addresses.get(node_of(each), "")
-            return Member(node_of(each), store_of(each), address, "voter" if found.is_voter(each) else "learner")
+            node = node_of(each)
+            recorded = found.addresses.get(each) if node != self._self_id else None
+            address = recorded or addresses.get(node, "")
+            return Member(node, store_of(each), address, "voter" if found.is_voter(each) else "learner")
 
         return LogMembers(known.index, tuple(member(each) for each in found.members if addresses.get(node_of(each))))
 
