@@ -247,6 +247,7 @@ class Simulator:
                 self.time.after(fault.at, lambda fault=fault: self._strike(fault))
         self.time.run_until(lambda: self.time.now >= FAULT_TIME)
         self._stop_faults()
+        catches_up = True
         try:
             self._demand_progress()
         except LivenessError:
@@ -254,11 +255,12 @@ class Simulator:
             if not person.waits_for_person({name: member.core for name, member in running.items()}):
                 raise
             self.counters["groups that wait for a person"] += 1
-            if person.recover(running):
+            catches_up = person.recover(running)
+            if catches_up:
                 self._demand_progress()
             else:
                 self.counters["groups that lost two voters"] += 1
-        if not self.counters["groups that lost two voters"]:  # these have not caught up
+        if catches_up:
             self.checker.check_disks()
             for member in self.current:
                 member.check_end()
