@@ -178,6 +178,19 @@ def test_sigterm_stops_node_with_intact_store(cluster, client):
     soon(lambda: all(n.reachable for n in client.metadata().nodes))
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_cluster_that_starts_again_at_other_ports_serves_what_it_had(tmp_path, nodes):
+    """All nodes move at once, so that every address that a log recorded is wrong."""
+    with LocalCluster(nodes, tmp_path, **SMALL) as cluster, Client(cluster.peers) as client:
+        kept = client.append([b"kept"]).last_index
+    with LocalCluster(nodes, tmp_path, **SMALL) as again, Client(again.peers) as client:
+        assert again.peers != cluster.peers
+        assert client.get(kept).body == b"kept"
+        appended = client.append([b"after the move"]).last_index
+        assert {f"{n.node_id}-{n.address}" for n in client.metadata().nodes} == set(again.peers.split(";"))
+        assert dict(bodies_of(client, kept, appended + 1)) == {kept: b"kept", appended: b"after the move"}
+
+
 def test_frozen_node_stops_cleanly():
     with LocalCluster(1, **SMALL) as cluster:
         process = cluster._processes["n0"]

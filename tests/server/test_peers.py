@@ -35,7 +35,7 @@ class Node:
     """The links of one node with its listening port, and a clock that ticks; it hosts ``stores``, one per group."""
 
     def __init__(
-        self, me: Peer, peers: tuple[Peer, ...], *, stores=None, log_uuid="log", address="", **options
+        self, me: Peer, peers: tuple[Peer, ...], *, stores=None, log_uuid="log", address="", members=None, **options
     ) -> None:
         self.me = me
         self.stores = {"g": f"store-{me.node_id}"} if stores is None else stores
@@ -49,9 +49,10 @@ class Node:
         self.lost = []
         self.opened = 0
         self.dialled_at = []
+        self.members = members if members is not None else Members(me.node_id, peers)
         self.links = PeerLinks(
             me.node_id,
-            Members(me.node_id, peers),
+            self.members,
             hello=self.hello,
             groups=self,
             deliver=lambda group, message: self.got.append((group, message)),
@@ -505,6 +506,40 @@ async def test_advertised_address_is_reported_if_it_differs_from_the_known_one()
     async with Node(peers[0], peers, address="10.0.0.7:40911"), Node(peers[1], peers, **options) as n1:
         await eventually(n1.links.connected)
     assert found == [("n0", "10.0.0.7:40911")]
+
+
+def recorded(me, listed, recorded):
+    """Return the members of a node whose log recorded other addresses than its list has."""
+    members = Members(me.node_id, listed)
+    stores = {peer: member_id(peer.node_id, f"store-{peer.node_id}") for peer in recorded}
+    log = Configuration(frozenset(stores.values()), addresses={member: peer.address for peer, member in stores.items()})
+    members.set_configuration("g", ConfigurationInForce(Index(5), log))
+    return members
+
+
+async def test_node_is_dialed_at_its_recorded_and_its_listed_address_in_turn():
+    before, now = free_peers(2), free_peers(2)
+    n0, n1 = (Node(me, now, members=recorded(me, now, before)) for me in now)
+    async with n0, n1:
+        await eventually(lambda: n0.links.is_attached("g", n1.member()) and n1.links.is_attached("g", n0.member()))
+        for node in (n0, n1):
+            addresses = [each.address for each in node.members.of("g").members]
+            assert addresses == [peer.address for peer in now], "clients are sent to where the nodes are"
+    assert [each.address for each in n0.members.of("g").members] == [now[0].address, before[1].address]
+
+
+async def test_node_of_another_cluster_at_recorded_address_does_not_keep_the_link():
+    [old, *now] = free_peers(3)
+    foreign = replace(old, node_id=now[1].node_id)
+    n0 = Node(now[0], tuple(now), members=recorded(now[0], tuple(now), (now[0], foreign)))
+    other = Node(foreign, (foreign,), log_uuid="of another cluster")
+    n1 = Node(now[1], tuple(now))
+    async with other, n0:
+        await eventually(lambda: other.refusals or n0.refusals)
+        async with n1:
+            await eventually(lambda: n0.links.is_attached("g", n1.member()))
+            [address] = [each.address for each in n0.members.of("g").members if each.node_id == now[1].node_id]
+            assert address == now[1].address
 
 
 def test_list_that_differs_from_log_is_reported_once_and_changes_nothing(caplog):

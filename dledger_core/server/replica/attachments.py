@@ -188,6 +188,11 @@ class Attachments:
         """Return (group, member) of each group of which messages can be sent to the other node."""
         return [(group, member) for group, (_, member) in self._open.items()]
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the other node has no store of any group here, and no offer is retried."""
+        return bool(self._refused) and not self._theirs and not any(self._refused.values())
+
     def ends_of(self, number: int) -> Ends | None:
         """Return group, sender and target of a received message; None if its number is unknown."""
         return self._ends.get(number)

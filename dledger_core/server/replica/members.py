@@ -60,17 +60,25 @@ class Members:
         self._self_id = self_id
         self._listed = peers
         self._groups: dict[str, ConfigurationInForce] = {}
+        self._reached: dict[NodeId, str] = {}
         self._reported: dict[str, frozenset[NodeId]] = {}
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """The nodes of the list and all members of the logs, with their newest addresses."""
-        found = {peer.node_id: peer for peer in self._listed}
+        """The nodes of the list and all members of the logs, each with the address where it was reached or recorded."""
+        known = {peer.node_id: peer for peer in (*self._listed, *self._recorded())}
+        return tuple(self._where_reached(peer) for peer in known.values())
+
+    def _recorded(self) -> Iterable[Peer]:
         for known in sorted(self._groups.values(), key=lambda each: each.index):
-            found |= {peer.node_id: peer for peer in _addressed(known.configuration)}
-        # Where this node listens it knows better than the log, which may come from another machine or port.
-        found |= {peer.node_id: peer for peer in self._listed if peer.node_id == self._self_id}
-        return tuple(found.values())
+            yield from _addressed(known.configuration)
+
+    def _where_reached(self, peer: Peer) -> Peer:
+        """Return a node with the address where this process reached it, which is newer than what a log recorded."""
+        if peer.node_id == self._self_id:
+            return next((listed for listed in self._listed if listed.node_id == self._self_id), peer)
+        address = self._reached.get(peer.node_id)
+        return peer if address is None else parse_peer(f"{peer.node_id}-{address}")
 
     @property
     def others(self) -> tuple[Peer, ...]:
@@ -80,6 +88,21 @@ class Members:
     def find(self, node_id: NodeId | None) -> Peer | None:
         """Return a node, None if there is no such one."""
         return next((peer for peer in self.peers if peer.node_id == node_id), None)
+
+    def ways_to(self, node_id: NodeId) -> tuple[Peer, ...]:
+        """Return the addresses to dial in turn: the recorded one, then the one of the list if it differs.
+
+        After one node moved the log is right; after all of them moved at once, only their lists are.
+        """
+        recorded = [peer for peer in self._recorded() if peer.node_id == node_id][-1:]
+        listed = [peer for peer in self._listed if peer.node_id == node_id]
+        return tuple(dict.fromkeys((*recorded, *listed)))
+
+    def set_reached(self, node_id: NodeId, address: str | None) -> None:
+        """Take the address that a connected node with a store of a group here advertises, None once it is lost."""
+        self._reached.pop(node_id, None)
+        if address:
+            self._reached[node_id] = address
 
     def of(self, group: str) -> LogMembers:
         """Return the members of a group's log; the nodes of the list where the log names none yet."""
@@ -92,7 +115,7 @@ class Members:
 
         def member(each: MemberId) -> Member:
             node = node_of(each)
-            recorded = found.addresses.get(each) if node != self._self_id else None
+            recorded = None if node == self._self_id or node in self._reached else found.addresses.get(each)
             address = recorded or addresses.get(node, "")
             return Member(node, store_of(each), address, "voter" if found.is_voter(each) else "learner")
 

@@ -13,6 +13,9 @@ A newcomer that claims to be a connected peer waits: a link that receives bytes 
 newcomer is refused. Only a silent link is replaced, so that no hello can cut a working one, and a second process with a
 copy of the peer's directory gets no link. Messages of a connection that is not the peer's link are dropped.
 
+Where the log and the list name different addresses of a node, both are dialed in turn. A node that refuses every group
+permanently is not the peer but a node of another cluster with its name: the other address and a newcomer come first.
+
 A node that neither the list nor a log names may connect: it may wait to be founded, or have been admitted. It is a peer
 only for the groups that it attaches.
 """
@@ -67,6 +70,7 @@ class _Link:
         "claim_ticks",
         "clocks",
         "connection",
+        "failed_dials",
         "heartbeats",
         "idle_ticks",
         "peer",
@@ -82,6 +86,7 @@ class _Link:
         self.peer = peer
         self.attached: Attachments | None = None
         self.by_smaller = False
+        self.failed_dials = 0
         self.uses = 0
         self.clocks = ClockComparison(limits.clock_difference_ms, limits.clock_compare_ms)
         self.connection: Connection | None = None
@@ -100,6 +105,11 @@ class _Link:
     def is_open(self) -> bool:
         """Whether there is an open connection."""
         return self.connection is not None and self.connection.is_open
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the node at the other end belongs to another cluster."""
+        return self.attached is not None and self.attached.is_foreign
 
     def members(self) -> list[tuple[str, MemberId]]:
         """Return (group, member) of each attached group."""
@@ -159,7 +169,7 @@ class PeerLinks:
         self._on_received = on_received
         self._idle_ticks_max = idle_ticks_max
         self._beat_ticks_max = beat_ticks_max
-        self._links = {peer.node_id: _Link(peer, limits) for peer in members.others}
+        self._links = {node_id: _Link(peer, limits) for node_id, peer in self._first_ways().items()}
         self._listed = frozenset(self._links)
         self._early: dict[Connection, list[Frame]] = {}
         self._started = False
@@ -172,7 +182,7 @@ class PeerLinks:
 
     def update(self) -> None:
         """Apply a change of the members: connect to the added ones, close the connections to the removed ones."""
-        current = {peer.node_id: peer for peer in self._members.others}
+        current = self._first_ways()
         for node_id, link in list(self._links.items()):
             if node_id in self._listed and node_id not in current:
                 del self._links[node_id]
@@ -183,6 +193,9 @@ class PeerLinks:
             link.peer = peer  # the next connection goes to the new address
             if self._started and link.task is None:
                 link.task = asyncio.create_task(self._keep_connected(link), name=f"connect-{node_id}")
+
+    def _first_ways(self) -> dict[NodeId, Peer]:
+        return {peer.node_id: self._members.ways_to(peer.node_id)[0] for peer in self._members.others}
 
     def _stop(self, link: _Link) -> None:
         if link.task is not None:
@@ -278,6 +291,9 @@ class PeerLinks:
                     self._heartbeats_wait(link, connection)
             elif self._is_claim_due(link):
                 self._use(link, cast("Connection", link.claim), by_smaller=link.peer.node_id < self._self_id)
+            elif link.is_foreign and len(self._members.ways_to(link.peer.node_id)) > 1:
+                link.failed_dials += 1
+                connection.close(UnreachableError("a node of another cluster", connection.peer_address))
             elif link.idle_ticks >= self._idle_ticks_max:
                 values = {"ticks": link.idle_ticks}
                 connection.abort(UnreachableError("no bytes received", link.peer.address, "", values))
@@ -324,10 +340,7 @@ class PeerLinks:
         """Open a connection, unless the peer has, and wait until it closes; return its duration in seconds."""
         loop, connection = asyncio.get_running_loop(), link.connection
         if connection is None or not connection.is_open:
-            connection = await connect(
-                link.peer.host, link.peer.port, self._hello(), self, timeout_s=self._limits.link_dial_s
-            )
-            self._check_response(link, connection)
+            connection = await self._dial(link)
             by_smaller = self._self_id < link.peer.node_id
             if link.is_open and not self._is_preferred(link, connection, by_smaller=by_smaller):
                 connection.close()  # the peer dialed at the same time
@@ -338,16 +351,28 @@ class PeerLinks:
         await asyncio.shield(connection.closed)
         return loop.time() - since
 
+    async def _dial(self, link: _Link) -> Connection:
+        """Open a connection to the address that is next."""
+        ways = self._members.ways_to(link.peer.node_id) or (link.peer,)
+        way = ways[link.failed_dials % len(ways)]
+        try:
+            connection = await connect(way.host, way.port, self._hello(), self, timeout_s=self._limits.link_dial_s)
+            self._check_response(way, connection)
+        except DLedgerError:
+            link.failed_dials += 1
+            raise
+        return connection
+
     def _is_preferred(self, link: _Link, newcomer: Connection, *, by_smaller: bool) -> bool:
         """Whether, of two connections between the same two processes, the newcomer is the one that stays."""
         return link.is_same_process(newcomer) and by_smaller and not link.by_smaller
 
-    def _check_response(self, link: _Link, connection: Connection) -> None:
-        if connection.peer_hello.node_id != link.peer.node_id:
+    def _check_response(self, dialed: Peer, connection: Connection) -> None:
+        if connection.peer_hello.node_id != dialed.node_id:
             connection.close()
             raise ProtocolError(
-                f"the node at this address is {connection.peer_hello.node_id}, not {link.peer.node_id}",
-                link.peer.address,
+                f"the node at this address is {connection.peer_hello.node_id}, not {dialed.node_id}",
+                dialed.address,
                 "correct the peers string",
             )
 
@@ -368,7 +393,7 @@ class PeerLinks:
             address = connection.peer_hello.address or connection.peer_address
             link = self._links[node_id] = _Link(parse_peer(f"{node_id}-{address}"), self._limits)
         by_smaller = node_id < self._self_id
-        if not link.is_open or self._is_preferred(link, connection, by_smaller=by_smaller):
+        if not link.is_open or link.is_foreign or self._is_preferred(link, connection, by_smaller=by_smaller):
             self._use(link, connection, by_smaller=by_smaller)
         elif link.claim is None:
             link.claim, link.claim_ticks = connection, 0
@@ -390,7 +415,8 @@ class PeerLinks:
         if claim is not None and claim is not connection:
             claim.close()
         node_id, address = link.peer.node_id, connection.peer_hello.address
-        _LOG.info("peer connected: peer=%s address=%s", node_id, link.peer.address)
+        _LOG.info("peer connected: peer=%s address=%s", node_id, address or connection.peer_address)
+        self._members.set_reached(node_id, None)
         link.attached = Attachments(node_id, self._groups, partial(self._check_holder, link), connection.send_buffers)
         # The response to hello of an accepted connection leaves after this call, and must be the first frame.
         asyncio.get_running_loop().call_soon(self._offer_all, link, link.attached)
@@ -421,6 +447,8 @@ class PeerLinks:
         if link.attached is None:
             return
         error = link.attached.on_frame(frame)
+        if link.connection is not None and link.members():
+            self._members.set_reached(link.peer.node_id, link.connection.peer_hello.address)
         if error is not None and not error.retriable:
             group = str(frame.header.get("g"))[:127]
             _LOG.warning("attach refused: group=%r peer=%s error=%s", group, link.peer.node_id, error)
@@ -484,6 +512,7 @@ class PeerLinks:
             link.claim = None
         if link.connection is connection:
             link.connection = link.attached = None
+            self._members.set_reached(link.peer.node_id, None)
             _LOG.info("peer disconnected: peer=%s error=%s", node_id, error or "closed")
             self._on_lost(link.peer.node_id)
             if link.claim is not None:
