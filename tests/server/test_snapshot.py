@@ -100,6 +100,18 @@ def give(leader: HandDriven, n0: HandDriven, **changes: object) -> None:
     n0.replica.step(replace(sent, offset=sent.total, data=b""))
 
 
+def test_snapshot_waits_until_the_tables_cover_the_deleted_entries(leader):
+    """The core forgets entries at once, the store deletes them and stores the tables later."""
+    first = leader.log.segment_summaries()[2].first_index
+    leader.replica.trim(first)
+    packing = installs(leader)
+    assert leader.replica.raft.first_index == first
+    assert packing.pack(first) is None
+    leader.run()
+    found = packing.install(first, Term(1), packing.pack(first)).payload
+    assert found.tables.snapshot() == leader.replica.tables.snapshot()
+
+
 def test_snapshot_survives_encoding(leader):
     first = delete(leader)
     found = installed(leader, first)

@@ -80,7 +80,12 @@ class SnapshotInstalls:
         self._incoming: tuple[bytes, Work[tuple[LogTables, TableChanges] | None]] | None = None
 
     def pack(self, first_index: Index) -> bytes | None:
-        """See ``SnapshotPayloads``."""
+        """See ``SnapshotPayloads``.
+
+        The core forgets entries before the store deletes them. Until it has, its tables may not cover them yet.
+        """
+        if self._log.first_index() < first_index:
+            return None
         if self._outgoing is None or self._outgoing[0] != first_index:
             in_force = self._configuration_before(first_index)
             fields = {
