@@ -20,7 +20,7 @@ help:
 	@echo 'make check   the quick part: format, lint, types, imports, words, unit tests; under a minute'
 	@echo 'make snapshots  accept the present help pages and errors as snapshots of the tests'
 	@echo 'make bench   the benchmarks of appends and of the store on this machine; tests/README.md has the others'
-	@echo 'make soak    long runs: simulation with mutations, chaos, fuzzing; about two hours (MINUTES=60)'
+	@echo 'make soak    long runs: simulation with mutations, chaos, promises, fuzzing; two and a half hours (MINUTES=60)'
 	@echo 'make clean   remove caches and build outputs; .venv stays'
 
 # Made again only when pyproject.toml is newer than the stamp, so that a second run starts at once and works offline.
@@ -69,6 +69,7 @@ soak: $(READY)
 	@$(BIN)/python -m pytest -q --soak -m soak
 	@$(BIN)/python -m tests.sim --soak 10000000 --jobs 2
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --record
+	@$(BIN)/python -m tests.promises --minutes 30 --record
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { echo 'fuzzing is left out: it needs $(BIN)/pip install atheris' >&2; exit 0; }; \
 		for target in $$($(BIN)/python -m tests.fuzz); do $(BIN)/python -m tests.fuzz $$target --seconds $(MINUTES) || exit 1; done
 

@@ -189,16 +189,19 @@ class LocalCluster:
 
     # --- processes -------------------------------------------------------------------------------------------
 
-    def _spawn(self, peer: Peer) -> None:
+    def _command(self, peer: Peer) -> list[str]:
         command = [sys.executable, "-m", "dledger_core.cli", "serve"]
         command += ["--self-id", peer.node_id, "--peers", self.peers, "--dir", str(self._directory)]
         for group in self._groups:
             command += ["--group", group]
         for name, value in self._options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
+        return command
+
+    def _spawn(self, peer: Peer) -> None:
         with self.log_path(peer.node_id).open("ab") as log:
             self._processes[peer.node_id] = subprocess.Popen(
-                command,
+                self._command(peer),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
