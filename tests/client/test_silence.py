@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 
+from dledger_core.client.routing.silence import SILENT_TICKS, Silence
 from dledger_core.errors import RequestTimedOutError
 from dledger_core.net.protocol import Type
 from tests.client.fake_group import SHORT_MS, on_group
@@ -85,6 +87,21 @@ async def test_plain_append_in_flight_waits_for_its_outcome_and_later_ones_follo
     assert (await in_flight).first_index == 4
 
 
+@on_group(timeout_ms=HOUR_MS)
+async def test_no_new_append_is_sent_to_silent_leader(group, client):
+    await client.append([b"first"])
+    n1 = group.nodes.n1
+    n1.frozen = True
+    in_flight = asyncio.ensure_future(client.append([b"in flight"], producer_id="p", sequence=0))
+    await silent(group)
+    sent = len(told(n1))
+    later = asyncio.ensure_future(client.append([b"later"]))
+    await silent(group)
+    assert len(told(n1)) == sent
+    group.leader = "n2"
+    await asyncio.gather(in_flight, later)
+
+
 @on_group(timeout_ms=4 * SHORT_MS)
 async def test_plain_append_at_silent_leader_ends_by_its_deadline_as_unknown(group, client):
     await client.append([b"first"])
@@ -124,3 +141,19 @@ async def test_replica_without_contact_to_a_leader_is_read_last(group, client):
     await client.get(1)
     await client.get(1)
     assert len(serving.asked(Type.READ)) == 2
+
+
+def test_bytes_that_move_are_no_silence():
+    """A large response on a slow network, or a large request."""
+    silence, connection = Silence(), SimpleNamespace(received_bytes=0, write_buffer_bytes=1000, is_open=True)
+    for number in range(2 * SILENT_TICKS):
+        connection.received_bytes += number % 2
+        connection.write_buffer_bytes -= 1 - number % 2
+        assert silence.tick(connection, waits=True) == 0
+    ticks = [silence.tick(connection, waits=True) for _ in range(SILENT_TICKS)]
+    assert ticks == list(range(1, SILENT_TICKS + 1))
+    assert silence.is_silent(connection)
+    connection.received_bytes += 1
+    assert not silence.is_silent(connection)
+    assert silence.tick(connection, waits=True) == 0
+    assert [silence.tick(connection, waits=waits) for waits in (True, False, True)] == [1, 0, 1]

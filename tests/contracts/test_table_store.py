@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger_core.storage.files.file_system import OsFiles
-from dledger_core.storage.files.table_store import DamagedTablesError, SqliteTables, TableStore, read_sqlite
+from dledger_core.storage.files.table_store import (
+    DamagedTablesError,
+    SqliteTables,
+    TableStore,
+    read_sqlite,
+    rows_in_image,
+)
 from tests.support.faulty_files import FaultyFiles
 from tests.support.only_reading import only_reading
 from tests.support.soon import soon
@@ -179,8 +187,27 @@ def test_interrupted_transaction_leaves_rows_before_it(tmp_path: Path, by_node: 
 def test_reader_of_another_program_sees_whole_transactions(tmp_path: Path) -> None:
     store = SqliteTables(tmp_path / "tables", print)
     for number in range(30):
-        store.write({bytes([key]): bytes([number]) for key in range(50)})
+        store.write({key.to_bytes(2, "big"): bytes([number]) for key in range(500)})
         found = read_sqlite(tmp_path / "tables") or []
         assert len({value for _, value in found}) <= 1
-        assert len(found) in (0, 50)
+        assert len(found) in (0, 500)
+    store.close()
+
+
+def test_image_has_the_transaction_that_has_begun(tmp_path: Path) -> None:
+    """Its pages may be in the file already, without the others."""
+    begun, free = threading.Event(), threading.Event()
+
+    def delayed(function: Callable[[], Any]) -> Any:
+        begun.set()
+        free.wait()
+        return function()
+
+    store = SqliteTables(tmp_path / "tables", print, delayed)
+    store.write({b"a": b"1"})
+    begun.wait()
+    timer = threading.Timer(0.1, free.set)
+    timer.start()
+    assert rows_in_image(store.image()) == [(b"a", b"1")]
+    timer.join()
     store.close()

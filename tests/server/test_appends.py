@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from dledger_core.config import LIMITS, Limits, StorageConfig
@@ -135,6 +137,16 @@ def test_busy_connection_delays_others_by_one_append(n0):
     commit(n0)
     assert [body[:5] for body in bodies(n0)[:3]] == [b"other", b"0" + bytes(4), b"1" + bytes(4)]
     assert batches(n0)[1:3] == [(1, 4), (5, 7)]
+
+
+def test_attempt_is_appended_after_all_that_waits(n0):
+    ask = Asker(n0, limits=Limits(coalesced_bytes=1000))
+    for name in (b"first", b"second"):
+        ask.plain(name + bytes(600))
+    ask.attempt(KEY, "a", b"row")
+    ask.plain(b"later")
+    commit(n0)
+    assert [body.rstrip(b"\0") for body in bodies(n0)] == [b"first", b"second", b"row", b"later"]
 
 
 def test_plain_append_does_not_wait_for_batches_of_attempts(n0):
@@ -503,6 +515,17 @@ def test_renewed_transaction_is_not_aborted_nor_soon_by_a_new_leader(n0, ask):
     assert not is_open()
 
 
+def test_renewal_by_another_run_counts_for_nothing(n0, ask):
+    ask.attempt(KEY, "a", b"row")
+    commit(n0)
+    n0.running_ms += 900
+    ask.appends.renew(KEY._replace(run_id="another"))
+    n0.running_ms += 101
+    ask.appends.abort_inactive(1000)
+    commit(n0)
+    assert not n0.replica.tables.transactions.open
+
+
 def test_query_that_no_group_knows_is_rejected_after_leadership_is_confirmed(n0, ask):
     ask.attempt(KEY._replace(batch_id=7), "a", b"row")
     assert ask.answers == []
@@ -589,6 +612,22 @@ def test_broken_invariant_stops_replica_and_each_append_gets_reply(tmp_path):
         n0.run()
         assert n0.sent == []
         assert n0.log.last_index() == 0
+
+
+def test_leader_that_stops_refuses_appends_and_waits_for_those_in_flight(n0, ask):
+    async def drain() -> None:
+        stopping = asyncio.create_task(ask.appends.drain(60))
+        await asyncio.sleep(0)
+        with pytest.raises(TransferringError):
+            ask.plain(b"too late")
+        assert not stopping.done()
+        n0.acknowledge()
+        await stopping
+
+    ask.plain(b"in flight")
+    n0.run()
+    asyncio.run(drain())
+    assert ask.ranges == [(1, 1)]
 
 
 # --- a full table of producers ----------------------------------------------------------------------------------------

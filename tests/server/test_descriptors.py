@@ -9,7 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 import pytest
 
 from dledger_core import Client
@@ -34,9 +36,16 @@ def test_shares_fit_limit_and_leave_reserve(limit: int, groups: int) -> None:
     assert shares.open_segments >= 4
 
 
+class Node(NamedTuple):
+    """A node's process."""
+
+    peers: str
+    pid: int
+
+
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[str]:
-    """The peers string of a node that starts with 64 descriptors and may have 256."""
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node that starts with 64 descriptors and may have 256."""
     peers = format_peers(free_peers(1))
     options = ["--peers", peers, "--self-id", "n0", "--dir", str(tmp_path), "--format", "json"]
     options += ["--data-segment-bytes", str(SEGMENT_BYTES), "--index-segment-bytes", "4096"]
@@ -46,7 +55,7 @@ def node(tmp_path: Path) -> Iterator[str]:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["node"] == "n0"
         try:
-            yield peers
+            yield Node(peers, process.pid)
             assert process.poll() is None, "the node ended"
         finally:
             process.terminate()
@@ -55,12 +64,13 @@ def node(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.integration
-def test_node_with_few_descriptors_serves_many_segments_and_clients(node: str) -> None:
-    with Client(node) as client, contextlib.ExitStack() as idle:
+def test_node_with_few_descriptors_serves_many_segments_and_clients(node: Node) -> None:
+    assert psutil.Process(node.pid).rlimit(psutil.RLIMIT_NOFILE) == (LIMIT, LIMIT)
+    with Client(node.peers) as client, contextlib.ExitStack() as idle:
         body = bytes(SEGMENT_BYTES // 2)  # with its header more than half of a segment
         results = [client.append([body] * 100) for _ in range(LIMIT // 100 + 1)]
         first, last = results[0].first_index, results[-1].last_index
-        port = int(node.rpartition(":")[2])
+        port = int(node.peers.rpartition(":")[2])
         for _ in range(LIMIT + 20):
             connection = idle.enter_context(socket.create_connection(("127.0.0.1", port)))
             with contextlib.suppress(OSError):
@@ -69,12 +79,12 @@ def test_node_with_few_descriptors_serves_many_segments_and_clients(node: str) -
         found = first
         while found <= last:
             found += len(client.read(found, last + 1))
-        with pytest.raises(DLedgerError) as caught, Client(node, timeout_ms=300) as another:
+        with pytest.raises(DLedgerError) as caught, Client(node.peers, timeout_ms=300) as another:
             another.metadata()
         assert caught.value.retriable
 
     def is_served() -> bool:
-        with Client(node, timeout_ms=2000) as client:
+        with Client(node.peers, timeout_ms=2000) as client:
             return client.metadata().leader_id == "n0"
 
     assert soon(is_served)

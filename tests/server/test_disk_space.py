@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -15,8 +16,10 @@ from dledger_core.connect import AsyncClient, Client
 from dledger_core.control import TransactionId
 from dledger_core.errors import DiskFullError
 from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft import AppendEntriesResponse, Heartbeat, HeartbeatResponse
+from dledger_core.raft import AppendEntriesResponse, Heartbeat, HeartbeatResponse, RequestVote, TimeoutNow
+from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.disk_space import SpaceGuard
+from dledger_core.server.maintenance.retention import RetentionPolicy
 from dledger_core.storage.files.file_system import DiskSpace, OsFiles
 from tests.chaos.cluster import SmallDisk
 from tests.cli import command
@@ -186,6 +189,41 @@ def test_full_follower_still_follows_and_recovers(follower):
     follower.room(RESERVE * 2)
     assert [response.accepted for response in responses(follower, probe)] == [False], "now it reports its gap"
     assert [response.match_index for response in responses(follower, large)] == [1]
+
+
+def test_full_follower_takes_over_no_leadership(follower):
+    hand_over = TimeoutNow(sender=NodeId("n1"), target=NodeId("n0"), term=Term(1))
+    responses(follower, Heartbeat(sender=NodeId("n1"), target=NodeId("n0"), term=Term(1), commit_index=-1, round=1))
+    follower.room(RESERVE - 1)
+    assert responses(follower, hand_over) == []
+    follower.room(RESERVE * 2)
+    assert {type(message) for message in responses(follower, hand_over)} == {RequestVote}
+
+
+@pytest.mark.parametrize(("room", "targets"), [(RESERVE * 2, []), (RESERVE - 1, ["n1", "n2"])])
+def test_leader_with_full_disk_offers_leadership_to_each_voter(tmp_path, room, targets):
+    with Node(tmp_path, ("n0", "n1", "n2")) as node:
+        node.lead()
+        node.room(RESERVE * 2)
+        offered = []
+
+        async def look():
+            with ThreadPoolExecutor(1) as executor:
+                rounds = DiskRounds(RetentionPolicy(), lambda: [node.replica], executor, lambda _: True)
+                node.files.room = DiskSpace(room, 1 << 30)
+                await rounds.look()
+                while len(asyncio.all_tasks()) > 1:  # until no voter takes leadership
+                    await asyncio.sleep(0.001)
+                    node.run()
+                    if (target := node.replica.raft.transferee) not in (None, *offered):
+                        offered.append(target)
+                    node.acknowledge()
+                    node.replica.tick()
+                await rounds.close()
+
+        asyncio.run(look())
+        assert sorted(offered) == targets
+        assert node.replica.is_leader
 
 
 def fill(replica, free_bytes):

@@ -8,11 +8,15 @@ from functools import partial
 
 import pytest
 
-from dledger_core.client.routing.channel import ConnectionLostError
+from dledger_core.client.routing.channel import Channel, ConnectionLostError
 from dledger_core.cluster import LocalCluster
-from dledger_core.config import format_peers
+from dledger_core.config import Peer, format_peers
 from dledger_core.connect import AsyncClient, Client
 from dledger_core.errors import DLedgerError, TransferringError, UnreachableError
+from dledger_core.net.connection import Connection, serve
+from dledger_core.net.frame import Frame
+from dledger_core.net.hello import Hello
+from dledger_core.net.protocol import Type
 from tests.support.server_group import ServerGroup, eventually, run, stall
 from tests.support.soon import soon
 
@@ -100,10 +104,58 @@ def test_node_that_stops_ends_long_polls_and_lets_its_clients_leave(tmp_path):
             await eventually(lambda: client.channel.in_flight)
             await asyncio.sleep(0.01)
             await group.nodes["n0"].drain()
+            assert not client.channel.in_flight
             with pytest.raises(UnreachableError) as caught:
                 await waiting
             assert not isinstance(caught.value, ConnectionLostError), "it has a response"
             assert not client.channel.is_open
+
+    run(scenario())
+
+
+class Leaving:
+    """A node that asks its clients to leave before it responds."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[Connection, Frame]] = []
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        self.requests.append((connection, frame))
+        connection.send({"t": Type.GOAWAY})
+
+    def on_close(self, connection: Connection, error: Exception | None) -> None:
+        pass
+
+    def respond(self) -> None:
+        for connection, frame in self.requests:
+            connection.send({"t": frame.header["t"] + 1, "r": frame.header["r"]})
+
+
+def test_client_leaves_once_it_has_all_responses():
+    async def scenario() -> None:
+        hello, node = Hello("peer", "n0", "uuid-0", (1, 1), "127.0.0.1:1"), Leaving()
+        server = await serve("127.0.0.1", 0, accept=lambda _: hello, handler_for=lambda _: node)
+        channel = Channel(Peer("n0", "127.0.0.1", server.port))
+        await channel.open(60)
+        request = asyncio.create_task(channel.request({"t": int(Type.APPEND)}, timeout_s=60))
+        await eventually(lambda: node.requests and not channel.is_open)
+        assert channel.in_flight == 1
+        node.respond()
+        assert (await request).header["t"] == Type.APPEND + 1
+        await eventually(lambda: not server.connections)
+        await channel.close()
+        await server.close()
+
+    run(scenario())
+
+
+def test_node_that_stops_serves_no_read_that_another_node_can(tmp_path):
+    async def scenario() -> None:
+        async with ServerGroup(tmp_path, 1) as group:
+            client = await group.client()
+            group.nodes["n0"].service.drain()
+            with pytest.raises(UnreachableError):
+                await client.read(0, 1, wait=30_000)
 
     run(scenario())
 

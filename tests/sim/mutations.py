@@ -2,7 +2,8 @@
 
 ``found_by`` names how: ``core`` = seeds of the Raft core alone, ``whole`` = seeds of complete replicas, otherwise the
 test that fails (``FILE::TEST``, of another room ``ROOM/FILE::TEST``), or a file with such tests. The tests serve where
-a random run would have to be lucky. A guard is its text; it occurs once in its room, in whatever file.
+a random run would have to be lucky. A guard is its text; it occurs once in its room, in whatever file. A room is a
+package of ``dledger_core``, "." all of it; the connector is a room too.
 
 python -m tests.sim.mutations NAME --seeds 0..4999    run the seeds without this guard, up to one that fails
 """
@@ -16,14 +17,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+CONNECTOR: Final = "spark_connector"
 
 
 class Mutation(NamedTuple):
-    """One guard of ``dledger_core/<room>`` and the text without it."""
+    """One guard of a room and the text without it."""
 
     name: str
     room: str
@@ -38,11 +41,15 @@ class Mutation(NamedTuple):
 
     def module(self, root: Path = ROOT) -> Path | None:
         """Return the file that contains the guard, or None unless it occurs exactly once."""
-        counts = {
-            path: path.read_text().count(self.guard) for path in (root / "dledger_core" / self.room).rglob("*.py")
-        }
+        room = root / self.room if self.room == CONNECTOR else root / "dledger_core" / self.room
+        counts = {path: text.count(self.guard) for path, text in _texts(room).items()}
         found = [path for path, count in counts.items() if count]
         return found[0] if sum(counts.values()) == 1 else None
+
+
+@lru_cache(maxsize=16)
+def _texts(room: Path) -> dict[Path, str]:
+    return {path: path.read_text() for path in room.rglob("*.py")}
 
 
 def load() -> list[Mutation]:
@@ -76,15 +83,11 @@ LIKELY_SEEDS: Final = {
 
 def mutate(directory: Path, mutation: Mutation) -> None:
     """Copy the code and its tests, and remove one guard from the copy."""
-    shutil.copytree(ROOT / "dledger_core", directory / "dledger_core")
-    (directory / "tests").mkdir()
-    for file in (ROOT / "tests").glob("*.py"):  # conftest.py runs tests that are coroutines
-        shutil.copy(file, directory / "tests")
-    for room in ("client", "net", "raft", "record", "server", "sim", "storage", "support"):
-        shutil.copytree(ROOT / "tests" / room, directory / "tests" / room)
+    for package in ("dledger_core", CONNECTOR, "tests"):
+        shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
     path = mutation.module(directory)
     if path is None:
-        raise AssertionError(f"dledger_core/{mutation.room} does not contain this guard once: {mutation.name}")
+        raise AssertionError(f"room {mutation.room} does not contain this guard once: {mutation.name}")
     path.write_text(path.read_text().replace(mutation.guard, mutation.without))
 
 

@@ -93,6 +93,9 @@ def test_failed_write_is_reported_after_other_files_were_used(files: LimitedFile
 def test_read_without_descriptor_is_busy_not_damaged(files: LimitedFiles, segments: Segments) -> None:
     files.refuses = 1
     assert read(segments, 1) == b"\1", "the others that were open made room"
+    files.opened.clear()
+    assert [read(segments, number) for number in (1, 9)] == [b"\1", b"\x09"]
+    assert files.opened == [segments.path(9 * SIZE)]
     files.refuses = 2
     with pytest.raises(BusyError) as caught:
         read(segments, 5)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from dledger_core import control
 from dledger_core.errors import DiskFailedError, ProducerUnknownError
 from dledger_core.ids import Index
 from dledger_core.storage import CommitLog
+from dledger_core.storage.files.table_store import DamagedTablesError
 from dledger_core.storage.tables.tables import LogTables, TableChanges
+from dledger_core.storage.tables.transactions import ORPHANED
 from tests.support.faulty_files import FaultyFiles
-from tests.support.logs import STORE, append, open_log
+from tests.support.logs import SMALL, STORE, append, open_log
 from tests.support.replica_group import Asker, HandDriven
 
 TABLES = STORE / "meta" / "tables"
@@ -80,11 +84,84 @@ def test_producer_of_lost_entries_is_unknown_once_they_are_given_up() -> None:
     assert "new" in tables.producers, "another entry has this index now"
 
 
+def test_tables_forget_what_the_log_has_lost() -> None:
+    ahead = FaultyFiles()
+    filled(ahead).close()
+    with HandDriven(STORE, files=with_tables_of(ahead), storage=SMALL) as n0:
+        assert n0.replica.tables.applied_index > n0.log.last_index()
+        n0.lead()  # the only voter decides alone that the end is lost
+        ask = Asker(n0)
+        ask.produced("p", 0, 10, b"after a lost one")
+        n0.run()
+        assert ask.ranges == [ProducerUnknownError]
+        assert n0.replica.tables.applied_index <= n0.log.last_index()
+
+
+def changed(stored: Mapping[bytes, bytes], changes: TableChanges) -> dict[bytes, bytes]:
+    """Return the rows of a store after a transaction."""
+    rows = {**({} if changes.is_complete else stored), **changes.rows}
+    return {key: value for key, value in rows.items() if value is not None}
+
+
+def test_store_has_no_row_of_lost_entries_whose_indexes_are_used_again() -> None:
+    tables = LogTables()
+    for index, name in enumerate(["kept", "lost"]):
+        tables.apply(Index(2 * index), 0, producer_entry(name))
+    stored = changed({}, tables.take_changes())
+    tables.forget_after(Index(1))
+    for sequence in range(2):  # its first row has the key of the lost one
+        tables.apply(Index(2 + 2 * sequence), 0, producer_entry("new", sequence))
+    stored = changed(stored, tables.take_changes())
+    assert LogTables.from_rows(sorted(stored.items())).snapshot() == tables.snapshot()
+    tables.apply(Index(6), 0, producer_entry("new", 2))
+    assert len(tables.take_changes().rows) == 3, "the next transaction changes single rows again"
+
+
+def test_orphaned_ranges_of_trimmed_entries_leave_the_store() -> None:
+    tables = LogTables()
+    for at, kind in enumerate(["attempt", "abort"]):
+        tables.apply(Index(2 * at), 0, control.pack({"k": kind, "q": "q", "b": 0, "r": "r", "n": 1}))
+    stored = changed({}, tables.take_changes())
+    assert any(key.startswith(ORPHANED) for key in stored)
+    tables.trim(Index(3))
+    tables.apply(Index(4), 0, producer_entry("p"))
+    stored = changed(stored, tables.take_changes())
+    assert not any(key.startswith(ORPHANED) for key in stored)
+
+
+def test_stored_tables_that_lack_a_row_are_damaged() -> None:
+    tables = LogTables()
+    for number in range(3):
+        tables.apply(Index(2 * number), 0, producer_entry(f"p{number}"))
+    tables.apply(Index(6), 0, control.pack({"k": "commit", "q": "q", "b": 0, "r": "r", "parts": []}))
+    rows = tables.rows()
+    assert LogTables.from_rows(rows).snapshot() == tables.snapshot()
+    for at in range(len(rows)):
+        with pytest.raises(DamagedTablesError):
+            LogTables.from_rows([*rows[:at], *rows[at + 1 :]])
+
+
+def test_tables_are_stored_after_the_entries_they_include_are_synced() -> None:
+    files = FaultyFiles()
+    log = open_log(files, config=replace(SMALL, durability="page-cache"))
+    append(log, [b"in a new segment, whose name is synced with it"])
+    append(log, [b"x"], control=producer_entry("p"))
+    tables = log.load_tables()
+    tables.apply(Index(1), 0, producer_entry("p"))
+    log.save_tables(tables.take_changes())
+    assert log.scan_tables(b"p", b"q", 9), "the transaction has ended"
+    files.crash(0.0)
+    log = open_log(files)
+    assert log.load_tables().applied_index <= log.last_index()
+    assert log.recovering_marker.above is None
+    log.close()
+
+
 def test_changes_are_those_of_the_applied_entries_alone() -> None:
     tables = LogTables()
     for number in range(2000):
         tables.apply(Index(2 * number), 0, producer_entry(f"p{number}"))
-    stored = dict(tables.take_changes().rows)
+    stored = changed({}, tables.take_changes())
     for at in range(3):
         tables.apply(Index(5000 + 2 * at), 0, producer_entry("p7", 1 + at))
     tables.apply(Index(6000), 0, control.pack({"k": "expire", "p": "p8"}))
@@ -92,11 +169,7 @@ def test_changes_are_those_of_the_applied_entries_alone() -> None:
     assert not changes.is_complete
     assert len(changes.rows) == 4, "two old rows, a new one, and the applied index"
     assert not tables.take_changes().rows
-    for key, value in changes.rows.items():
-        stored.pop(key, None)
-        if value is not None:
-            stored[key] = value
-    restored = LogTables.from_rows(sorted(stored.items()))
+    restored = LogTables.from_rows(sorted(changed(stored, changes).items()))
     assert restored.snapshot() == tables.snapshot()
     assert list(restored.producers) == list(tables.producers), "in order of activity, by which they expire"
 
@@ -200,12 +273,7 @@ def test_stored_changes_restore_to_the_same_tables(steps: list[tuple[dict[str, A
         if trims:
             tables.trim(Index(10 * number))
         if stores:
-            changes = tables.take_changes()
-            stored = {} if changes.is_complete else stored
-            for row, value in changes.rows.items():
-                stored.pop(row, None)
-                if value is not None:
-                    stored[row] = value
+            stored = changed(stored, tables.take_changes())
             restored = LogTables.from_rows(sorted(stored.items()))
             assert restored.snapshot() == tables.snapshot()
             if number % 5 == 0:

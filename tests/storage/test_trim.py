@@ -252,6 +252,16 @@ def test_repair_completes_a_restart_with_a_failed_write(files: FaultyFiles, powe
     assert seen == {0, 1000}
 
 
+def test_changes_from_before_a_restart_of_the_log_are_dropped(files: FaultyFiles) -> None:
+    log = open_log(files)
+    restart(log, start())
+    log.save_tables(KNOWN)
+    log.close()
+    log = open_log(files)
+    assert log.load_tables().snapshot() == start_tables().snapshot()
+    log.close()
+
+
 def test_restart_and_later_batches_are_persisted_together(files: FaultyFiles) -> None:
     log = open_log(files)
     log.stage_restart(start())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class RowChanges:
     """Changed rows by key: the new value, or None for a removed row. Not thread-safe."""
@@ -21,6 +23,10 @@ class RowChanges:
     def put(self, key: bytes, value: bytes | None) -> None:
         """Record the value, or the end, of a row whose key may be used many times."""
         self._rows[key] = value
+
+    def restart(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Forget the changes: these are all rows there are."""
+        self._rows = dict(rows)
 
     def take(self) -> dict[bytes, bytes | None]:
         """Return the changes and forget them; takes no time, however many there are."""

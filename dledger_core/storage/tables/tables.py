@@ -182,6 +182,9 @@ class LogTables:
             self.producers.forget_after(index)
             self.transactions.forget_after(index)
             self.applied_index = index
+            # The keys of lost rows are used again, so changes alone could leave such a row in the store.
+            self._changes.restart(chain(self.producers.rows(), self.transactions.rows()))
+            self._taken_index = None
 
     @property
     def durable_index(self) -> Index:
