@@ -163,6 +163,35 @@ def interrupted(path: Path, copy: Path) -> None:
         connection.execute("ROLLBACK")
 
 
+def test_moved_rows_replace_others_and_nothing_is_moved_without_a_source(tables: Tables) -> None:
+    source = tables.path.with_name("tables.new")
+    tables.store.write({b"old": b"1"})
+    tables.store.close()
+    tables.files.move_tables(source, tables.path)
+    assert tables.again().read() == [(b"old", b"1")]
+    tables.store.close()
+    new = tables.files.open_tables(source, tables.failures.append)
+    new.write({b"new": b"2"}, replace=True)
+    new.close()
+    tables.files.move_tables(source, tables.path)
+    assert tables.again().read() == [(b"new", b"2")]
+    assert {name.removesuffix("-journal") for name in tables.files.listdir(source.parent)} == {"tables"}
+
+
+def test_moved_rows_are_not_changed_by_a_transaction_that_a_crash_interrupted(tmp_path: Path) -> None:
+    store = SqliteTables(tmp_path / "tables", print)
+    store.write({number.to_bytes(4, "big"): bytes(400) for number in range(500)})
+    store.close()
+    crashed = tmp_path / "crashed" / "tables"
+    crashed.parent.mkdir()
+    interrupted(tmp_path / "tables", crashed)
+    new = SqliteTables(crashed.with_name("tables.new"), print)
+    new.write({b"new": b"1"})
+    new.close()
+    OsFiles().move_tables(crashed.with_name("tables.new"), crashed)
+    assert read_sqlite(crashed) == [(b"new", b"1")]
+
+
 @pytest.mark.parametrize("by_node", [True, False], ids=["node", "another program"])
 def test_interrupted_transaction_leaves_rows_before_it(tmp_path: Path, by_node: bool) -> None:
     rows = {number.to_bytes(4, "big"): bytes([number % 256]) * 400 for number in range(500)}

@@ -317,5 +317,11 @@ class FaultyFiles:
         data = self.read(path)
         return None if data is None else rows_in(data)
 
+    def move_tables(self, source: Path, target: Path) -> None:
+        if (data := self.read(source)) is not None:
+            self.replace(target, data)
+            self.unlink(source)
+            self.sync_dir(source.parent)
+
     def rows_in_image(self, image: bytes) -> Rows | None:
         return rows_in(image) if image else None

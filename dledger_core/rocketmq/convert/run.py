@@ -37,7 +37,7 @@ from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout, LogMeta, lock_store, save_log_meta
 from dledger_core.storage.files.members_file import KnownConfigurations, members_file
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint, save_hard_state
-from dledger_core.storage.tables.tables import LogTables, save_tables
+from dledger_core.storage.tables.tables import LogTables, TableChanges, save_tables
 
 
 def commit_index_of(plan: Plan, state: ConversionState) -> int:
@@ -80,7 +80,7 @@ def publish(request: ConvertRequest, plan: Plan, state: ConversionState, files: 
         text = f"committedIndex={commit}\nendIndex={last}\n"
         files.replace(layout.root / "checkpoint", text.encode())
     if plan.source.tables is not None and not plan.drops_control:
-        save_tables(files, layout, LogTables.restore(plan.source.tables))
+        save_tables(files, layout.tables, TableChanges.complete(LogTables.restore(plan.source.tables)))
     files.replace(layout.meta / "index-map.json", _index_map(plan, state))
     save_log_meta(files, layout.log_meta, _meta(request, plan, state))
     files.unlink(layout.converting)

@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from dledger_core.checksum import Buffer, crc32
-from dledger_core.storage.files.table_store import Rows, SqliteTables, TableStore, read_sqlite, rows_in_image
+from dledger_core.storage.files.table_store import (
+    Rows,
+    SqliteTables,
+    TableStore,
+    move_sqlite,
+    read_sqlite,
+    rows_in_image,
+)
 
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 _FLAGS = os.O_CLOEXEC
@@ -109,6 +116,9 @@ class Files(Protocol):
 
     def read_tables(self, path: Path) -> Rows | None:
         """Return these rows, perhaps of a running node, without changing anything; raise DamagedTablesError."""
+
+    def move_tables(self, source: Path, target: Path) -> None:
+        """Replace the rows of one closed store by those of another, durably; change nothing if there is no source."""
 
     def rows_in_image(self, image: bytes) -> Rows | None:
         """Return the rows of ``TableStore.image``; raise DamagedTablesError."""
@@ -306,6 +316,11 @@ class OsFiles:
     def read_tables(self, path: Path) -> Rows | None:
         """See ``Files``."""
         return read_sqlite(path)
+
+    def move_tables(self, source: Path, target: Path) -> None:
+        """See ``Files``."""
+        if source.exists():
+            move_sqlite(source, target, self.sync_dir)
 
     def rows_in_image(self, image: bytes) -> Rows | None:
         """See ``Files``."""

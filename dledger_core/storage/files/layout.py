@@ -218,6 +218,11 @@ class Layout:
         return self.meta / "tables"
 
     @property
+    def new_tables(self) -> Path:
+        """The tables of a snapshot install, which replace the others once the log restarts."""
+        return self.meta / "tables.new"
+
+    @property
     def recovering(self) -> Path:
         """Marker of a recovering voter."""
         return self.meta / "recovering"

@@ -286,6 +286,15 @@ def read_sqlite(path: Path) -> Rows | None:
             return _rows_of(connection)
 
 
+def move_sqlite(source: Path, target: Path, sync_dir: Callable[[Path], None]) -> None:
+    """Replace a file by another one, durably; both are closed. A crash leaves one of them, complete, as ``target``."""
+    _journal(target).unlink(missing_ok=True)
+    sync_dir(target.parent)  # SQLite would roll back what a killed node left there, in the new file
+    source.replace(target)
+    _journal(source).unlink(missing_ok=True)
+    sync_dir(target.parent)
+
+
 def rows_in_image(image: bytes) -> Rows | None:
     """Return the rows of ``SqliteTables.image``; raise DamagedTablesError."""
     if not image:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, Final
 
 import msgpack
@@ -274,11 +275,11 @@ def load_tables(
     )
 
 
-def save_tables(files: Files, layout: Layout, tables: LogTables) -> None:
-    """Store complete tables, durably; raise OSError."""
-    store = files.open_tables(layout.tables, lambda error: None)
+def save_tables(files: Files, path: Path, tables: TableChanges) -> None:
+    """Store complete tables in a file, durably; raise OSError."""
+    store = files.open_tables(path, lambda error: None)
     try:
-        store.write(TableChanges.complete(tables).rows, replace=True)
+        store.write(tables.rows, replace=True)
         store.sync()
     finally:
         store.close()

@@ -58,7 +58,7 @@ from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.files.table_store import Rows
 from dledger_core.storage.read import log_queries
 from dledger_core.storage.read.record_reader import RecordReader
-from dledger_core.storage.tables.tables import LogTables, TableChanges, load_tables
+from dledger_core.storage.tables.tables import LogTables, TableChanges, load_tables, save_tables
 from dledger_core.storage.write.appender import Appender, Preallocation, bounded
 from dledger_core.storage.write.durable_log import DurableLog
 from dledger_core.storage.write.staging import StagedEnd, Staging, check_proposal, with_java_entries
@@ -83,12 +83,12 @@ class CommitLog(DurableLog):
         self._meta = meta
         self._lock = lock
         self._failure: DiskFailedError | None = None
-        self._table_store = files.open_tables(layout.tables, self._fail)
-        self._tables: LogTables | None = self._stored_tables()
         self._removals = 0
         for directory in (layout.root, layout.meta, layout.data, layout.index):
             files.sync_dir(directory)  # a file created by a killed process is visible but may not be durable yet
         self._meta = meta = end_interrupted(files, layout, meta)
+        self._table_store = files.open_tables(layout.tables, self._fail)
+        self._tables: LogTables | None = self._stored_tables()
         data = Segments.load(
             files, layout.data, config.data_segment_bytes, write=True, open_max=config.open_segments_max
         )
@@ -500,8 +500,8 @@ class CommitLog(DurableLog):
 
     def _restart(self, start: LogStart) -> None:
         """Discard the log and restart it; a crash leaves the old or the new one, and the hard state in any case."""
-        self._table_store.write(start.tables.rows, replace=True)
-        self._table_store.sync()
+        # Not in place of the others: those belong to the log that a crash before the restart continues.
+        save_tables(self._files, self._layout.new_tables, start.tables)
         self._know(self._members.installing(start.first_index, start.members, self._last_index))
         self._save_meta(
             replace(
@@ -525,7 +525,9 @@ class CommitLog(DurableLog):
         self._first_index, self._last_index = start.first_index, start.first_index - 1
         self._removals += 1
         self._appender.restart(start.position)
+        self._table_store.close()
         self._meta = remove_everything(self._files, self._layout, self._meta)
+        self._table_store = self._files.open_tables(self._layout.tables, self._fail)
         self._know(self._members.started(start.first_index))
         self._checkpoint = load_checkpoint(self._files, self._layout.checkpoint)
 

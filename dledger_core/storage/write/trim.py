@@ -50,11 +50,21 @@ def end_interrupted(files: Files, layout: Layout, meta: LogMeta) -> LogMeta:
     """
     if meta.discarding:
         return remove_everything(files, layout, meta)
+    _remove_new_tables(files, layout)
     bases = sorted(int(name) for name in files.listdir(layout.data) or () if is_segment_name(name))
     first = meta.first_position - meta.first_position % meta.data_segment_bytes
     if first in bases:
         _remove(files, layout, [segment_name(base) for base in bases if base < first])
     return meta
+
+
+def _remove_new_tables(files: Files, layout: Layout) -> None:
+    """Remove the tables of an install that a crash ended before the log restarted."""
+    names = [name for name in files.listdir(layout.meta) or () if name.startswith(layout.new_tables.name)]
+    for name in names:
+        files.unlink(layout.meta / name)
+    if names:
+        files.sync_dir(layout.meta)
 
 
 def _remove(files: Files, layout: Layout, names: Sequence[str]) -> None:
@@ -65,7 +75,8 @@ def _remove(files: Files, layout: Layout, names: Sequence[str]) -> None:
 
 
 def remove_everything(files: Files, layout: Layout, meta: LogMeta) -> LogMeta:
-    """Remove all segments, so that the store is empty like its identity; idempotent."""
+    """Remove all segments and take the new tables, so that the store is like its identity; idempotent."""
+    files.move_tables(layout.new_tables, layout.tables)
     start = Checkpoint(meta.first_index - 1, meta.first_index - 1, meta.first_position)
     save_checkpoint(files, layout.checkpoint, start)
     for directory in (layout.data, layout.index):
