@@ -180,7 +180,7 @@ def test_moved_rows_replace_others_and_nothing_is_moved_without_a_source(tables:
 
 def test_moved_rows_are_not_changed_by_a_transaction_that_a_crash_interrupted(tmp_path: Path) -> None:
     store = SqliteTables(tmp_path / "tables", print)
-    store.write({number.to_bytes(4, "big"): bytes(400) for number in range(500)})
+    store.write({number.to_bytes(4, "big"): bytes([number % 256]) * 400 for number in range(500)})
     store.close()
     crashed = tmp_path / "crashed" / "tables"
     crashed.parent.mkdir()

@@ -29,6 +29,7 @@ from tests.support.server_group import RawClient, ServerGroup, eventually, free_
 
 IDLE_TICKS = 40
 TICK_S = 0.005
+WAIT_S = 10.0
 
 
 class Node:
@@ -521,7 +522,9 @@ async def test_node_is_dialed_at_its_recorded_and_its_listed_address_in_turn():
     before, now = free_peers(2), free_peers(2)
     n0, n1 = (Node(me, now, members=recorded(me, now, before)) for me in now)
     async with n0, n1:
-        await eventually(lambda: n0.links.is_attached("g", n1.member()) and n1.links.is_attached("g", n0.member()))
+        await eventually(
+            lambda: n0.links.is_attached("g", n1.member()) and n1.links.is_attached("g", n0.member()), timeout_s=WAIT_S
+        )
         for node in (n0, n1):
             addresses = [each.address for each in node.members.of("g").members]
             assert addresses == [peer.address for peer in now], "clients are sent to where the nodes are"
@@ -537,7 +540,7 @@ async def test_node_of_another_cluster_at_recorded_address_does_not_keep_the_lin
     async with other, n0:
         await eventually(lambda: other.refusals or n0.refusals)
         async with n1:
-            await eventually(lambda: n0.links.is_attached("g", n1.member()))
+            await eventually(lambda: n0.links.is_attached("g", n1.member()), timeout_s=WAIT_S)
             [address] = [each.address for each in n0.members.of("g").members if each.node_id == now[1].node_id]
             assert address == now[1].address
 
