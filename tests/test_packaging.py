@@ -1,16 +1,25 @@
-"""The content of the wheel, and PySpark's discovery module under its own name."""
+"""The wheel: its content, and an environment that has nothing but it and what it declares."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import os
 import subprocess
 import sys
+import sysconfig
+import tomllib
+import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 def test_discovery_module_is_importable_from_installation() -> None:
@@ -19,19 +28,30 @@ def test_discovery_module_is_importable_from_installation() -> None:
     assert Path(str(spec.origin)).resolve() == ROOT / "spark_connector/discovery/__init__.py"
 
 
-@pytest.mark.slow
-def test_wheel_contains_packages_and_discovery_module(tmp_path: Path) -> None:
-    # Built from a copy: setuptools would leave build/ and *.egg-info in the checkout.
-    source = tmp_path / "source"
-    source.mkdir()
+def test_version_has_one_home_and_a_section_in_changelog() -> None:
+    assert importlib.metadata.version("dledger") == VERSION, "run .ci/venv"
+    assert f"\n## [{VERSION}] - 20" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy: setuptools would leave build/ and *.egg-info in the checkout."""
+    directory = tmp_path_factory.mktemp("wheel")
+    source = directory / "source"
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--quiet", "--wheel-dir"]
-    subprocess.run([*command, str(tmp_path), str(source)], check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*command, str(directory), str(source)], check=True, capture_output=True)
+    (found,) = directory.glob("*.whl")
+    return found
+
+
+@pytest.mark.slow
+def test_wheel_contains_packages_and_discovery_module(wheel: Path) -> None:
+    assert wheel.name == f"dledger-{VERSION}-py3-none-any.whl"
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
@@ -42,3 +62,93 @@ def test_wheel_contains_packages_and_discovery_module(tmp_path: Path) -> None:
     for name in ("dledger_core/py.typed", "pyspark_dledger/__init__.py", "dledger_core/raft/messages.py"):
         assert name in names
     assert "spark_connector/discovery/__init__.py" not in names
+
+
+# --- an empty environment ---------------------------------------------------------------------------------------------
+
+
+class Environment(NamedTuple):
+    """A virtual environment of its own."""
+
+    directory: Path
+
+    @property
+    def packages(self) -> Path:
+        """Directory of the installed packages."""
+        paths = {"base": str(self.directory), "platbase": str(self.directory)}
+        return Path(sysconfig.get_path("purelib", "venv", paths))
+
+    def run(self, *command: str) -> str:
+        """Run a program of the environment outside the checkout; return its output."""
+        program = str(self.directory / "bin" / command[0])
+        variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "DLEDGER"))}
+        done = subprocess.run(
+            [program, *command[1:]], capture_output=True, text=True, check=False, cwd=self.directory, env=variables
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def link(self, *extras: str) -> None:
+        """Link what the wheel declares from the environment of the tests: no index is needed."""
+        for distribution in requirements_of("dledger", extras):
+            for top in {
+                file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")
+            }:
+                if not (self.packages / top).is_symlink():
+                    (self.packages / top).symlink_to(Path(str(distribution.locate_file(top))).resolve())
+
+
+def requirements_of(name: str, extras: tuple[str, ...]) -> Iterator[importlib.metadata.Distribution]:
+    """Yield the distributions that a distribution requires, and those that they require."""
+    for text in importlib.metadata.distribution(name).requires or ():
+        requirement = Requirement(text)
+        marker = requirement.marker
+        wanted = marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
+        if wanted and requirement.name != "dledger":
+            yield importlib.metadata.distribution(requirement.name)
+            yield from requirements_of(requirement.name, tuple(requirement.extras))
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    found = Environment(tmp_path_factory.mktemp("environment"))
+    venv.create(found.directory, symlinks=True)
+    found.link()
+    pip = [sys.executable, "-m", "pip", "--python", str(found.directory / "bin" / "python"), "--quiet"]
+    subprocess.run([*pip, "install", "--no-index", str(wheel)], check=True, capture_output=True)
+    subprocess.run([*pip, "check"], check=True, capture_output=True)
+    return found
+
+
+@pytest.mark.slow
+def test_command_of_wheel_runs_with_declared_requirements(environment: Environment) -> None:
+    assert environment.run("dledger", "--version").split() == ["dledger,", "version", VERSION]
+    assert "Commands:" in environment.run("dledger", "--help")
+
+
+@pytest.mark.integration
+def test_cluster_of_wheel_appends_and_reads(environment: Environment) -> None:
+    code = """
+import pathlib, sys
+import dledger_core
+from dledger_core import Client, LocalCluster
+assert pathlib.Path(dledger_core.__file__).is_relative_to(pathlib.Path(sys.prefix).resolve()), dledger_core.__file__
+with LocalCluster(1) as cluster, Client(cluster.peers) as client:
+    first = client.append([b"one", b"two"]).first_index
+    print(client.read(first, first + 2)["body"].to_pylist())
+assert "pyspark" not in sys.modules
+"""
+    assert environment.run("python", "-c", code) == "[b'one', b'two']\n"
+
+
+@pytest.mark.slow
+def test_pyspark_finds_data_source_of_wheel(environment: Environment) -> None:
+    environment.link("spark")
+    code = """
+import pathlib, pkgutil, sys
+import pyspark_dledger
+assert pathlib.Path(pyspark_dledger.__file__).is_relative_to(pathlib.Path(sys.prefix).resolve())
+assert "pyspark_dledger" in {module.name for module in pkgutil.iter_modules()}  # as PySpark looks for pyspark_*
+print(pyspark_dledger.DefaultSource.name())
+"""
+    assert environment.run("python", "-c", code) == "dledger\n"
