@@ -1,4 +1,4 @@
-"""Checkpoints of earlier versions: this version resumes from each, without gap or duplicate."""
+"""Spark checkpoints of earlier versions: this version resumes from each, without gap or duplicate."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from tests.spark_connector.engine import read_all
-from tests.spark_connector.kept_checkpoint import GROUPS, ROWS, STORE, TESTDATA, go_on, rows
+from tests.spark_connector.kept_checkpoint import GROUPS, QUERIES, READ, ROWS, STORE, rows
 from tests.support.archives import unpack
+
+ARCHIVES = sorted((Path(__file__).parents[1] / "kept").glob("*/checkpoint.tar.xz"))
 
 
 @pytest.mark.spark
 @pytest.mark.integration
-@pytest.mark.parametrize("archive", sorted(TESTDATA.glob("checkpoint-*.tar.xz")), ids=lambda path: path.name)
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.parent.name)
 def test_query_resumes_from_kept_checkpoint(dledger: Any, archive: Path, tmp_path: Path) -> None:
     with tarfile.open(archive) as tar:
         unpack(tar, tmp_path)
-    checkpoint = tmp_path / "checkpoint"
-    replayed = max(int(path.name) for path in (checkpoint / "offsets").iterdir() if path.name.isdigit())
-    assert not (checkpoint / "commits" / str(replayed)).exists()
+
+    def table() -> list[bytes]:
+        found = dledger.read.format("delta").load(str(tmp_path / "table")).select("body").collect()
+        return sorted(bytes(row["body"]) for row in found)
+
     with LocalCluster(1, tmp_path / "cluster", GROUPS, **STORE) as cluster, Client(cluster.peers, "target") as target:
-        assert read_all(target) == rows(0, 60)
-        query = go_on(dledger, cluster.peers, checkpoint)
-        assert query.recentProgress[0]["batchId"] == replayed
-        assert query.recentProgress[0]["numInputRows"] > 0
-        assert read_all(target) == rows(0, ROWS)
+        assert read_all(target) == rows(0, READ) == table()
+        for name, resume in QUERIES.items():
+            checkpoint = tmp_path / name
+            replayed = max(int(path.name) for path in (checkpoint / "offsets").iterdir() if path.name.isdigit())
+            assert not (checkpoint / "commits" / str(replayed)).exists()
+            query = resume(dledger, cluster.peers, tmp_path)
+            assert query.recentProgress[0]["batchId"] == replayed
+            assert query.recentProgress[0]["numInputRows"] > 0
+        assert read_all(target) == rows(0, ROWS) == table()

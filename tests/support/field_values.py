@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dledger_core.errors import BadRequestError
 from dledger_core.net.fields import REQUIRED, Field, Table
 
 MISSING = object()
@@ -31,6 +32,8 @@ def good_value(field: Field) -> object:
         return field.choices[-1]
     if field.key == "x" and field.kind == "map":
         return {"q": "query", "b": 7, "r": "run"}
+    if field.key == "e":
+        return BadRequestError("text", "place", "action", {"name": 1}).to_wire()
     if field.key == "seen" and field.kind == "map":
         return {"group": 3}
     if field.key == "seen" and field.kind == "list":
