@@ -192,8 +192,8 @@ class Soak:
         total = QUARTERS * per_quarter
         for number in range(total):
             await _until(writers, (number + 0.3) / total)
-            if number % per_quarter == per_quarter // 2:
-                leader = (await client.metadata()).leader_id
+            leader = (await client.metadata()).leader_id
+            if leader == RESTARTED or number % per_quarter == per_quarter // 2:
                 await self._lead(client, "n1" if leader == "n0" else "n0")
             killed = number % 2 == 1
             at_s = writers.elapsed * self.plan.seconds

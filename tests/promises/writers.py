@@ -425,6 +425,9 @@ class Writers:
                 result = await self._client.append_attempt(
                     bodies, transaction=transaction, attempt=uuid4().hex, once=once
                 )
+            except TransactionError:
+                self._ledger.dropped(numbers)
+                raise
             except DLedgerError as error:
                 self._ledger.dropped(numbers)
                 if not is_temporary(error) or time.monotonic() > until:
@@ -440,18 +443,25 @@ class Writers:
         parts: list[Part] = []
         won: list[range] = []
         fingerprints = []
-        for _ in range(self._chance.choice((1, 1, 2, 3))):
-            numbers, bodies, part = await self._attempt(transaction, once=once)
-            if part is None or self._chance.random() < 0.1:
-                self._ledger.dropped(numbers)
-                self._ledger.counts["attempts that lost"] += 1
-                continue
-            parts.append(part)
-            won.append(numbers)
-            fingerprints.append(fingerprint_of(bodies))
-        state = await self._until_known(
-            lambda: self._client.commit_transaction(transaction, parts, once=once), f"commit of {transaction}"
-        )
+        active_ms = self._auditor.log_time_ms
+        try:
+            for _ in range(self._chance.choice((1, 1, 2, 3))):
+                began_ms = self._auditor.log_time_ms
+                numbers, bodies, part = await self._attempt(transaction, once=once)
+                active_ms = began_ms
+                if part is None or self._chance.random() < 0.1:
+                    self._ledger.dropped(numbers)
+                    self._ledger.counts["attempts that lost"] += 1
+                    continue
+                parts.append(part)
+                won.append(numbers)
+                fingerprints.append(fingerprint_of(bodies))
+            state = await self._until_known(
+                lambda: self._client.commit_transaction(transaction, parts, once=once), f"commit of {transaction}"
+            )
+        except TransactionError as error:
+            await self._judge_aborted(transaction, active_ms, error)
+            state = None
         if state is None:
             for numbers in won:
                 self._ledger.dropped(numbers)
@@ -461,6 +471,14 @@ class Writers:
         self._ledger.counts["micro-batches committed"] += 1
         rows = sum(part.rows for part in parts)
         return Committed(transaction, parts, rows, fingerprint_sum(fingerprints))
+
+    async def _judge_aborted(self, transaction: TransactionId, active_ms: int, error: TransactionError) -> None:
+        """Check the error of a live transaction: it was inactive for longer than the timeout, on a slow machine."""
+        await self._auditor.catch_up()
+        inactive_ms = self._auditor.log_time_ms - active_ms
+        if inactive_ms <= self._load.timeout_ms:
+            self._ledger.violated(f"{transaction} after {inactive_ms} ms of log time: {error}")
+        self._ledger.counts["micro-batches that were too slow"] += 1
 
     async def _replay(self, done: Committed) -> bool:
         """Ask for a committed micro-batch as its replay does; return whether the log knows its content."""
@@ -514,6 +532,8 @@ class Writers:
         while True:
             try:
                 return await call()
+            except TransactionError:
+                raise
             except DLedgerError as error:
                 if not is_temporary(error) or time.monotonic() > until:
                     self._ledger.violated(f"{what}: {error}")
