@@ -10,7 +10,7 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from tests.spark_connector.engine import read_all
-from tests.spark_connector.kept_checkpoint import GROUPS, QUERIES, READ, ROWS, STORE, rows
+from tests.spark_connector.kept_checkpoint import GROUPS, QUERIES, READ, ROWS, STORE, rows, to_table
 from tests.support.archives import unpack
 
 ARCHIVES = sorted((Path(__file__).parents[1] / "kept").glob("*/checkpoint.tar.xz"))
@@ -35,5 +35,6 @@ def test_query_resumes_from_kept_checkpoint(dledger: Any, archive: Path, tmp_pat
             assert not (checkpoint / "commits" / str(replayed)).exists()
             query = resume(dledger, cluster.peers, tmp_path)
             assert query.recentProgress[0]["batchId"] == replayed
-            assert query.recentProgress[0]["numInputRows"] > 0
+            # Delta skips a micro-batch that it has committed without reading it.
+            assert query.recentProgress[0]["numInputRows"] > 0 or resume is to_table
         assert read_all(target) == rows(0, ROWS) == table()
