@@ -43,8 +43,8 @@ class Node(NamedTuple):
     pid: int
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+@contextlib.contextmanager
+def running_node(tmp_path: Path) -> Iterator[Node]:
     """A node that starts with 64 descriptors and may have 256."""
     peers = format_peers(free_peers(1))
     options = ["--peers", peers, "--self-id", "n0", "--dir", str(tmp_path), "--format", "json"]
@@ -64,7 +64,12 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 @pytest.mark.integration
-def test_node_with_few_descriptors_serves_many_segments_and_clients(node: Node) -> None:
+def test_node_with_few_descriptors_serves_many_segments_and_clients(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        check_service(node)
+
+
+def check_service(node: Node) -> None:
     assert psutil.Process(node.pid).rlimit(psutil.RLIMIT_NOFILE) == (LIMIT, LIMIT)
     with Client(node.peers) as client, contextlib.ExitStack() as idle:
         body = bytes(SEGMENT_BYTES // 2)  # with its header more than half of a segment

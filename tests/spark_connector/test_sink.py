@@ -47,6 +47,7 @@ from spark_connector.writing.transactions import (
     commit_attempts,
     write_attempt,
 )
+from spark_connector.writing.writers import DLedgerStreamWriter
 from tests.spark_connector.engine import read_all
 from tests.support.soon import soon
 
@@ -484,9 +485,9 @@ def test_query_meets_group_for_first_time_at_later_micro_batch(query: Query, log
 def test_query_whose_first_micro_batch_is_empty_is_known(query: Query, log: Client) -> None:
     """As of each stream from our source; its driver makes it known."""
     query.shape = BY_COLUMN
-    message = query.write()
-    query.commit(message)
-    begin_query([None, message], query.options, None)
+    schema = StructType([StructField("body", BinaryType()), StructField("group", StringType())])
+    driver = DLedgerStreamWriter(query.options, schema, overwrite=False, label="label")
+    driver.commit([None, query.write()], 0)
     query.shape = SinkShape(log.group, message=False)
     query.commit(query.write(rows(0, 10), batch_id=1, run_id="restarted"))
     assert shown(log) == bodies(0, 10)
