@@ -6,17 +6,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dledger_core import Client, LocalCluster, Part, Producer, TransactionId, open_store, parse_peers
+from dledger_core import Client, LocalCluster, Part, Producer, TransactionId, open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.identity import load_identity
 from dledger_core.storage.files.layout import Layout, load_log_meta
@@ -32,30 +30,6 @@ TRANSACTIONS = {"open": OPEN, "committed": COMMITTED, "aborted": ABORTED, "used 
 STREAM, USED_ONCE = "stream", "nightly"
 STREAM_APPENDS = 20
 READ_BYTES = 1 << 20
-
-
-_LOCK = Path(tempfile.gettempdir()) / "dledger-kept-addresses.lock"
-
-
-class FixedCluster(LocalCluster):
-    """A local cluster at fixed addresses, which one process of the machine uses at a time.
-
-    The log names the addresses of its members, and nodes connect to these: the stores of several nodes start again
-    only where they were founded. No other program listens at this address.
-    """
-
-    def __init__(self, nodes: int, directory: Path, **options: Any) -> None:
-        super().__init__(nodes, directory, **options)
-        self._peers = parse_peers(";".join(f"n{number}-127.26.11.26:{40_911 + number}" for number in range(nodes)))
-        self._lock = _LOCK.open("w")
-
-    def start(self, timeout_s: float = 120.0) -> None:
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        super().start(timeout_s)
-
-    def close(self) -> None:
-        super().close()
-        self._lock.close()
 
 
 @dataclass(frozen=True)
@@ -76,8 +50,7 @@ class KeptCluster:
 
     def start(self, directory: Path, **more: Any) -> LocalCluster:
         """Return the cluster; the caller enters it."""
-        kind = LocalCluster if self.nodes == 1 else FixedCluster
-        return kind(self.nodes, directory, **OPTIONS | dict(self.options) | more)
+        return LocalCluster(self.nodes, directory, **OPTIONS | dict(self.options) | more)
 
 
 # --- make -------------------------------------------------------------------------------------------------------------
