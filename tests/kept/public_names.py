@@ -108,10 +108,10 @@ def _parameters(name: str, found: Any) -> Iterator[str]:
 
 
 def _commands() -> Iterator[str]:
-    yield from _command("dledger", main, click.Context(main))
+    yield from _command("dledger", main, click.Context(main, **main.context_settings))
     for job in JOBS:
         command = importlib.import_module(f"jobs.{job}").command
-        yield from _command(f"{job}.py", command, click.Context(command))
+        yield from _command(f"{job}.py", command, click.Context(command, **command.context_settings))
 
 
 def _command(name: str, command: click.Command, context: click.Context) -> Iterator[str]:
@@ -122,7 +122,7 @@ def _command(name: str, command: click.Command, context: click.Context) -> Itera
         for each in command.list_commands(context):
             part = command.get_command(context, each)
             assert part is not None
-            yield from _command(f"{name} {each}", part, click.Context(part, parent=context))
+            yield from _command(f"{name} {each}", part, click.Context(part, parent=context, **part.context_settings))
 
 
 def _option(name: str, parameter: click.Parameter) -> Iterator[str]:
