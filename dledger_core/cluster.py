@@ -16,10 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from dledger_core.certificates import CertificateFiles, write_certificates
 from dledger_core.config import STOP_WITH_STDIN, Peer, format_peers, parse_groups
 from dledger_core.connect import Client
 from dledger_core.errors import ConfigError, DLedgerError, NoLeaderError
 from dledger_core.ids import NodeId
+from dledger_core.net.tls import TlsOptions
 
 __all__ = ["LocalCluster", "free_ports"]
 
@@ -41,6 +43,8 @@ class LocalCluster:
         nodes: number of nodes.
         directory: root of the stores and logs; None = a temporary directory.
         groups: names of the groups.
+        tls: security with certificates and a token that are made for this cluster, in ``directory``/tls; clients need
+            ``tls`` and ``token``.
         server_options: options of ``dledger serve``, with underscores: ``data_segment_bytes=1 << 20``.
 
     Raises:
@@ -52,6 +56,8 @@ class LocalCluster:
         nodes: int = 3,
         directory: str | Path | None = None,
         groups: tuple[str, ...] = ("default",),
+        *,
+        tls: bool = False,
         **server_options: Any,
     ) -> None:
         if nodes < 1:
@@ -64,6 +70,24 @@ class LocalCluster:
         ports = free_ports(nodes)
         self._peers = tuple(Peer(NodeId(f"n{i}"), "127.0.0.1", port) for i, port in enumerate(ports))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._certificates: CertificateFiles | None = None
+        if tls:
+            named = [(peer.node_id, ["127.0.0.1", "localhost"]) for peer in self._peers]
+            self._certificates = write_certificates(self._directory / "tls", named)
+
+    @property
+    def tls(self) -> TlsOptions | None:
+        """The TLS files of a client, None without ``tls``."""
+        return None if self._certificates is None else TlsOptions(ca=self._certificates.nodes_ca)
+
+    @property
+    def token(self) -> Path | None:
+        """The file with the token of a client that may do everything, None without ``tls``."""
+        return None if self._certificates is None else self._certificates.token
+
+    def client(self, group: str = "default", **options: Any) -> Client:
+        """Return a client of a group with this cluster's TLS files and token; options as for ``Client``."""
+        return Client(self.peers, group, tls=self.tls, token=self.token, **options)
 
     @property
     def peers(self) -> str:
@@ -137,7 +161,7 @@ class LocalCluster:
             NoLeaderError: no leader within ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
-        with Client(self.peers, group, timeout_ms=2000) as client:
+        with self.client(group, timeout_ms=2000) as client:
             while True:
                 self._check_alive()
                 with contextlib.suppress(DLedgerError):
@@ -152,7 +176,7 @@ class LocalCluster:
     def _await_preferred(self, group: str) -> None:
         """Wait until the preferred node leads, so that the leader does not change soon after the start."""
         deadline = time.monotonic() + _PREFERRED_S
-        with Client(self.peers, group, timeout_ms=2000) as client:
+        with self.client(group, timeout_ms=2000) as client:
             while time.monotonic() < deadline:
                 with contextlib.suppress(DLedgerError):
                     metadata = client.metadata()
@@ -194,7 +218,11 @@ class LocalCluster:
         command += ["--self-id", peer.node_id, "--peers", self.peers, "--dir", str(self._directory)]
         for group in self._groups:
             command += ["--group", group]
-        for name, value in self._options.items():
+        options = self._options
+        if (made := self._certificates) is not None:
+            files = {"tls_cert": made.cert(peer.node_id), "tls_key": made.key(peer.node_id), "peer_ca": made.nodes_ca}
+            options = {**files, "tls_ca": made.clients_ca, "tokens": made.tokens} | options
+        for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         return command
 

@@ -246,6 +246,8 @@ class Limits:
         read_ranges: orphaned ranges in one READ_OK, digests in one DIGEST_OK [4096], which must fit a header.
         digest_entries: entries in one DIGEST [1,048,576].
         digest_bytes: bytes read for one DIGEST [64 MiB].
+        digests_at_once: digests in progress on a node [2]; a node has one more thread to read, so that digests never
+            keep reads waiting.
         digest_damaged: damaged entries after which one DIGEST stops [1000].
         damaged_named: damaged indexes named in one DIGEST_OK [8192], which must fit a header.
         describe_rows: rows in one DESCRIBE_OK [1000], which must fit a header with the longest producer ids.
@@ -266,6 +268,16 @@ class Limits:
             reading from the connection.
         connection_requests: requests of one connection in progress [1024]; more get BUSY.
         connections: connections of clients [10,000], fewer where the process may open few files; more get BUSY.
+        principal_connections: connections of one principal [2048]; these quotas exist with security only, and more
+            gets QUOTA_EXCEEDED.
+        principal_append_bytes: appends of one principal without a response, in bytes [128 MiB].
+        principal_response_bytes: responses to one principal that its connections have not taken, in bytes [128 MiB].
+        principal_watches: requests of one principal that wait for a role change [1024].
+        principal_awaited_groups: groups for which one principal awaits entries, of all its requests [16,384].
+        principal_long_polls: reads of one principal that wait for entries [2048].
+        principal_digests: digests of one principal in progress or waiting [32].
+        principal_linearizable_reads: linearizable reads of one principal in progress [256].
+        principal_pins: pins of one principal on a group [500].
         client_frame_s: time from the start of a client's frame to its end [60 s].
         client_unsent_s: time in which a client must receive some of its responses [30 s].
         client_idle_s: time after which an unused connection of a client is closed [900 s]; above the longest request.
@@ -316,6 +328,7 @@ class Limits:
     read_ranges: int = 4096
     digest_entries: int = 1 << 20
     digest_bytes: int = 64 << 20
+    digests_at_once: int = 2
     digest_damaged: int = 1000
     damaged_named: int = 8192
     describe_rows: int = 1000
@@ -334,6 +347,15 @@ class Limits:
     connection_unsent_bytes: int = 8 << 20
     connection_requests: int = 1024
     connections: int = 10_000
+    principal_connections: int = 2048
+    principal_append_bytes: int = 128 << 20
+    principal_response_bytes: int = 128 << 20
+    principal_watches: int = 1024
+    principal_awaited_groups: int = 16_384
+    principal_long_polls: int = 2048
+    principal_digests: int = 32
+    principal_linearizable_reads: int = 256
+    principal_pins: int = 500
     client_frame_s: float = 60.0
     client_unsent_s: float = 30.0
     client_idle_s: float = 900.0

@@ -20,7 +20,9 @@ from dledger_core.client.protocol import LogClient
 from dledger_core.client.routing.retry import Timeouts
 from dledger_core.client.sync_client import SyncLogClient
 from dledger_core.config import Peer, check_group_name, parse_peers
-from dledger_core.errors import ConfigError
+from dledger_core.errors import ConfigError, UnsupportedError
+from dledger_core.net.credentials import Credentials
+from dledger_core.net.tls import TlsOptions
 from dledger_core.storage import StoreReader
 from dledger_core.storage import open_store as open_any_store
 
@@ -72,6 +74,8 @@ def connect(
     protocol: str = "dledger",
     java: JavaOptions | None = None,
     log_uuid: str | None = None,
+    tls: TlsOptions | None = None,
+    token: str | Path | None = None,
 ) -> LogClient:
     """Return the log client of a group; it opens connections at its first use. Arguments as for ``AsyncClient``."""
     parsed = parse_peers(peers) if isinstance(peers, str) else tuple(peers)
@@ -80,7 +84,10 @@ def connect(
         raise ConfigError("there are no peers", "", "name at least one node: n0-127.0.0.1:40911")
     timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
     if protocol == "dledger":
-        return NodeClient(parsed, group, timeouts, prefix=MessageFormat(), log_uuid=log_uuid)
+        credentials = Credentials(tls, token)
+        return NodeClient(parsed, group, timeouts, prefix=MessageFormat(), log_uuid=log_uuid, credentials=credentials)
+    if (tls, token) != (None, None) and protocol in PROTOCOLS:
+        raise UnsupportedError(f"protocol {protocol!r} has neither TLS nor tokens here", "", "leave tls and token out")
     if protocol == "dledger-java":
         from dledger_core.rocketmq.client import JavaClient
 
@@ -105,6 +112,9 @@ class AsyncClient(AsyncLogClient):
         protocol: ``dledger``, or ``dledger-java`` for a Java group.
         java: settings for a Java group.
         log_uuid: the log: nodes with another one are refused. None = the log that is found first.
+        tls: certificates; None = plaintext. Changed files are used for the next connections.
+        token: this client's token, or the path of the file that contains it, which is read again when it changes;
+            None = it authenticates with the certificate of ``tls``.
 
     Raises:
         ConfigError: an argument is wrong or not supported.
@@ -121,6 +131,8 @@ class AsyncClient(AsyncLogClient):
         protocol: str = "dledger",
         java: JavaOptions | None = None,
         log_uuid: str | None = None,
+        tls: TlsOptions | None = None,
+        token: str | Path | None = None,
     ) -> None:
         log = connect(
             peers,
@@ -131,6 +143,8 @@ class AsyncClient(AsyncLogClient):
             protocol=protocol,
             java=java,
             log_uuid=log_uuid,
+            tls=tls,
+            token=token,
         )
         super().__init__(log)
 
@@ -152,6 +166,8 @@ class Client(SyncLogClient):
         protocol: str = "dledger",
         java: JavaOptions | None = None,
         log_uuid: str | None = None,
+        tls: TlsOptions | None = None,
+        token: str | Path | None = None,
     ) -> None:
         client = AsyncClient(
             peers,
@@ -162,6 +178,8 @@ class Client(SyncLogClient):
             protocol=protocol,
             java=java,
             log_uuid=log_uuid,
+            tls=tls,
+            token=token,
         )
         super().__init__(client)
 

@@ -45,7 +45,10 @@
        |  '- LogContinuedError        retriable; that log continues the named one
        |- RequestTimedOutError        outcome_unknown
        |- BusyError                   retriable; retry_after_ms
+       |  '- QuotaExceededError       the principal uses too much at once; quota, limit
        |- BehindError                 retriable; the replica has not reached min_commit
+       |- UnauthenticatedError        no valid certificate or token
+       |- ForbiddenError              the principal lacks a permission on the group
        |- IndexOutOfRangeError        first_index, last_index
        '- BadRequestError             the request itself is wrong
 
@@ -74,6 +77,7 @@ __all__ = [
     "DuplicateStoreError",
     "EndLostError",
     "FencedError",
+    "ForbiddenError",
     "FoundingRefusedError",
     "IdentityLostError",
     "IndexOutOfRangeError",
@@ -95,6 +99,7 @@ __all__ = [
     "QuarantinedError",
     "QueriesFullError",
     "QueryUnknownError",
+    "QuotaExceededError",
     "RaftError",
     "RecoveryRefusedError",
     "RequestTimedOutError",
@@ -106,6 +111,7 @@ __all__ = [
     "StoreMismatchError",
     "TransactionError",
     "TransferringError",
+    "UnauthenticatedError",
     "UnknownFeatureError",
     "UnknownGroupError",
     "UnreachableError",
@@ -520,12 +526,33 @@ class BusyError(ClientError):
     retriable = True
 
 
+class QuotaExceededError(BusyError):
+    """The principal uses too much of the node at once; values hold quota, limit and ``retry_after_ms``."""
+
+    code = 672
+    name = "QUOTA_EXCEEDED"
+
+
 class BehindError(ClientError):
     """The replica has not reached the requested commit index."""
 
     code = 610
     name = "BEHIND"
     retriable = True
+
+
+class UnauthenticatedError(ClientError):
+    """One side has no certificate or token that the other side accepts; nothing was requested."""
+
+    code = 670
+    name = "UNAUTHENTICATED"
+
+
+class ForbiddenError(ClientError):
+    """The principal lacks the permission for a request; values hold principal, permission and group."""
+
+    code = 671
+    name = "FORBIDDEN"
 
 
 class IndexOutOfRangeError(ClientError):

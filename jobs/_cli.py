@@ -21,6 +21,7 @@ summary says ``"status": "stopped"`` with exit code 2.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -31,14 +32,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, NoReturn, Self
 
 import click
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 import spark_connector.errors  # noqa: F401  (registers its error classes)
-from dledger_core import ConfigError, DLedgerError, NoLeaderError, RequestTimedOutError, UnreachableError
-from dledger_core.cli import EXIT_FINDING, EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, emit, interrupt_on_sigterm
+from dledger_core import ConfigError, DLedgerError, NoLeaderError, RequestTimedOutError, TlsOptions, UnreachableError
+from dledger_core.cli import (
+    ACCESS_HELP,
+    EXIT_FINDING,
+    EXIT_INCOMPLETE,
+    EXIT_OK,
+    EXIT_USAGE,
+    Access,
+    emit,
+    interrupt_on_sigterm,
+)
 from dledger_core.cli import say as progress
 
 __all__ = [
@@ -47,11 +58,14 @@ __all__ = [
     "EXIT_OK",
     "Failure",
     "JobOptions",
+    "NodeAccess",
     "Outcome",
     "StoppedError",
     "dry_run_option",
+    "environment_access",
     "find_failure",
     "naming_all_nodes",
+    "node_access_options",
     "progress",
     "run_job",
     "verbose_option",
@@ -97,6 +111,50 @@ class JobOptions(BaseModel):
             option = f" of --{str(first['loc'][0]).replace('_', '-')}" if first["loc"] else ""
             what = f"wrong value {first['input']!r}{option}: {first['msg']}"
             raise ConfigError(what, "", "correct the value, see --help") from None
+
+
+class NodeAccess(JobOptions):
+    """Options of a job that connects to nodes: its certificate or token, as names of files.
+
+    Attributes:
+        tls_ca: the authority of the nodes' certificates; None = plaintext.
+        tls_cert: the job's certificate.
+        tls_key: its key.
+        token_file: the file with the job's token.
+    """
+
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    token_file: str | None = None
+
+    @model_validator(mode="after")
+    def _check_access(self) -> Self:
+        given = next((name for name in ("tls_cert", "tls_key", "token_file") if getattr(self, name) is not None), None)
+        if given is not None and self.tls_ca is None:
+            what = f"--{given.replace('_', '-')} needs --tls-ca"
+            raise ConfigError(what, "", "name the authority of the nodes' certificates, or set DLEDGER_TLS_CA")
+        return self
+
+    @property
+    def access(self) -> Access:
+        """The options as one value."""
+        tls = None if self.tls_ca is None else TlsOptions(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key)
+        return Access(tls=tls, token=None if self.token_file is None else Path(self.token_file))
+
+
+def environment_access() -> Access:
+    """Return the access that the environment names, for notebooks: DLEDGER_TLS_CA and the others."""
+    names = {name.replace("-", "_") for name in ACCESS_HELP}
+    return NodeAccess.parse({name: os.environ.get(f"DLEDGER_{name.upper()}") for name in names}).access
+
+
+def node_access_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Add the options of ``NodeAccess``."""
+    for name, text in reversed(ACCESS_HELP.items()):
+        variable = f"DLEDGER_{name.replace('-', '_').upper()}"
+        command = click.option(f"--{name}", metavar="FILE", envvar=variable, show_envvar=True, help=text)(command)
+    return command
 
 
 def dry_run_option(command: Callable[..., Outcome]) -> Callable[..., Outcome]:

@@ -36,6 +36,7 @@ from jobs._cli import (
     Outcome,
     StoppedError,
     dry_run_option,
+    node_access_options,
     progress,
     run_job,
     verbose_option,
@@ -67,6 +68,7 @@ _EXAMPLES = """Examples:
 
 @click.command(epilog=_EXAMPLES)
 @click.option("--peers", help="Audit the nodes of these servers: n0-host:port;n1-host:port;…")
+@node_access_options
 @click.option("--groups", help="Logs to audit with --peers, separated by commas.  [default: default]")
 @click.option(
     "--replica",

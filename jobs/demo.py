@@ -21,7 +21,7 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core import Client, ConfigError, LocalCluster
+from dledger_core import ConfigError, LocalCluster
 from dledger_core.cli import EXIT_FINDING, EXIT_OK, DurationType, examples
 from jobs import audit_replicas, ingest, rebuild_consume_queue
 from jobs._cli import Outcome, StoppedError, dry_run_option, progress, run_job
@@ -49,8 +49,9 @@ _SEGMENT_BYTES: Final = 64 << 20
 @click.option(
     "--seconds", type=DurationType(0), default=16.0, show_default=True, help="Spread the appends over this time."
 )
+@click.option("--tls", is_flag=True, help="Run nodes, clients and Spark with TLS and a token.")
 @dry_run_option
-def command(keep: Path | None, events: int, seconds: float, dry_run: bool) -> Outcome:
+def command(keep: Path | None, events: int, seconds: float, tls: bool, dry_run: bool) -> Outcome:
     """Run the pipeline on the 336,776 flights that left New York in 2013, and check the result."""
     check_versions()
     messages = flight_messages().slice(0, events)
@@ -59,7 +60,7 @@ def command(keep: Path | None, events: int, seconds: float, dry_run: bool) -> Ou
     if dry_run:
         return Outcome({"status": "ok", "dry_run": True, "events": len(messages)})
     with _directory(keep) as directory:
-        results = _run(directory, messages, seconds)
+        results = _run(directory, messages, seconds, with_tls=tls)
     _show(results)
     if keep is not None:
         progress(f"cluster, tables and the stream's log are in {results['directory']}")
@@ -76,11 +77,14 @@ def _directory(keep: Path | None) -> Iterator[Path]:
         yield keep.absolute()
 
 
-def _run(directory: Path, messages: pa.Table, seconds: float) -> dict[str, Any]:
+def _run(directory: Path, messages: pa.Table, seconds: float, *, with_tls: bool) -> dict[str, Any]:
     table = directory / "departures"
     progress("starting three nodes, and a stream into Delta")
-    with LocalCluster(3, directory / "cluster", data_segment_bytes=_SEGMENT_BYTES) as cluster:
-        into_delta = ["--peers", cluster.peers, "--table", str(table), "--checkpoint", str(directory / "checkpoint")]
+    with LocalCluster(3, directory / "cluster", tls=with_tls, data_segment_bytes=_SEGMENT_BYTES) as cluster:
+        nodes = ["--peers", cluster.peers]
+        if cluster.tls is not None:
+            nodes += ["--tls-ca", str(cluster.tls.ca), "--token-file", str(cluster.token)]
+        into_delta = [*nodes, "--table", str(table), "--checkpoint", str(directory / "checkpoint")]
         into_delta += ["--decode", "message"]
         with IngestProcess([*into_delta, "--trigger", "1 second"], table, directory / "ingest.log") as stream:
             report = append_with_failover(cluster, messages, seconds=seconds, before_kill=stream.wait_for_rows)
@@ -93,12 +97,10 @@ def _run(directory: Path, messages: pa.Table, seconds: float) -> dict[str, Any]:
             found = run_stoppable(spark, lambda: _read(spark, table))
             checks = _compare(found, messages)
             progress("rebuilding the consume queues")
-            queues = _job(
-                rebuild_consume_queue.command, "--peers", cluster.peers, "--table", str(directory / "consume_queue")
-            )
+            queues = _job(rebuild_consume_queue.command, *nodes, "--table", str(directory / "consume_queue"))
             progress("auditing the three replicas")
-            audit = _job(audit_replicas.command, "--peers", cluster.peers, "--table", str(directory / "audit"))
-        with Client(cluster.peers) as client:
+            audit = _job(audit_replicas.command, *nodes, "--table", str(directory / "audit"))
+        with cluster.client() as client:
             log_bytes = max(node.data_bytes for node in client.metadata().nodes)
     checks |= {
         "stream stopped on SIGTERM": streamed.get("exit_reason") == "stopped",

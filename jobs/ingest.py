@@ -29,10 +29,11 @@ from dledger_core import ConfigError, parse_groups
 from dledger_core.cli import examples, stop_requests
 from jobs._cli import (
     EXIT_INCOMPLETE,
-    JobOptions,
+    NodeAccess,
     Outcome,
     dry_run_option,
     find_failure,
+    node_access_options,
     progress,
     run_job,
     verbose_option,
@@ -56,7 +57,7 @@ _REPORT_EVERY_S: Final = 2.0
 _CONTINUE: Final = "start them and run the same command again: it continues where the checkpoint ends"
 
 
-class IngestOptions(JobOptions):
+class IngestOptions(NodeAccess):
     """The command's options."""
 
     peers: str
@@ -96,6 +97,7 @@ class IngestOptions(JobOptions):
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
             "fetchRetryMs": str(self.retry_for * 1000),
             **{name: str(value) for name, value in given.items() if value is not None},
+            **self.access.of_source,
         }
 
     def lag_outputs(self) -> dict[str, Any]:
@@ -171,6 +173,7 @@ _EXAMPLES = examples(
 
 @click.command(epilog=_EXAMPLES)
 @click.option("--peers", required=True, metavar="PEERS", help="Servers to read from: n0-host:port;n1-host:port;…")
+@node_access_options
 @click.option("--groups", default="default", show_default=True, help="Logs to read, separated by commas.")
 @click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; created if missing.")
 @click.option(

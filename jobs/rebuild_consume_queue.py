@@ -34,6 +34,7 @@ from jobs._cli import (
     Outcome,
     dry_run_option,
     naming_all_nodes,
+    node_access_options,
     progress,
     run_job,
     verbose_option,
@@ -69,6 +70,7 @@ __all__ = ["command", "main", "rebuild"]
     )
 )
 @click.option("--peers", help="Servers to read from: n0-host:port;n1-host:port;…")
+@node_access_options
 @click.option("--groups", help="Logs to read, separated by commas.  [default: default]")
 @click.option("--store", metavar="DIR", help="Read a store directory of a node or a broker, without servers.")
 @click.option(

@@ -63,15 +63,19 @@ def client_for(
         log: uuid of the log; None = the log that the client finds first.
         run: a run of a query, which has clients of its own: they keep the log that they find.
     """
-    limits = {"timeout_ms": options.fetch_timeout_ms, "retry_timeout_ms": options.fetch_retry_ms}
+    limits: dict[str, Any] = {"timeout_ms": options.fetch_timeout_ms, "retry_timeout_ms": options.fetch_retry_ms}
     if planning:
         limits["connect_timeout_ms"] = min(_FIRST_MS, options.fetch_retry_ms)
     java = JavaOptions(safety_lag_ms=options.safety_lag_ms, commit_probe=options.commit_probe)
 
-    def made(known: Client | None) -> Client:
-        return known or Client(options.peers, group, protocol=options.protocol, java=java, log_uuid=log, **limits)
+    access: dict[str, Any] = {"tls": options.tls, "token": options.token}
 
-    key = ("client", options.peers, group, options.protocol, java, log, run, *limits.values())
+    def made(known: Client | None) -> Client:
+        return known or Client(
+            options.peers, group, protocol=options.protocol, java=java, log_uuid=log, **limits, **access
+        )
+
+    key = ("client", options.peers, group, options.protocol, java, log, run, *limits.values(), *access.values())
     client: Client = _pool.use(key, made)
     return client
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from dledger_core import ConfigError, check_group_name, parse_duration, parse_groups, parse_peers
+from dledger_core import ConfigError, TlsOptions, check_group_name, parse_duration, parse_groups, parse_peers
 from spark_connector.errors import CheckpointError, OptionError
 from spark_connector.offsets import StreamOffset, read_offsets
 
@@ -182,19 +182,21 @@ Lowered = _of_text(str.lower)
 
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 _WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes", "first_batch_id", "on_replay_mismatch"})
-_WRITTEN: Final = _WRITTEN_ONLY | {"peers", "fetch_timeout_ms", "fetch_retry_ms", "protocol"}
+_ACCESS: Final = frozenset({"tls_ca", "tls_cert", "tls_key", "token_file"})
+_WRITTEN: Final = _WRITTEN_ONLY | _ACCESS | {"peers", "fetch_timeout_ms", "fetch_retry_ms", "protocol"}
 """Options of a write; a read takes all fields but ``_WRITTEN_ONLY``."""
-_OF_TABLES: Final = frozenset(
-    {"table", "peers", "path", "groups", "groups_pattern", "fetch_timeout_ms", "fetch_retry_ms", "protocol"}
-)
+_OF_TABLES: Final = _ACCESS | {
+    *("table", "peers", "path", "groups", "groups_pattern", "fetch_timeout_ms", "fetch_retry_ms", "protocol")
+}
 """Options of metadata tables."""
 _OF_MESSAGES: Final = ("topics", "tags", "on_decode_error")
 _OF_JAVA: Final = ("safety_lag_ms", "commit_probe")
 _NOT_OF_JAVA: Final = (
     *("path", "groups_pattern", "discovery_ms", "table", "pin_ms", "on_pin_failure"),
     *("starting_timestamp", "starting_strategy", "ending_timestamp"),
+    *sorted(_ACCESS),
 )
-"""Java groups have no append times, no list of groups and no descriptions."""
+"""Java groups have no append times, no list of groups, no descriptions, and no TLS here."""
 _KAFKAS_NAMES: Final = {
     "kafka.bootstrap.servers": "peers",
     "assign": "groups",
@@ -251,6 +253,10 @@ class DLedgerOptions(BaseModel):
         protocol: dledger, or dledger-java for a Java group.
         safety_lag_ms: of a Java group: read up to the end that was observed this long ago.
         commit_probe: of a Java group: append probe entries and read below them instead.
+        tls_ca: file with the authority of the nodes' certificates; turns TLS on. The same path on all machines.
+        tls_cert: file with this client's certificate, whose identity is the principal.
+        tls_key: file with its key; None = in the same file.
+        token_file: file with this client's token, instead of a certificate. It is read again when it changes.
         columns: the columns of a user-given schema; None = all.
     """
 
@@ -301,7 +307,21 @@ class DLedgerOptions(BaseModel):
     protocol: Annotated[Literal["dledger", "dledger-java"], Lowered] = Field("dledger", examples=["dledger"])
     safety_lag_ms: Delay = Field(10_000, validation_alias="safetyLag", examples=["10s"])
     commit_probe: bool = Field(False, examples=["true"])
+    tls_ca: Text | None = Field(None, validation_alias="tls.ca", examples=["/etc/dledger/nodes-ca.pem"])
+    tls_cert: Text | None = Field(None, validation_alias="tls.cert", examples=["/etc/dledger/ingest.pem"])
+    tls_key: Text | None = Field(None, validation_alias="tls.key", examples=["/etc/dledger/ingest.key"])
+    token_file: Text | None = Field(None, validation_alias="token.file", examples=["/etc/dledger/ingest.token"])
     columns: tuple[str, ...] | None = None
+
+    @property
+    def tls(self) -> TlsOptions | None:
+        """The TLS files, None for plaintext."""
+        return None if self.tls_ca is None else TlsOptions(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key)
+
+    @property
+    def token(self) -> Path | None:
+        """The file with the token, None without one."""
+        return None if self.token_file is None else Path(self.token_file)
 
     def read_bytes(self, *, files: bool = False) -> int:
         """Return the bytes of one read, from servers or from files, where large reads cost less."""
@@ -328,6 +348,7 @@ class DLedgerOptions(BaseModel):
         parsed = cls._parsed(options, frozenset(cls.model_fields) - _WRITTEN_ONLY - {"columns"}, "reading")
         _check_source(parsed)
         _check_messages(parsed)
+        _check_access(parsed)
         _check_java(parsed)
         for name in ("starting_offsets", "starting_timestamp", "ending_offsets", "ending_timestamp"):
             _check_groups(name, getattr(parsed, name), parsed)
@@ -345,6 +366,7 @@ class DLedgerOptions(BaseModel):
             OptionError: unknown option, wrong value, no ``peers``, or a Java group.
         """
         parsed = cls._parsed(options, _WRITTEN, "writing")
+        _check_access(parsed)
         if not parsed.peers:
             remedy = "list the servers: n0-127.0.0.1:40911;n1-127.0.0.1:40912"
             raise OptionError("missing option peers", "", remedy)
@@ -431,6 +453,15 @@ def _check_source(options: DLedgerOptions) -> None:
 def _check_messages(options: DLedgerOptions) -> None:
     if options.decode != "message":
         _reject(options, _OF_MESSAGES, "without decode=message", "set decode=message, or leave it out")
+
+
+def _check_access(options: DLedgerOptions) -> None:
+    if options.path:
+        _reject(options, sorted(_ACCESS), "with path, which is read without servers")
+    if options.tls_ca is None:
+        _reject(options, sorted(_ACCESS), "without tls.ca", "name the authority of the nodes' certificates with tls.ca")
+    if options.tls_cert is None:
+        _reject(options, ("tls_key",), "without tls.cert", "name the certificate, or leave it out")
 
 
 def _check_java(options: DLedgerOptions) -> None:

@@ -5,7 +5,15 @@ A command is a module that is imported when it is called. Other packages add com
 """
 
 from dledger_core.cli.help import CommandGroup, command, examples, option
-from dledger_core.cli.options import DurationType, format_option, peers_option, timeout_option
+from dledger_core.cli.options import (
+    ACCESS_HELP,
+    Access,
+    DurationType,
+    access_options,
+    format_option,
+    peers_option,
+    timeout_option,
+)
 from dledger_core.cli.output import (
     Format,
     Progress,
@@ -21,16 +29,19 @@ from dledger_core.cli.root import main
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_INCOMPLETE, EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE, EXIT_USAGE
 
 __all__ = [
+    "ACCESS_HELP",
     "EXIT_FINDING",
     "EXIT_INCOMPLETE",
     "EXIT_INTERRUPTED",
     "EXIT_OK",
     "EXIT_STORAGE",
     "EXIT_USAGE",
+    "Access",
     "CommandGroup",
     "DurationType",
     "Format",
     "Progress",
+    "access_options",
     "command",
     "emit",
     "examples",

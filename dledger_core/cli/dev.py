@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import shlex
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,6 @@ from dledger_core.cli.options import format_option, split_groups
 from dledger_core.cli.output import Format, say, show_result
 from dledger_core.client import RoleChange
 from dledger_core.cluster import LocalCluster
-from dledger_core.connect import Client
 from dledger_core.errors import DLedgerError
 
 
@@ -45,25 +45,30 @@ from dledger_core.errors import DLedgerError
     metavar="DIR",
     help="Directory of the stores [default: a temporary one, removed at the end].",
 )
+@option("--tls", is_flag=True, help="Start the nodes with TLS, and certificates and a token made for them.")
 @format_option
-def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, output: Format) -> None:
+def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, tls: bool, output: Format) -> None:
     """Start a real cluster on loopback; Ctrl-C stops all of it."""
     say(f"starting {nodes} nodes ...")
-    with LocalCluster(nodes, directory, groups) as cluster:
+    with LocalCluster(nodes, directory, groups, tls=tls) as cluster:
         leaders = {f"leader of {name}": cluster.leader(name) for name in groups}
         show_result({"peers": cluster.peers, **leaders}, output)
-        say(f"in another terminal:\n  export DLEDGER_PEERS='{cluster.peers}'\n  dledger append hello\n  dledger tail")
+        variables = {"PEERS": cluster.peers}
+        if cluster.tls is not None:
+            variables |= {"TLS_CA": str(cluster.tls.ca), "TOKEN_FILE": str(cluster.token)}
+        exported = "".join(f"  export DLEDGER_{name}={shlex.quote(value)}\n" for name, value in variables.items())
+        say(f"in another terminal:\n{exported}  dledger append hello\n  dledger tail")
         say("Ctrl-C stops the cluster; changes of the leader are shown here")
         with contextlib.suppress(KeyboardInterrupt):
-            _show_leaders(cluster.peers, groups)
+            _show_leaders(cluster, groups)
         say("stopping ...")
 
 
-def _show_leaders(peers: str, groups: tuple[str, ...]) -> None:
+def _show_leaders(cluster: LocalCluster, groups: tuple[str, ...]) -> None:
     """Write each change of a leader until an interrupt."""
     changes: queue.Queue[tuple[str, RoleChange]] = queue.Queue()
     for group in groups:
-        threading.Thread(target=_follow, args=(peers, group, changes), name=f"dev-{group}", daemon=True).start()
+        threading.Thread(target=_follow, args=(cluster, group, changes), name=f"dev-{group}", daemon=True).start()
     leaders: dict[str, str] = {}
     while True:
         group, change = changes.get()
@@ -73,7 +78,7 @@ def _show_leaders(peers: str, groups: tuple[str, ...]) -> None:
             leaders[group] = change.node_id
 
 
-def _follow(peers: str, group: str, changes: queue.Queue[tuple[str, RoleChange]]) -> None:
-    with contextlib.suppress(DLedgerError), Client(peers, group) as client:
+def _follow(cluster: LocalCluster, group: str, changes: queue.Queue[tuple[str, RoleChange]]) -> None:
+    with contextlib.suppress(DLedgerError), cluster.client(group) as client:
         for change in client.role_changes():
             changes.put((group, change))

@@ -22,7 +22,7 @@ from pathlib import Path
 import click
 
 from dledger_core.cli.help import command, examples, option
-from dledger_core.cli.options import format_option, peers_option
+from dledger_core.cli.options import Access, access_options, format_option, peers_option
 from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.cli.survival import Survival, survival_of
 from dledger_core.config import LIMITS, Peer, parse_peers
@@ -65,6 +65,7 @@ class _Check:
     ),
 )
 @peers_option(required=False)
+@access_options
 @option("--self-id", metavar="NODE", help="Node of --peers that this machine will run: its port must be free.")
 @option(
     "--dir",
@@ -76,7 +77,7 @@ class _Check:
     help="Directory for the stores.",
 )
 @format_option
-def doctor(peers: str | None, self_id: str | None, directory: Path, output: Format) -> int:
+def doctor(peers: str | None, access: Access, self_id: str | None, directory: Path, output: Format) -> int:
     """Check that this machine can run nodes, clients and Spark.
 
     It checks Python, packages, Java, Spark, Delta, ports, peers, the directory and the limit on open files. Exit 1 if a
@@ -94,8 +95,8 @@ def doctor(peers: str | None, self_id: str | None, directory: Path, output: Form
         _descriptors(),
         *_quarantines(directory),
         *_group_size(nodes),
-        *(_port_free(peer) if peer.node_id == self_id else _reachable(peer) for peer in nodes),
-        *_votes(nodes, peers or ""),
+        *(_port_free(peer) if peer.node_id == self_id else _reachable(peer, access) for peer in nodes),
+        *_votes(nodes, peers or "", access),
     ]
     show_rows([asdict(check) for check in checks], output)
     wrong = sum(check.result == "wrong" for check in checks)
@@ -240,14 +241,14 @@ def _port_free(peer: Peer) -> _Check:
     return _Check(what, "ok", f"{peer.address} is free")
 
 
-def _reachable(peer: Peer) -> _Check:
+def _reachable(peer: Peer, access: Access) -> _Check:
     what = f"peer {peer.node_id}"
     try:
         socket.create_connection((peer.host, peer.port), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         reason = error.strerror or str(error)
         return _Check(what, "wrong", f"{peer.address}: {reason}", "start the node; check host, port and firewall")
-    refused = _refusal(peer)
+    refused = _refusal(peer, access)
     if refused is not None:
         # A node names the state of a group that it does not serve.
         is_node = "state" in refused.values
@@ -256,15 +257,15 @@ def _reachable(peer: Peer) -> _Check:
     return _Check(what, "ok", f"{peer.address} responds")
 
 
-def _votes(nodes: tuple[Peer, ...], peers: str) -> Iterator[_Check]:
+def _votes(nodes: tuple[Peer, ...], peers: str, access: Access) -> Iterator[_Check]:
     """Check that enough nodes vote in each group that the nodes host."""
     if not nodes:
         return
     with contextlib.suppress(DLedgerError):
-        with Client(peers, timeout_ms=_TIMEOUT_MS) as client:
+        with Client(peers, timeout_ms=_TIMEOUT_MS, **access.of_client) as client:
             groups = client.groups()
         for group in groups:
-            with Client(peers, group, timeout_ms=_TIMEOUT_MS) as client:
+            with Client(peers, group, timeout_ms=_TIMEOUT_MS, **access.of_client) as client:
                 metadata = client.metadata()
                 survival = survival_of(client, metadata)
             if survival is not None:
@@ -286,10 +287,10 @@ def _survival(group: str, found: Survival) -> _Check:
     return _Check(what, "note", str(found), "start the missing voters, or add some with dledger member add")
 
 
-def _refusal(peer: Peer) -> DLedgerError | None:
+def _refusal(peer: Peer, access: Access) -> DLedgerError | None:
     """Return why a node does not respond to a client, or None. A node that lacks the group does respond."""
     try:
-        with Client(f"{peer.node_id}-{peer.address}", timeout_ms=_TIMEOUT_MS) as client:
+        with Client(f"{peer.node_id}-{peer.address}", timeout_ms=_TIMEOUT_MS, **access.of_client) as client:
             client.metadata()
     except UnknownGroupError:
         return None

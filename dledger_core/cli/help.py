@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-_LAST_SECTIONS: Final = ("Connection", "Output")
+_LAST_SECTIONS: Final = ("Connection", "Security", "Output")
 _EVERY_COMMAND: Final = {"DLEDGER_DEBUG": "1 adds the traceback to an error"}
 
 

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 
 from dledger_core.cli.help import command, examples, option
-from dledger_core.cli.options import format_option, peers_option, split_groups, timeout_option
+from dledger_core.cli.options import Access, access_options, format_option, peers_option, split_groups, timeout_option
 from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.client.founding import found_groups, look_at_groups
 from dledger_core.config import parse_peers
@@ -34,10 +34,19 @@ _PEERS = "n0-host0:40911;n1-host1:40911;n2-host2:40911"
     help="Groups to found; repeat the option or use commas [default: all groups that the nodes were started with].",
 )
 @timeout_option
+@access_options
 @option("--again", is_flag=True, help="Give up earlier foundings that are incomplete and cannot be continued.")
 @option("--dry-run", is_flag=True, help="Only ask the nodes, and show what init would do.")
 @format_option
-def init(peers: str, groups: tuple[str, ...], timeout: float, again: bool, dry_run: bool, output: Format) -> int:
+def init(
+    peers: str,
+    groups: tuple[str, ...],
+    timeout: float,
+    access: Access,
+    again: bool,
+    dry_run: bool,
+    output: Format,
+) -> int:
     """Found the groups of new nodes: once, when all nodes run.
 
     A node with an empty directory neither votes nor leads until its group is founded. Init asks every node of the list
@@ -49,10 +58,10 @@ def init(peers: str, groups: tuple[str, ...], timeout: float, again: bool, dry_r
     """
     parsed, names = parse_peers(peers), groups or None
     if dry_run:
-        found = asyncio.run(look_at_groups(parsed, names, timeout, again=again))
+        found = asyncio.run(look_at_groups(parsed, names, timeout, again=again, credentials=access.credentials()))
         show_rows([{"group": group, "action": _text(decision)} for group, decision in found.items()], output, "groups")
         return EXIT_OK if all(isinstance(decision, Found) for decision in found.values()) else EXIT_FINDING
-    done = asyncio.run(found_groups(parsed, names, timeout, again=again))
+    done = asyncio.run(found_groups(parsed, names, timeout, again=again, credentials=access.credentials()))
     show_rows([dataclasses.asdict(founding) for founding in done], output, "groups")
     if not any(founding.is_new for founding in done):
         say("nothing to do: all groups exist")

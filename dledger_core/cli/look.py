@@ -17,7 +17,7 @@ import pyarrow as pa
 from dledger_core.cli.entry_table import EntryTable, table_width
 from dledger_core.cli.formats import column_texts
 from dledger_core.cli.help import command, examples, option
-from dledger_core.cli.options import format_option, opaque_option
+from dledger_core.cli.options import Access, access_options, format_option, opaque_option
 from dledger_core.cli.output import Format, emit, show_result, show_rows
 from dledger_core.cli.previews import preview, shortened
 from dledger_core.client import Metadata
@@ -78,9 +78,10 @@ class View:
 )
 @click.argument("target", metavar="DIR|PEERS", envvar="DLEDGER_PEERS")
 @option("--group", envvar="DLEDGER_GROUP", default="default", show_default=True, metavar="NAME", help="Group of PEERS.")
+@access_options
 @opaque_option
 @format_option
-def look(target: str, group: str, opaque: bool, output: Format) -> int:
+def look(target: str, group: str, access: Access, opaque: bool, output: Format) -> int:
     """Show what a directory or a group is and contains.
 
     DIR is a store of this project or of Java DLedger, a classic CommitLog, a broker's directory, consume queues, or a
@@ -91,7 +92,7 @@ def look(target: str, group: str, opaque: bool, output: Format) -> int:
     if path.exists():
         view = _directory(path, opaque=opaque)
     elif ":" in target:
-        view = _group(target, group)
+        view = _group(target, group, access)
     else:
         raise ConfigError(f"{target!r} is neither a directory nor a list of nodes", "", "name a directory or PEERS")
     if output == "json":
@@ -256,9 +257,9 @@ def _broker_checkpoint(path: Path) -> str | None:
 # --- groups -------------------------------------------------------------------------------------------------------
 
 
-def _group(peers: str, group: str) -> View:
+def _group(peers: str, group: str, access: Access) -> View:
     parse_peers(peers)
-    with Client(peers, group) as client:
+    with Client(peers, group, **access.of_client) as client:
         metadata, bounds = client.metadata(), client.bounds()
         survey = survey_log(client.tail, bounds.first_index, bounds.end)
     facts: dict[str, Any] = {"what": "running group", "group": group, "log_uuid": metadata.log_uuid}

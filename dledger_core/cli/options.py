@@ -18,6 +18,8 @@ from dledger_core.cli.output import say
 from dledger_core.config import check_group_name, parse_duration, parse_groups, parse_peers
 from dledger_core.connect import PROTOCOLS, Client, JavaOptions
 from dledger_core.errors import ConfigError
+from dledger_core.net.credentials import Credentials
+from dledger_core.net.tls import TlsOptions
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _TIMEOUT_MAX_S: Final = 86_400
@@ -67,6 +69,35 @@ class SizeType(click.ParamType[int]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Access:
+    """Values of the security options: how a command introduces itself to nodes."""
+
+    tls: TlsOptions | None = None
+    token: Path | None = None
+
+    def credentials(self) -> Credentials:
+        """Return the credentials; raise ConfigError if a file cannot be used."""
+        return Credentials(self.tls, self.token)
+
+    @property
+    def of_client(self) -> dict[str, Any]:
+        """The arguments ``tls`` and ``token`` of a client."""
+        return {"tls": self.tls, "token": self.token}
+
+    @property
+    def of_source(self) -> dict[str, str]:
+        """The options of ``format("dledger")``; they have the names of files, and no secret."""
+        tls = self.tls
+        files = {
+            "tls.ca": tls and tls.ca,
+            "tls.cert": tls and tls.cert,
+            "tls.key": tls and tls.key,
+            "token.file": self.token,
+        }
+        return {name: str(path) for name, path in files.items() if path is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Connection:
     """Values of the connection options."""
 
@@ -76,6 +107,7 @@ class Connection:
     protocol: str = "dledger"
     safety_lag_s: float = _SAFETY_LAG_S
     commit_probe: bool = False
+    access: Access = Access()
 
     @property
     def is_java(self) -> bool:
@@ -90,13 +122,20 @@ class Connection:
         """
         timeout_ms = int(self.timeout_s * 1000)
         if not self.is_java:
-            return Client(self.peers, self.group, timeout_ms=timeout_ms)
+            return Client(self.peers, self.group, timeout_ms=timeout_ms, **self.access.of_client)
         java = JavaOptions(
             safety_lag_ms=int(self.safety_lag_s * 1000),
             commit_probe=self.commit_probe,
             **({"appends_in_flight": 1} if in_order else {}),
         )
-        return Client(self.peers, self.group, timeout_ms=timeout_ms, protocol="dledger-java", java=java)
+        return Client(
+            self.peers,
+            self.group,
+            timeout_ms=timeout_ms,
+            protocol="dledger-java",
+            java=java,
+            **self.access.of_client,
+        )
 
     @contextmanager
     def announce_silence(self) -> Iterator[None]:
@@ -120,6 +159,15 @@ class Connection:
                 f"waiting {self.safety_lag_s:g} s, because a Java group does not report its commit index "
                 "(use a smaller --safety-lag, 0 if no client writes, or --commit-probe)"
             )
+
+
+ACCESS_HELP: Final = {
+    "tls-ca": "Use TLS, and trust this authority of the nodes' certificates.",
+    "tls-cert": "Certificate of this client; its identity is the principal.",
+    "tls-key": "Key of --tls-cert [default: in the same file].",
+    "token-file": "File with this client's token, instead of a certificate.",
+}
+"""Options that name files of this client, with their help."""
 
 
 def _check_peers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -165,6 +213,37 @@ def timeout_option(command: _F) -> _F:
     return timeout(command)
 
 
+def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of ``Access``, passed on as ``access``."""
+
+    @wraps(command)
+    def with_access(
+        *, tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, token_file: Path | None, **others: Any
+    ) -> Any:
+        if tls_ca is None and (tls_cert is not None or tls_key is not None or token_file is not None):
+            given = next(
+                name
+                for name, value in {"tls-cert": tls_cert, "tls-key": tls_key, "token-file": token_file}.items()
+                if value is not None
+            )
+            what = f"--{given} needs --tls-ca"
+            raise ConfigError(what, "", "name the authority of the nodes' certificates, or set DLEDGER_TLS_CA")
+        tls = None if tls_ca is None else TlsOptions(ca=tls_ca, cert=tls_cert, key=tls_key)
+        return command(access=Access(tls=tls, token=token_file), **others)
+
+    added = with_access
+    for name, text in reversed(ACCESS_HELP.items()):
+        added = option(
+            f"--{name}",
+            type=click.Path(path_type=Path),
+            envvar=f"DLEDGER_{name.replace('-', '_').upper()}",
+            metavar="FILE",
+            section="Security",
+            help=text,
+        )(added)
+    return added
+
+
 def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of ``Connection``, passed on as ``connection``."""
 
@@ -177,6 +256,7 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         protocol: str,
         safety_lag: float,
         commit_probe: bool,
+        access: Access,
         **others: Any,
     ) -> Any:
         connection = Connection(
@@ -186,6 +266,7 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             protocol=protocol,
             safety_lag_s=safety_lag,
             commit_probe=commit_probe,
+            access=access,
         )
         return command(connection=connection, **others)
 
@@ -203,6 +284,7 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="The group, which is one replicated log.",
             ),
             timeout_option,
+            access_options,
             option(
                 "--protocol",
                 type=click.Choice(PROTOCOLS),

@@ -16,7 +16,7 @@ import pyarrow as pa
 import uvloop
 
 from dledger_core.cli.help import CommandGroup, examples, option
-from dledger_core.cli.options import DurationType, format_option, peers_option
+from dledger_core.cli.options import Access, DurationType, access_options, format_option, peers_option
 from dledger_core.cli.output import Format, say, show_result
 from dledger_core.cluster import LocalCluster
 from dledger_core.config import BATCH_BYTES_MAX, check_group_name
@@ -37,9 +37,9 @@ class _Load:
     latencies_s: list[float] = field(default_factory=list)
     took_s: float = 0.0
 
-    async def run(self, peers: str, group: str) -> None:
+    async def run(self, peers: str, group: str, access: Access) -> None:
         """Keep ``in_flight`` requests in flight for ``seconds``, after a short warm-up that is not counted."""
-        async with AsyncClient(peers, group) as client:
+        async with AsyncClient(peers, group, **access.of_client) as client:
             await self._phase(client, min(_WARM_UP_S, self.seconds))
             self.latencies_s.clear()
             begun = time.perf_counter()
@@ -83,6 +83,7 @@ def perf() -> None:
     "append", epilog=examples("dledger perf append", "dledger perf append --size 1000 --in-flight 1 --format json")
 )
 @peers_option(required=False, envvar=None)
+@access_options
 @option(
     "--group",
     metavar="NAME",
@@ -128,15 +129,18 @@ def perf() -> None:
     metavar="DIR",
     help="Directory of the stores without --peers [default: a temporary one].",
 )
+@option("--tls", is_flag=True, help="Start the three nodes with TLS, to measure its cost.")
 @format_option
 def _append(
     peers: str | None,
+    access: Access,
     group: str | None,
     size: int,
     request_bytes: int,
     in_flight: int,
     seconds: float,
     directory: Path | None,
+    tls: bool,
     output: Format,
 ) -> None:
     """Append random bodies at the maximum rate, each acknowledged by a majority.
@@ -147,24 +151,24 @@ def _append(
     if peers is not None and group is None:
         raise click.UsageError("--peers needs --group: name the group that may keep the random entries")
     group = check_group_name(group or "default")
-    if peers is not None and directory is not None:
-        raise click.UsageError("--dir cannot be used with --peers")
+    if peers is not None and (directory is not None or tls):
+        raise click.UsageError(f"--{'tls' if tls else 'dir'} cannot be used with --peers")
     load = _Load(_random_columns(size, request_bytes), in_flight, seconds)
     with ExitStack() as stack:
         if peers is None:
-            peers = _own_cluster(stack, group, directory)
+            cluster = _own_cluster(stack, group, directory, with_tls=tls)
+            peers, access = cluster.peers, Access(tls=cluster.tls, token=cluster.token)
         say(f"appending for {seconds:g} s ...")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(load.run(peers, group))
+            runner.run(load.run(peers, group, access))
     settings = {"size": size, "request_bytes": request_bytes, "in_flight": in_flight, "nodes": peers.count(";") + 1}
     show_result(load.results() | settings, output, "append")
 
 
-def _own_cluster(stack: ExitStack, group: str, directory: Path | None) -> str:
+def _own_cluster(stack: ExitStack, group: str, directory: Path | None, *, with_tls: bool) -> LocalCluster:
     ignored = " (DLEDGER_PEERS has no effect)" if os.environ.get("DLEDGER_PEERS") else ""
     say(f"starting three nodes{ignored} ...")
-    cluster = stack.enter_context(LocalCluster(3, directory, (group,)))
-    return cluster.peers
+    return stack.enter_context(LocalCluster(3, directory, (group,), tls=with_tls))
 
 
 def _random_columns(size: int, request_bytes: int) -> Columns:

@@ -61,9 +61,11 @@ def recover(connection: Connection, lost: frozenset[NodeId], dry_run: bool, outp
     """
     if connection.is_java:
         raise UnsupportedError("nodes of Java DLedger have no recovering voters", "", "use a group of this project")
-    peers = parse_peers(connection.peers)
+    peers, credentials = parse_peers(connection.peers), connection.access.credentials()
     if lost:
-        done = asyncio.run(recover_lost(peers, connection.group, lost, connection.timeout_s, dry_run=dry_run))
+        done = asyncio.run(
+            recover_lost(peers, connection.group, lost, connection.timeout_s, dry_run=dry_run, credentials=credentials)
+        )
         is_done = isinstance(done.action, Continued)
         log = done.action.log_uuid if isinstance(done.action, Continued) else None
         show_result({"group": connection.group} | done.preview | {"new_log": log}, output, f"group {connection.group}")
@@ -72,7 +74,9 @@ def recover(connection: Connection, lost: frozenset[NodeId], dry_run: bool, outp
         elif is_done:
             say("next: replace the lost nodes with dledger member add or dledger member replace")
         return EXIT_OK if is_done else EXIT_FINDING
-    found = asyncio.run(recover_group(peers, connection.group, connection.timeout_s, dry_run=dry_run))
+    found = asyncio.run(
+        recover_group(peers, connection.group, connection.timeout_s, dry_run=dry_run, credentials=credentials)
+    )
     show_rows([dataclasses.asdict(end) for end in found.ends], output, f"group {connection.group}")
     if found.leader_id is not None:
         say(f"nothing to do: {found.leader_id} leads the group, and recovering nodes catch up from it")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dledger_core.cli.help import command, examples, option
-from dledger_core.cli.options import EXISTING_DIRECTORY, format_option, peers_option
+from dledger_core.cli.options import EXISTING_DIRECTORY, Access, access_options, format_option, peers_option
 from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
@@ -34,6 +34,7 @@ from dledger_core.storage.check.repair import StoreRepair
     help="The store: the directory with data/ and index/.",
 )
 @peers_option(required=False)
+@access_options
 @option("--group", metavar="NAME", help="Fail if the store belongs to another group.")
 @option("--dry-run", is_flag=True, help="Report damage without repairing it; safe while the node is running.")
 @option(
@@ -47,6 +48,7 @@ from dledger_core.storage.check.repair import StoreRepair
 def repair(
     directory: Path,
     peers: str | None,
+    access: Access,
     group: str | None,
     dry_run: bool,
     term: int | None,
@@ -85,9 +87,10 @@ def repair(
             found = store.find()
             _show(found, (), output, dry_run=True)
             return EXIT_FINDING if found or why is not None or quarantined is not None else EXIT_OK
-        from dledger_core.server.maintenance.repair import repair_store  # --dry-run needs no server
+        from dledger_core.server.maintenance.repair import EventLoopRepairs, repair_store  # --dry-run needs no server
 
-        report = asyncio.run(repair_store(store, parse_peers(peers or ""), store.meta.group))
+        repairs = EventLoopRepairs(credentials=access.credentials())
+        report = asyncio.run(repair_store(store, parse_peers(peers or ""), store.meta.group, environment=repairs))
         _show(report.found, report.remaining, output, dry_run=False)
         for node, reason in report.failures.items() if report.remaining else ():
             say(f"{node}: {reason}")

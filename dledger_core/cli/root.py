@@ -24,7 +24,7 @@ _ENTRY_POINTS: Final = "dledger.commands"
 
 _COMMANDS: Final = (
     "append", "completion", "convert", "dev", "doctor", "dump", "export", "get", "init", "look", "member", "perf",
-    "producer", "recover", "repair", "serve", "status", "tail", "transaction", "transfer", "verify",
+    "producer", "recover", "repair", "serve", "status", "tail", "tls", "transaction", "transfer", "verify",
 )  # fmt: skip
 """Each is the module of its name, with a click command of its name."""
 

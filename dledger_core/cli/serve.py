@@ -22,6 +22,7 @@ from dledger_core.rocketmq.store.broker_conf import BrokerConf, read_broker_conf
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint, open_log_prefix
 from dledger_core.server import NodeServer, run
 from dledger_core.server.config import ServerConfig
+from dledger_core.server.security.authentication import Authentication
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout, open_identity
 
@@ -96,6 +97,11 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
     """
     settings = read_settings(config, flags, None if broker_conf is None else _broker(broker_conf))
     server_config = settings.server_config()
+    server_config.check_exposure()
+    if server_config.security is not None:
+        Authentication(server_config.security)  # reads all files
+    if server_config.is_exposed:
+        say(f"insecure: {server_config.me.address} is plaintext, and every client may do everything")
     commitlog = None
     if settings.commitlog is not None:
         commitlog = _check_commitlog(settings.commitlog, settings.fingerprint, server_config)

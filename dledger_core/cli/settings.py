@@ -27,6 +27,7 @@ from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.server.config import ServerConfig, spread_leaders
 from dledger_core.server.maintenance.retention import RetentionPolicy, parse_hours
+from dledger_core.server.security.authentication import SecurityFiles
 from dledger_core.server.services.role_events import split_command
 
 if TYPE_CHECKING:
@@ -92,6 +93,40 @@ class ServeSettings(BaseModel):
     )
     host: str | None = _setting(
         "Node", "Address to listen on [default: the one in --peers].", None, metavar="HOST", min_length=1
+    )
+    tls_cert: Annotated[Path | None, BeforeValidator(_path)] = _setting(
+        "Security",
+        "Certificate of this node, issued by --peer-ca, with the identity dledger:NODE. Security is on with this, "
+        "--tls-key, --peer-ca and --tokens: TLS only, and every client needs a permission.",
+        None,
+        metavar="FILE",
+    )
+    tls_key: Annotated[Path | None, BeforeValidator(_path)] = _setting(
+        "Security", "Key of --tls-cert.", None, metavar="FILE"
+    )
+    peer_ca: Annotated[Path | None, BeforeValidator(_path)] = _setting(
+        "Security",
+        "Authority that issues the certificates of nodes, and no others: who has one is a node.",
+        None,
+        metavar="FILE",
+    )
+    tls_ca: Annotated[Path | None, BeforeValidator(_path)] = _setting(
+        "Security",
+        "Authority that issues the certificates of clients, whose identity is a principal of --tokens.",
+        None,
+        metavar="FILE",
+    )
+    tokens: Annotated[Path | None, BeforeValidator(_path)] = _setting(
+        "Security",
+        "TOML file of the principals: SHA-256 of tokens, and groups to read, append and admin.",
+        None,
+        metavar="FILE",
+    )
+    insecure: bool = _setting(
+        "Security",
+        "Listen in plaintext, without authentication, on an address that other machines reach.",
+        False,
+        metavar="BOOLEAN",
     )
     profile: Literal["A", "B"] = _setting(
         "Storage", "Disk profile of a new log; A is readable by RocketMQ's DLedger 0.3.1.2.", "B", metavar="A|B"
@@ -242,6 +277,8 @@ class ServeSettings(BaseModel):
             directory=self.dir,
             host=self.host,
             init=self.init,
+            security=self._security(),
+            insecure=self.insecure,
             tick_ms=self.tick_ms,
             inflight_bytes_max=int(self.inflight_bytes),
             transaction_timeout_ms=self.transaction_timeout_ms,
@@ -263,6 +300,30 @@ class ServeSettings(BaseModel):
                 durability=self.durability,
                 preallocate_bytes=int(self.preallocate_bytes),
             ),
+        )
+
+    def _security(self) -> SecurityFiles | None:
+        given = {
+            "tls-cert": self.tls_cert,
+            "tls-key": self.tls_key,
+            "peer-ca": self.peer_ca,
+            "tokens": self.tokens,
+        }
+        if self.tls_cert is None or self.tls_key is None or self.peer_ca is None or self.tokens is None:
+            found = [name for name, path in {**given, "tls-ca": self.tls_ca}.items() if path is not None]
+            if found:
+                missing = ", ".join(f"--{name}" for name, path in given.items() if path is None)
+                what = f"--{found[0]} is given without {missing}"
+                raise ConfigError(what, "", "give all of them; 'dledger tls dev' makes files to try them")
+            return None
+        if self.insecure:
+            raise ConfigError("--insecure is given with --tls-cert", "", "leave one of them out")
+        return SecurityFiles(
+            cert=self.tls_cert,
+            key=self.tls_key,
+            peer_ca=self.peer_ca,
+            tokens=self.tokens,
+            client_ca=self.tls_ca,
         )
 
     def _retention(self) -> RetentionPolicy:

@@ -32,6 +32,7 @@ from dledger_core.errors import ConfigError, DLedgerError, ProtocolError, Recove
 from dledger_core.ids import NodeId
 from dledger_core.net import messages
 from dledger_core.net.codec import continuation_payload, parse_survivor
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 
 _ROUNDS_MAX: Final = 20
 """Rounds without an end: concurrent recoveries, or stores that change."""
@@ -40,8 +41,8 @@ _ROUNDS_MAX: Final = 20
 class _Nodes:
     """The nodes of one group: those of the list and those that the survivors' logs name."""
 
-    def __init__(self, peers: Sequence[Peer], group: str, timeout_s: float) -> None:
-        self._pool = ChannelPool(peers)
+    def __init__(self, peers: Sequence[Peer], group: str, timeout_s: float, credentials: Credentials) -> None:
+        self._pool = ChannelPool(peers, credentials=credentials)
         self._group = group
         self._timeout_s = timeout_s
         self.failures: dict[NodeId, DLedgerError] = {}
@@ -105,7 +106,13 @@ class LostMajority:
 
 
 async def recover_lost(
-    peers: Sequence[Peer], group: str, lost: AbstractSet[NodeId], timeout_s: float, *, dry_run: bool = False
+    peers: Sequence[Peer],
+    group: str,
+    lost: AbstractSet[NodeId],
+    timeout_s: float,
+    *,
+    dry_run: bool = False,
+    credentials: Credentials = PLAINTEXT,
 ) -> LostMajority:
     """Continue a log whose majority is lost in a new one, or continue an interrupted recovery.
 
@@ -115,12 +122,13 @@ async def recover_lost(
         lost: the nodes that are lost permanently.
         timeout_s: timeout of a connection and of a request.
         dry_run: only ask, and return the next action.
+        credentials: TLS files and token.
 
     Raises:
         RecoveryRefusedError: the state of the stores does not allow it; the remedy names the command.
         UnreachableError: a node that is not named lost does not answer.
     """
-    nodes = _Nodes(peers, group, timeout_s)
+    nodes = _Nodes(peers, group, timeout_s, credentials)
     first: dict[str, Any] = {}
     refused: DLedgerError | None = None
     try:

@@ -31,6 +31,7 @@ from dledger_core.founding import (
 from dledger_core.ids import NodeId
 from dledger_core.net import messages
 from dledger_core.net.codec import record_payload
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
 
 _ROUNDS_MAX: Final = 20
@@ -45,12 +46,13 @@ class StoreAccess:
     Args:
         peers: the list.
         timeout_s: timeout of a connection and of a request.
+        credentials: TLS files and token.
     """
 
-    def __init__(self, peers: Sequence[Peer], timeout_s: float) -> None:
+    def __init__(self, peers: Sequence[Peer], timeout_s: float, credentials: Credentials = PLAINTEXT) -> None:
         self.peers = tuple(sorted((peer.node_id, peer.address) for peer in peers))
         self._timeout_s = timeout_s
-        self._pool = ChannelPool(peers)
+        self._pool = ChannelPool(peers, credentials=credentials)
 
     async def _request(self, node: NodeId, header: dict[str, Any], *payload: bytes) -> Frame:
         channel = await self._pool.channel(node, self._timeout_s)
@@ -224,10 +226,15 @@ def _raise(failures: Mapping[NodeId, DLedgerError]) -> None:
 
 
 async def found_groups(
-    peers: Sequence[Peer], groups: Sequence[str] | None, timeout_s: float, *, again: bool = False
+    peers: Sequence[Peer],
+    groups: Sequence[str] | None,
+    timeout_s: float,
+    *,
+    again: bool = False,
+    credentials: Credentials = PLAINTEXT,
 ) -> tuple[Founding, ...]:
     """Found groups, or all groups that the nodes were started with; raise as ``found_group``."""
-    access = StoreAccess(peers, timeout_s)
+    access = StoreAccess(peers, timeout_s, credentials)
     slots = asyncio.Semaphore(_PARALLEL)
 
     async def one(group: str) -> Founding:
@@ -242,10 +249,15 @@ async def found_groups(
 
 
 async def look_at_groups(
-    peers: Sequence[Peer], groups: Sequence[str] | None, timeout_s: float, *, again: bool = False
+    peers: Sequence[Peer],
+    groups: Sequence[str] | None,
+    timeout_s: float,
+    *,
+    again: bool = False,
+    credentials: Credentials = PLAINTEXT,
 ) -> dict[str, Decision]:
     """Return the next action of an init for each group; change nothing."""
-    access = StoreAccess(peers, timeout_s)
+    access = StoreAccess(peers, timeout_s, credentials)
     try:
         names = tuple(groups) if groups is not None else await access.groups()
         return {name: await look(access, name, again=again) for name in names}

@@ -46,6 +46,7 @@ from dledger_core.control import Part, TransactionId, check_parts, column_crc
 from dledger_core.errors import BadRequestError, BusyError, DLedgerError, ProtocolError
 from dledger_core.net import messages
 from dledger_core.net.codec import columns_payload, parts_payload
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
 from dledger_core.record import Columns, Fetch, Isolation
 
@@ -59,6 +60,7 @@ class NodeClient:
         timeouts: limits of requests and calls.
         prefix: checks messages of a commitlog prefix; without it ``fetch_at`` does not read them.
         log_uuid: the log; None = the one that is found first.
+        credentials: TLS files and token.
     """
 
     protocol = "dledger"
@@ -71,10 +73,11 @@ class NodeClient:
         *,
         prefix: PrefixFormat | None = None,
         log_uuid: str | None = None,
+        credentials: Credentials = PLAINTEXT,
     ) -> None:
         self.group = group
         self._timeouts = timeouts
-        self._view = ClusterView(peers, group, log_uuid)
+        self._view = ClusterView(peers, group, log_uuid, credentials)
         self._requests = Requests(self._view, timeouts)
         self._reader = Reader(self._view, self._requests, timeouts, prefix)
         self._batcher = AppendBatcher(self.append_columns)

@@ -21,6 +21,7 @@ from dledger_core.client.routing.channel import Channel
 from dledger_core.config import Peer, parse_peer
 from dledger_core.errors import DLedgerError, UnreachableError
 from dledger_core.net import messages
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 
 _LOOK: Final = messages.RecoverRequest()
 
@@ -82,7 +83,14 @@ def with_votes(ends: Sequence[VoterEnd]) -> tuple[VoterEnd, ...]:
     return tuple(replace(end, votes_again=end.node_id in chosen) for end in ends)
 
 
-async def recover(peers: Sequence[Peer], group: str, timeout_s: float, *, dry_run: bool = False) -> Recovery:
+async def recover(
+    peers: Sequence[Peer],
+    group: str,
+    timeout_s: float,
+    *,
+    dry_run: bool = False,
+    credentials: Credentials = PLAINTEXT,
+) -> Recovery:
     """Ask all voters for the ends of their logs and give votes back; do nothing where a leader or a majority is left.
 
     Args:
@@ -90,6 +98,7 @@ async def recover(peers: Sequence[Peer], group: str, timeout_s: float, *, dry_ru
         group: its name.
         timeout_s: timeout of each request.
         dry_run: only choose.
+        credentials: TLS files and token.
 
     Raises:
         UnreachableError: a voter does not answer.
@@ -102,7 +111,7 @@ async def recover(peers: Sequence[Peer], group: str, timeout_s: float, *, dry_ru
         return messages.RECOVER_OK.decode((await channel.request(request, timeout_s=timeout_s)).header)
 
     async def report(peer: Peer) -> messages.RecoverResponse:
-        channel = channels[peer] = Channel(peer)
+        channel = channels[peer] = Channel(peer, credentials=credentials)
         await channel.open(timeout_s)
         return await ask(channel)
 

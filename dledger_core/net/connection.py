@@ -9,12 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, Protocol, cast
 
 from dledger_core.checksum import Buffer
-from dledger_core.errors import BusyError, ConfigError, DLedgerError, ProtocolError, UnreachableError, error_from_wire
+from dledger_core.errors import (
+    BusyError,
+    ConfigError,
+    DLedgerError,
+    ProtocolError,
+    UnauthenticatedError,
+    UnreachableError,
+    error_from_wire,
+)
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.deadlines import Deadlines, DeadlineWatch
 from dledger_core.net.fields import int_field
 from dledger_core.net.frame import LARGE_REQUESTS, Frame, FrameDecoder, encode_frame
@@ -30,6 +40,8 @@ from dledger_core.net.protocol import (
     PREFACE,
     Type,
 )
+from dledger_core.net.tls import PeerCertificate, handshake_error
+from dledger_core.net.tls_listener import HandshakeLimits, TlsListener
 
 WRITE_HIGH_BYTES: Final = 4 << 20
 WRITE_LOW_BYTES: Final = 1 << 20
@@ -97,7 +109,9 @@ class Connection(asyncio.BufferedProtocol):
         hello_timeout_s: float,
         foreign: Callable[[], asyncio.Protocol] | None = None,
         budget: ByteBudget | None = None,
+        identity: str = "",
     ) -> None:
+        self._identity = identity
         self._foreign = foreign
         self._budget = budget
         self._charged = 0
@@ -122,12 +136,19 @@ class Connection(asyncio.BufferedProtocol):
         self.version = 0
         self.features: frozenset[str] = frozenset()
         self.peer_address = ""
+        self.principal = ""
+        self.certificate: PeerCertificate | None = None
         self.received_bytes = 0
         self.received_frames = 0
 
     def __repr__(self) -> str:
         state = "closed" if self.closed.done() else "closing" if self._closing else "open"
         return f"<Connection {self.peer_address} {state}>"
+
+    @property
+    def who(self) -> str:
+        """The other side for logs: its principal, where there is one, and its address."""
+        return f"{self.principal}@{self.peer_address}" if self.principal else self.peer_address
 
     # --- for users ------------------------------------------------------------------------------------------------
 
@@ -238,10 +259,29 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self.peer_address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        ssl_object = transport.get_extra_info("ssl_object")
+        if ssl_object is not None:
+            self.certificate = PeerCertificate.of(ssl_object)
+            if self._hello is not None and not self._is_expected_node():
+                return
         self._timer = self._loop.call_later(self._hello_timeout_s, self._hello_late)
         if self._hello is not None:
             self._transport.write(PREFACE)
             self.send(self._hello.to_header())
+
+    def _is_expected_node(self) -> bool:
+        """Whether the other side is the node that was dialed; it gets nothing, above all no token, if it is not."""
+        found = "" if self.certificate is None else self.certificate.identity
+        if found and found == self._identity:
+            return True
+        self.abort(
+            UnauthenticatedError(
+                f"the certificate at this address is of {found or 'no node'}, not of {self._identity or 'a node'}",
+                self.peer_address,
+                "correct the peers string, or the node's certificate",
+            )
+        )
+        return False
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the memory to receive into."""
@@ -371,7 +411,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._handler = handler
         self.send(response.to_response())
-        self._accept(replace(hello, versions=response.versions, features=response.features))
+        self._accept(replace(hello, versions=response.versions, features=response.features, token=""))
 
     def _accept(self, theirs: Hello) -> None:
         self.peer_hello = theirs
@@ -435,8 +475,10 @@ async def connect(
     handler: Handler,
     *,
     timeout_s: float,
+    credentials: Credentials = PLAINTEXT,
+    identity: str = "",
 ) -> Connection:
-    """Open a connection and exchange hello.
+    """Open a connection and exchange hello. All connections to native nodes start here.
 
     Args:
         host: name or address.
@@ -444,12 +486,15 @@ async def connect(
         hello: this side's introduction.
         handler: gets the frames.
         timeout_s: limit on the time for all of it, hello included.
+        credentials: TLS and token.
+        identity: with TLS: the node id in the certificate of the other side.
 
     Returns:
         A connection whose hello was accepted; ``peer_hello`` is the response.
 
     Raises:
         UnreachableError: no connection, or no response in time.
+        UnauthenticatedError: one side does not accept the certificate or the token of the other one.
         DLedgerError: the other side's response to hello.
     """
     loop = asyncio.get_running_loop()
@@ -457,17 +502,26 @@ async def connect(
     connection: Connection | None = None
     delivered = False
     try:
+        context, token = credentials.context(), credentials.token()
+        introduction = replace(hello, token=token) if token else hello
         async with asyncio.timeout(timeout_s):
             _, connection = await loop.create_connection(
-                lambda: Connection(hello=hello, handler=handler, hello_timeout_s=timeout_s + 1),
+                lambda: Connection(
+                    hello=introduction, handler=handler, hello_timeout_s=timeout_s + 1, identity=identity
+                ),
                 host,
                 port,
+                ssl=context,
             )
             await asyncio.shield(connection.accepted)
         delivered = True
     except DLedgerError as error:
         where = f"{error.where}, {address}" if error.where and address not in error.where else error.where or address
         raise type(error)(error.what, where, error.remedy, error.values) from None
+    except ssl.SSLError as error:
+        if not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            raise handshake_error(error, address) from None
+        raise UnreachableError("cannot connect: the node closed the connection", address, "retry") from None
     except (OSError, TimeoutError, UnicodeError) as error:  # a UnicodeError: not a host name
         reason = "no response in time" if isinstance(error, TimeoutError) else str(error)
         remedy = "check that the node runs and that the address is right"
@@ -495,7 +549,11 @@ class Server(ServerSide):
         budget: ByteBudget | None = None,
         deadlines: Deadlines | None = None,
         clients_max: int | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        handshakes: HandshakeLimits | None = None,
     ) -> None:
+        self._tls = tls
+        self._handshakes = handshakes or HandshakeLimits()
         self._clients_max = clients_max
         self._accept = accept
         self._foreign = foreign
@@ -503,7 +561,7 @@ class Server(ServerSide):
         self._deadlines = deadlines
         self._look: asyncio.TimerHandle | None = None
         self._handler_for = handler_for
-        self._listener: asyncio.Server | None = None
+        self._listener: asyncio.Server | TlsListener | None = None
         self.port = 0
         self.connections: set[Connection] = set()
         self._all: set[Connection] = set()
@@ -521,15 +579,23 @@ class Server(ServerSide):
                 connection.abort(self._no_room())  # as soon as it is made
             return connection
 
-        loop = asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(make, host, port, backlog=_BACKLOG)
+            self._listener = await self._listen(make, host, port, hello_timeout_s)
         except OSError as error:
             remedy = "stop the process that uses the port, or choose another address"
             raise ConfigError(f"cannot listen: {error.strerror or error}", f"{host}:{port}", remedy) from None
         self.port = self._listener.sockets[0].getsockname()[1]
         if self._deadlines is not None:
             self._look_later(DeadlineWatch(self._deadlines), self._deadlines.interval_s)
+
+    async def _listen(
+        self, make: Callable[[], Connection], host: str, port: int, timeout_s: float
+    ) -> asyncio.Server | TlsListener:
+        if self._tls is None:
+            return await asyncio.get_running_loop().create_server(make, host, port, backlog=_BACKLOG)
+        listener = TlsListener(make, self._tls, self._handshakes, timeout_s)
+        await listener.start(host, port, _BACKLOG)
+        return listener
 
     def _look_later(self, watch: DeadlineWatch, interval_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -609,6 +675,8 @@ async def serve(
     budget: ByteBudget | None = None,
     deadlines: Deadlines | None = None,
     clients_max: int | None = None,
+    tls: Callable[[], ssl.SSLContext] | None = None,
+    handshakes: HandshakeLimits | None = None,
 ) -> Server:
     """Listen on a port.
 
@@ -618,15 +686,17 @@ async def serve(
         accept: gets the other side's hello; returns this side's (versions, features, logs), or raises the
             DLedgerError that refuses it.
         handler_for: creates the handler of an accepted connection (``connection.peer_hello`` is set).
-        hello_timeout_s: time for the other side's hello.
+        hello_timeout_s: time for the other side's hello, and with TLS for its handshake.
         foreign: creates the protocol of a connection that does not speak this one; None refuses such a connection.
         budget: memory for the large payloads of clients; None = no limit.
         deadlines: when to close clients' connections; None = never.
         clients_max: connections of clients; more get BUSY. None = no limit.
+        tls: returns the context of each new connection; None = the port speaks plaintext.
+        handshakes: rates of new connections with TLS.
 
     Raises:
         ConfigError: the port is not available.
     """
-    server = Server(accept, handler_for, foreign, budget, deadlines, clients_max)
+    server = Server(accept, handler_for, foreign, budget, deadlines, clients_max, tls, handshakes)
     await server.start(host, port, hello_timeout_s)
     return server

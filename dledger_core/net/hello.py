@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from dledger_core.config import is_node_id
@@ -29,6 +29,7 @@ class Hello:
         address: HOST:PORT under which a node wants to be reached; empty = not known.
         versions: supported protocol versions; in a response the chosen one.
         features: names of optional features; in a response those that both sides support.
+        token: secret of a client that has no certificate; empty = none. Sent over TLS only, and never shown.
     """
 
     role: Role = "client"
@@ -38,10 +39,12 @@ class Hello:
     address: str = ""
     versions: tuple[int, ...] = (VERSION,)
     features: frozenset[str] = FEATURES
+    token: str = field(default="", repr=False)
 
     def to_header(self) -> dict[str, Any]:
         """Return the header of HELLO."""
-        return self._common(Type.HELLO) | {"v": list(self.versions), "role": self.role}
+        header = self._common(Type.HELLO) | {"v": list(self.versions), "role": self.role}
+        return header | {"tk": self.token} if self.token else header
 
     def to_response(self) -> dict[str, Any]:
         """Return the header of HELLO_OK; ``versions`` must contain the chosen one alone."""
@@ -79,6 +82,7 @@ class Hello:
             values["address"],
             versions,
             frozenset(values["features"]),
+            values.get("token", ""),
         )
 
 
@@ -105,6 +109,7 @@ HELLO: Final = Table(
         Field("v", "list", "supported protocol versions", name="versions", low=1, accepts=all_of(int)),
         Field("role", "str", "role of the sender", name="role", choices=("client", "peer")),
         *_COMMON,
+        Field("tk", "str", "token of a client, over TLS only", name="token", default=""),
     ),
 )
 HELLO_OK: Final = Table(

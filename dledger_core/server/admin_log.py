@@ -1,13 +1,14 @@
-"""The admin log: who changed the members of a group, to what, and with which outcome.
+"""The admin log: changes of a group's members, and, with security on, requests that need the permission admin.
 
-Each change is one line of the logger ``dledger_core.server.admin_log`` and one JSON object in ``admin.log`` of the
-node's directory. The node that led the group then has it.
+Each is one line of the logger ``dledger_core.server.admin_log`` and one JSON object in ``admin.log`` of the node's
+directory. A change of members is recorded on the node that led the group then.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,7 +61,7 @@ class AdminLog:
         self._path = directory / FILE_NAME
 
     def record(self, action: AdminAction) -> None:
-        """Add a change. A file that cannot be written is reported, and stops nothing."""
+        """Add a change."""
         _LOG.warning(
             "members: group=%s who=%s command=%s before=%s after=%s outcome=%s",
             action.group,
@@ -79,12 +80,26 @@ class AdminLog:
             "after": _fields(action.after),
             "outcome": action.outcome,
         }
+        self._write(line)
+
+    def record_request(self, group: str, who: str, command: str) -> None:
+        """Add a request that needs the permission admin; its own response has the outcome."""
+        _LOG.warning("admin request: group=%s who=%s command=%s", one_line(group), who, one_line(command))
+        time = datetime.now(UTC).isoformat()
+        self._write({"time": time, "group": group, "who": who, "command": one_line(command)})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        """Add a line. A file that cannot be written is reported, and stops nothing."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(self._path, "a", encoding="utf-8", opener=_open_private) as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             _LOG.error("admin log not written: path=%s error=%s", self._path, error)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _members(configuration: Configuration) -> str:

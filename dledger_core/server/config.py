@@ -11,6 +11,7 @@ from dledger_core.config import Limits, Peer, RaftConfig, StorageConfig, is_loop
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.server.maintenance.retention import RetentionPolicy
+from dledger_core.server.security.authentication import SecurityFiles
 
 _RESERVE_BYTES_MIN: Final = 256 << 20
 
@@ -36,6 +37,8 @@ class ServerConfig:
         scrub_pause_s: pause between two rounds of the scrub.
         role_command: program and arguments to run at role changes; see ``RoleCommand``.
         init: whether the node founds its groups, if its id is the smallest of ``peers``; see ``founds``.
+        security: files with certificates and principals; None = plaintext, and every client may do everything.
+        insecure: whether plaintext is meant on an address that other machines reach; see ``check_exposure``.
         limits: memory and work of a client, a peer or a background job; see ``Limits``.
     """
 
@@ -56,6 +59,8 @@ class ServerConfig:
     scrub_bytes_per_second: int = 8 << 20
     scrub_pause_s: float = 3600.0
     init: bool = False
+    security: SecurityFiles | None = None
+    insecure: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -97,6 +102,21 @@ class ServerConfig:
                         "",
                         f"use some of {', '.join(known)}",
                     )
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether the port is plaintext on an address that other machines reach."""
+        return self.security is None and not is_loopback(self.host or self.me.host)
+
+    def check_exposure(self) -> None:
+        """Raise ConfigError if the port would be plaintext off loopback, and that was not asked for."""
+        if self.is_exposed and not self.insecure:
+            raise ConfigError(
+                f"the node would listen on {self.host or self.me.host} in plaintext, and without authentication",
+                "",
+                "use --tls-cert, --tls-key, --peer-ca and --tokens ('dledger tls dev' makes files to try them), or "
+                "--insecure on a network that you trust",
+            )
 
     @property
     def reserve_bytes(self) -> int:

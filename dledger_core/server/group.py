@@ -56,11 +56,12 @@ from dledger_core.errors import (
 )
 from dledger_core.founding import GROUP_VERSION, FoundingRecord, LogConstants, StoreAnswer
 from dledger_core.ids import Index, NodeId, Term, node_of
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.raft import ConfigurationInForce, Message
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.founding.store import GroupStore, configuration_of, known_members
-from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
+from dledger_core.server.maintenance.repair import EventLoopRepairs, StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import event_loop_environment
@@ -129,6 +130,7 @@ class GroupHost:
         on_quarantined: called when a group was quarantined, with the reason.
         on_failed: called with an error that ends the node.
         admin_log: gets each change of members.
+        credentials: the node's, for connections to other nodes.
     """
 
     config: ServerConfig
@@ -145,6 +147,7 @@ class GroupHost:
     on_quarantined: Callable[[BaseException], None]
     on_failed: Callable[[BaseException], None]
     admin_log: AdminLog
+    credentials: Credentials = PLAINTEXT
 
 
 class Group:
@@ -385,7 +388,11 @@ class Group:
         try:
             log = open_checked(config, self.name)
         except CorruptRecordError as error:
-            repairs = StoreRepairs(config, self._host.members)
+            repairs = StoreRepairs(
+                config,
+                self._host.members,
+                EventLoopRepairs(limits=config.limits, credentials=self._host.credentials),
+            )
             if not repairs.can_help(self.name, error):
                 raise
             self._state, self._reason = GroupState.REPAIRING, "its store is being repaired"
@@ -465,7 +472,7 @@ class Group:
             roles=roles,
             membership=Membership(
                 replica,
-                Admissions(replica, host.members, config.limits).admit,
+                Admissions(replica, host.members, config.limits, credentials=host.credentials).admit,
                 host.admin_log,
                 partial(self.transfer_leadership, timeout_s=config.limits.transfer_s),
                 config.limits,

@@ -17,6 +17,7 @@ from dledger_core.config import STOP_WITH_STDIN
 from dledger_core.errors import DLedgerError, UnknownGroupError, UnreachableError, invariant
 from dledger_core.ids import MemberId, NodeId
 from dledger_core.net.connection import Connection, Handler, Server, serve
+from dledger_core.net.credentials import PLAINTEXT
 from dledger_core.net.deadlines import Deadlines
 from dledger_core.net.hello import Hello
 from dledger_core.raft import ConfigurationInForce, Message, even_group_warning
@@ -26,6 +27,7 @@ from dledger_core.server.descriptors import raise_limit, within_descriptors
 from dledger_core.server.founding.founder import Founder
 from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
+from dledger_core.server.maintenance.repair import EventLoopRepairs
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import monotonic_ms
@@ -33,8 +35,11 @@ from dledger_core.server.replica.log_time import RunningTime
 from dledger_core.server.replica.members import Members
 from dledger_core.server.replica.peers import PeerLinks
 from dledger_core.server.replica.replica import Replica
+from dledger_core.server.security.authentication import Authentication
+from dledger_core.server.security.guard import Guard
 from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.port import ForeignPort, PortNode
+from dledger_core.server.services.quotas import Quota
 from dledger_core.server.services.reads import OpenLogPrefix
 from dledger_core.server.services.role_events import OnRole, RoleCommand
 from dledger_core.server.services.service import ClientService
@@ -44,7 +49,8 @@ from dledger_core.storage.files.node_file import NodeStart, start_node
 
 _LOG = logging.getLogger(__name__)
 
-READ_THREADS: Final = 2
+_PRINCIPALS_S: Final = 1.0
+"""A removed token or permission ends within this time, on open connections too."""
 _IDLE_TIMEOUTS: Final = 4
 """Election timeouts without received bytes after which a link to a peer is closed."""
 
@@ -56,7 +62,8 @@ class NodeServer:
         config: its settings.
         on_role: called on the event loop with each role change of each group; must not block.
         open_log_prefix: opens the CommitLog that precedes a log; None = it is not served.
-        foreign_port: serves connections to the port that speak another protocol; None = they are refused.
+        foreign_port: serves connections to the port that speak another protocol; None = they are refused, as with
+            security: such a protocol has no principals.
     """
 
     def __init__(
@@ -68,8 +75,10 @@ class NodeServer:
         foreign_port: ForeignPort | None = None,
     ) -> None:
         self._config = config
-        self._foreign_port = foreign_port
-        self._executor = ThreadPoolExecutor(READ_THREADS, "read")
+        self._authentication = None if config.security is None else Authentication(config.security)
+        credentials = PLAINTEXT if self._authentication is None else self._authentication.credentials
+        self._foreign_port = foreign_port if self._authentication is None else None
+        self._executor = ThreadPoolExecutor(config.limits.digests_at_once + 1, "read")
         self._server: Server | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._started = False
@@ -89,9 +98,12 @@ class NodeServer:
             idle_ticks_max=_IDLE_TIMEOUTS * config.raft.election_ticks_max,
             beat_ticks_max=2 * config.raft.heartbeat_ticks,
             limits=config.limits,
+            credentials=credentials,
         )
         self._role_command = RoleCommand(config.role_command, config.limits) if config.role_command else None
-        self._repairs = LiveRepairs(self.members, limits=config.limits)
+        repairs = EventLoopRepairs(limits=config.limits, credentials=credentials)
+        self._repairs = LiveRepairs(self.members, repairs, config.limits)
+        self._admin_log = AdminLog(config.directory)
         self._running_time = RunningTime(monotonic_ms, config.tick_ms * config.raft.election_ticks_min)
         self.budget = Budget(config.inflight_bytes_max, config.limits.retry_after_ms)
         host = GroupHost(
@@ -108,12 +120,13 @@ class NodeServer:
             open_log_prefix=open_log_prefix,
             on_quarantined=self._quarantined,
             on_failed=self._fail,
-            admin_log=AdminLog(config.directory),
+            admin_log=self._admin_log,
+            credentials=credentials,
         )
         self.groups = {name: Group(name, host) for name in config.groups}
         self._node_start: NodeStart | None = None
         self.service = ClientService(config, self.members, self.groups, lambda: self._node_start_of().node_uuid)
-        self._founder = Founder(config, self.groups)
+        self._founder = Founder(config, self.groups, credentials)
         self.disk_rounds = DiskRounds(
             config.retention, self._replicas, self._executor, self._is_connected, config.limits
         )
@@ -167,6 +180,7 @@ class NodeServer:
                 budget=self.budget,
                 deadlines=Deadlines(limits.client_frame_s, limits.client_unsent_s, limits.client_idle_s),
                 clients_max=limits.connections,
+                tls=None if self._authentication is None else self._authentication.context,
             )
             self._node_start = _start_node(config)
             for group in self.groups.values():
@@ -182,6 +196,8 @@ class NodeServer:
             self._every("checkpoint", limits.checkpoint_s, self._checkpoint)
             self._every("space", limits.space_s, self.disk_rounds.start_look)
             self._every("retention", limits.retention_s, self.disk_rounds.start_retention)
+            if self._authentication is not None:
+                self._every("principals", _PRINCIPALS_S, self._authentication.principals.refresh)
         except BaseException:
             await self.close_after_failure()
             raise
@@ -297,10 +313,23 @@ class NodeServer:
         return self._hello()
 
     def _handler_for(self, connection: Connection) -> Handler:
+        grant = None if self._authentication is None else self._authentication.authenticate(connection)
         if connection.peer_hello.role == "peer":
             self.links.adopt(connection)
             return self.links
-        return self.service
+        if self._authentication is None or grant is None:
+            return self.service
+        if not grant.is_node:
+            self._count(connection, grant.principal)
+        connection.principal = grant.principal
+        return Guard(self.service, self._authentication, grant, self._admin_log, self._config.limits)
+
+    def _count(self, connection: Connection, principal: str) -> None:
+        """Count a connection of a principal until it is closed; raise QuotaExceededError."""
+        tenant = self.service.quotas.tenant(principal)
+        if tenant is not None:
+            tenant.take(Quota.CONNECTIONS)
+            connection.closed.add_done_callback(lambda _: tenant.give(Quota.CONNECTIONS))
 
     def _deliver(self, name: str, message: Message) -> None:
         self.groups[name].step(message)

@@ -12,7 +12,8 @@ from typing import Any, Final, Literal, NamedTuple
 import pyarrow as pa
 from pydantic import Field
 
-from jobs._cli import JobOptions
+from dledger_core.cli import Access
+from jobs._cli import NodeAccess
 
 OTHER: Final = "other/"
 """Prefix of the names of another cluster's replicas."""
@@ -66,7 +67,7 @@ RUNS: Final = _schema(
 )
 
 
-class Options(JobOptions):
+class Options(NodeAccess):
     """The options of the audit, as its command takes them.
 
     Attributes:
@@ -241,6 +242,7 @@ class AuditedReplica:
         damaged: entries [start, end) after the last one of a Java store: damage that looks like its end.
         missing: entries [start, end) after the last one that its index has and its data lacks.
         opaque: the messages in its bodies are not checked.
+        access: names of the files with which a live node is read.
     """
 
     group: str
@@ -261,6 +263,7 @@ class AuditedReplica:
     damaged: tuple[int, int] | None = None
     missing: tuple[int, int] | None = None
     opaque: bool = False
+    access: Access = field(default=Access(), repr=False)
 
     @property
     def node(self) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from dledger_core import READ_SCHEMA, RECORD_SCHEMA, Client, DLedgerError, UnreachableError, empty_batch, open_store
 from dledger_core.cli import preview
 from dledger_core.rocketmq import ClassicCommitLog, decode_messages, field_at
+from jobs._cli import environment_access
 from jobs._report.drill_down import Fields, RangeDiff
 
 __all__ = ["diff_finding", "diff_findings"]
@@ -51,7 +52,7 @@ def _reader(replica: Mapping[str, Any], block_bytes: int, stack: ExitStack) -> _
         return _failing(replica["error"] or "the replica could not be read", where)
     try:
         if replica["kind"] == "node":
-            client = stack.enter_context(Client(where, replica["group"]))
+            client = stack.enter_context(Client(where, replica["group"], **environment_access().of_client))
             node = replica["name"].rpartition("/")[2]
             return lambda index: client.fetch(index, index + 1, node=node).batch
         if replica["kind"] == "CommitLog":

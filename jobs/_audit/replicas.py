@@ -37,6 +37,7 @@ from dledger_core import (
     parse_groups,
     parse_peers,
 )
+from dledger_core.cli import Access
 from dledger_core.rocketmq import ClassicCommitLog, Location, decode_messages, end_of, locate, open_log_directory
 from jobs._audit.model import OTHER, AuditedReplica, Options, Snapshot, aligned, consecutive
 from spark_connector.connections import store_for
@@ -48,6 +49,8 @@ BLOCK_BYTES: Final = 1024
 """Maximum bytes of a CommitLog that the audit counts as one index."""
 _CATCH_UP_S: Final = 10.0
 _PAUSE_S: Final = 0.1
+
+NO_ACCESS: Final = Access()
 
 
 def take_snapshot(options: Options) -> Snapshot:
@@ -66,7 +69,7 @@ def take_snapshot(options: Options) -> Snapshot:
         if against == peers:
             raise ConfigError("--against names the same nodes as --peers", "", "name the peers of another cluster")
         groups = parse_groups(options.groups or "default", "--groups")
-        found: Snapshot = {group: node_replicas(peers, group) for group in groups}
+        found: Snapshot = {group: node_replicas(peers, group, access=options.access) for group in groups}
     else:
         if options.groups is not None:
             raise ConfigError("--groups has no effect with --replica: a store contains one group", "", "leave it out")
@@ -77,7 +80,10 @@ def take_snapshot(options: Options) -> Snapshot:
         return found
     if peers is None and {STORE_GROUP, CLASSIC_GROUP} & set(found):
         raise ConfigError("these stores do not record their group", "", "give --peers and --groups")
-    return {group: (*here, *node_replicas(against, group, prefix=OTHER)) for group, here in found.items()}
+    return {
+        group: (*here, *node_replicas(against, group, prefix=OTHER, access=options.access))
+        for group, here in found.items()
+    }
 
 
 def parse_replicas(texts: Sequence[str]) -> dict[str, Path]:
@@ -243,7 +249,9 @@ def _store_replica(name: str, path: Path) -> AuditedReplica:
         return AuditedReplica(group=STORE_GROUP, name=name, path=str(path.resolve()), reachable=False, error=str(error))
 
 
-def node_replicas(peers: str, group: str, *, prefix: str = "", timeout_ms: int = 10_000) -> tuple[AuditedReplica, ...]:
+def node_replicas(
+    peers: str, group: str, *, prefix: str = "", timeout_ms: int = 10_000, access: Access = NO_ACCESS
+) -> tuple[AuditedReplica, ...]:
     """Ask the nodes of a group; wait shortly for nodes that are starting or a heartbeat behind.
 
     Args:
@@ -251,18 +259,22 @@ def node_replicas(peers: str, group: str, *, prefix: str = "", timeout_ms: int =
         group: the group's name.
         prefix: of the nodes' names.
         timeout_ms: timeout of the search for a node that responds.
+        access: names of the files with which the nodes are read.
 
     Raises:
         UnreachableError: no node responds.
     """
-    with Client(peers, group, timeout_ms=timeout_ms) as client:
+    with Client(peers, group, timeout_ms=timeout_ms, **access.of_client) as client:
         metadata = client.metadata()
         wanted = max(node.commit_index for node in metadata.nodes)
         deadline = time.monotonic() + _CATCH_UP_S
         while _is_behind(metadata.nodes, wanted) and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
             metadata = client.metadata()
-        found = tuple(_node_replica(node, peers, group, metadata.log_uuid, prefix) for node in metadata.nodes)
+        found = tuple(
+            replace(_node_replica(node, peers, group, metadata.log_uuid, prefix), access=access)
+            for node in metadata.nodes
+        )
         # Entries appended meanwhile are left to the next audit; otherwise busy replicas would never have equal ends.
         return tuple(replace(replica, end=min(replica.end, max(wanted + 1, replica.first_index))) for replica in found)
 
@@ -444,7 +456,13 @@ def open_source(
     """
     limiter = limiter or RateLimiter()
     if replica.live:
-        client = Client(replica.peers, replica.group, timeout_ms=CLIENT_TIMEOUT_MS, retry_timeout_ms=RETRY_TIMEOUT_MS)
+        client = Client(
+            replica.peers,
+            replica.group,
+            timeout_ms=CLIENT_TIMEOUT_MS,
+            retry_timeout_ms=RETRY_TIMEOUT_MS,
+            **replica.access.of_client,
+        )
         with client:
             yield _NodeSource(client, replica.node, limiter, read_bytes)
     elif replica.block_bytes:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from dledger_core import Client, ConfigError, LocalCluster, Producer
+from dledger_core import ConfigError, LocalCluster, Producer
 from dledger_core.cli import Progress
 from dledger_core.rocketmq import encode_messages
 
@@ -144,7 +144,7 @@ def append_with_failover(
     batches = messages.combine_chunks().to_batches(_BATCH_ROWS)
     with (
         ExitStack() as stack,
-        Client(cluster.peers, timeout_ms=30_000) as client,
+        cluster.client(timeout_ms=30_000) as client,
         Progress("appending", len(messages), unit="events") as bar,
     ):
         producer = Producer(client, "demo-producer")

@@ -24,6 +24,7 @@ from dledger_core.rocketmq import (
     open_log_directory,
     sample_positions,
 )
+from jobs._cli import environment_access
 from jobs._demo.flights import flight_messages
 from jobs._notebooks.samples import sample_broker
 
@@ -138,7 +139,7 @@ def _directory(opened: LogDirectory) -> Source:
 @contextmanager
 def _group(peers: str, group: str) -> Iterator[Source]:
     parse_peers(peers)
-    with Client(peers, group) as client:
+    with Client(peers, group, **environment_access().of_client) as client:
         bounds: LogRange = client.bounds()
         nodes = nodes_table(client)
         nbytes = int(nodes["data_bytes"].max()) if nodes["data_bytes"].notna().any() else 0

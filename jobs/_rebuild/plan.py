@@ -21,7 +21,7 @@ from dledger_core.rocketmq import (
     consume_queue_columns,
     end_of,
 )
-from jobs._cli import JobOptions
+from jobs._cli import NodeAccess
 from jobs._directories import check_apart, check_checkpoint, check_file, check_table
 from jobs._rebuild.broker import batch_topics
 from jobs._rebuild.compare import LogEnd, check_compared
@@ -58,7 +58,7 @@ def _trigger(text: str) -> str:
     return text
 
 
-class RebuildOptions(JobOptions):
+class RebuildOptions(NodeAccess):
     """The command's options."""
 
     peers: str | None = None
@@ -213,20 +213,21 @@ def plan_for(options: RebuildOptions) -> RebuildPlan:
     if options.store:
         return _of_store(plan, options.store, options.commitlog, options.until)
     if options.peers:
-        return _of_servers(plan, options.peers, options.groups or ("default",), options.broker_end_index)
+        return _of_servers(plan, options, options.peers)
     return _of_commitlog(plan, str(options.commitlog))
 
 
-def _of_servers(plan: RebuildPlan, peers: str, groups: tuple[str, ...], broker_end: int | None) -> RebuildPlan:
+def _of_servers(plan: RebuildPlan, options: RebuildOptions, peers: str) -> RebuildPlan:
     """Plan to read the committed entries of servers."""
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.tracking import Tracker
 
-    source = {"peers": peers, "groups": ",".join(groups)}
+    groups, broker_end = options.groups or ("default",), options.broker_end_index
+    source = {"peers": peers, "groups": ",".join(groups), **options.access.of_source}
     DLedgerOptions.for_reading(source)
     ranges = {}
     for group in sorted(groups):
-        with Client(peers, group) as client:
+        with Client(peers, group, **options.access.of_client) as client:
             bounds = client.bounds()
             if broker_end is None:
                 check_assignable(client, group, bounds)

@@ -19,9 +19,11 @@ from dledger_core.cli import (
     EXIT_FINDING,
     EXIT_INCOMPLETE,
     EXIT_OK,
+    Access,
     CommandGroup,
     DurationType,
     Format,
+    access_options,
     command,
     examples,
     format_option,
@@ -181,6 +183,7 @@ _SHOWN: Final = ("group", "next_index", "end_index", "lag_records", "lag_bytes",
 )
 @peers_option(required=True)
 @timeout_option
+@access_options
 @format_option
 @option(
     "--max-records",
@@ -196,7 +199,13 @@ _SHOWN: Final = ("group", "next_index", "end_index", "lag_records", "lag_bytes",
 )
 @checkpoint_argument
 def lag(
-    peers: str, timeout: float, output: Format, max_records: int | None, max_seconds: float | None, directory: Path
+    peers: str,
+    timeout: float,
+    access: Access,
+    output: Format,
+    max_records: int | None,
+    max_seconds: float | None,
+    directory: Path,
 ) -> int:
     """Show the lag of a Spark query.
 
@@ -208,7 +217,9 @@ def lag(
     found = read_checkpoint(directory)
     positions = _positions(found)
     millis = str(max(1, int(timeout * 1000)))
-    options = DLedgerOptions.for_reading({"peers": peers, "fetchTimeoutMs": millis, "fetchRetryMs": millis})
+    options = DLedgerOptions.for_reading(
+        {"peers": peers, "fetchTimeoutMs": millis, "fetchRetryMs": millis, **access.of_source}
+    )
     reports: list[tuple[LagReport, DataLossError | None]] = []
     failures = dict[str, DLedgerError]()
     for source, group, offset in positions:

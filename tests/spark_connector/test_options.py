@@ -160,7 +160,8 @@ def test_empty_value_names_option_and_valid_example(name: str) -> None:
     if example != remedy and "@" not in example and name not in ("path", "table"):
         java = {"protocol": "dledger-java"} if name in ("safetyLag", "commitProbe") else {}
         decode = {"decode": "message"} if name != "decode" else {}
-        DLedgerOptions.for_reading({**PEERS, **java, **decode, name: example})
+        tls = {"tls.ca": "/ca.pem", "tls.cert": "/c.pem"} if name in ("tls.cert", "tls.key", "token.file") else {}
+        DLedgerOptions.for_reading({**PEERS, **java, **decode, **tls, name: example})
 
 
 @pytest.mark.parametrize(
@@ -188,3 +189,31 @@ def test_writing_options_are_parsed_and_checked() -> None:
 def test_writing_to_java_group_names_client_append() -> None:
     with pytest.raises(OptionError, match=r"protocol=dledger-java.*Client\(.*\.append"):
         DLedgerOptions.for_writing({**PEERS, "protocol": "dledger-java"})
+
+
+ACCESS = {"tls.ca": "/ca.pem", "tls.cert": "/c.pem", "tls.key": "/c.key", "token.file": "/token"}
+
+
+@pytest.mark.parametrize("parse", [DLedgerOptions.for_reading, DLedgerOptions.for_writing])
+def test_tls_and_token_are_names_of_files(parse) -> None:
+    options = parse({**PEERS, **ACCESS})
+    assert options.tls is not None
+    assert (options.tls.ca, options.tls.cert, options.tls.key) == ("/ca.pem", "/c.pem", "/c.key")
+    assert options.token == Path("/token")
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert parse(PEERS).tls is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {**PEERS, "token.file": "/token"},
+        {**PEERS, "tls.cert": "/c.pem"},
+        {**PEERS, "tls.ca": "/ca.pem", "tls.key": "/c.key"},
+        {**JAVA, "tls.ca": "/ca.pem"},
+        {"path": "/store", "tls.ca": "/ca.pem"},
+    ],
+)
+def test_tls_options_without_effect_are_refused(given) -> None:
+    with pytest.raises(OptionError):
+        DLedgerOptions.for_reading(given)

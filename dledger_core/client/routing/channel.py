@@ -20,6 +20,7 @@ from dledger_core.errors import (
 )
 from dledger_core.net import messages
 from dledger_core.net.connection import Connection, connect
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type
@@ -129,10 +130,14 @@ class Channel:
     Args:
         peer: the node.
         on_request: called with each request.
+        credentials: this side's TLS files and token.
     """
 
-    def __init__(self, peer: Peer, on_request: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, peer: Peer, on_request: Callable[[], None] = lambda: None, credentials: Credentials = PLAINTEXT
+    ) -> None:
         self.peer = peer
+        self._credentials = credentials
         self._on_request = on_request
         self._silence = Silence()
         self._connection: Connection | None = None
@@ -152,7 +157,15 @@ class Channel:
 
     async def open(self, timeout_s: float) -> None:
         """Connect; raise UnreachableError, or the error that the node returned for hello."""
-        self._connection = await connect(self.peer.host, self.peer.port, Hello(), self, timeout_s=timeout_s)
+        self._connection = await connect(
+            self.peer.host,
+            self.peer.port,
+            Hello(),
+            self,
+            timeout_s=timeout_s,
+            credentials=self._credentials,
+            identity=self.peer.node_id,
+        )
 
     @property
     def is_silent(self) -> bool:
@@ -251,13 +264,20 @@ class ChannelPool:
     Args:
         peers: the nodes.
         on_silent: gets the channel of a node that has become silent.
+        credentials: this side's TLS files and token.
 
     Attributes:
         peers: the nodes by id.
         connected: whether a node has accepted a connection before.
     """
 
-    def __init__(self, peers: Sequence[Peer], on_silent: Callable[[Channel], None] = lambda channel: None) -> None:
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        on_silent: Callable[[Channel], None] = lambda channel: None,
+        credentials: Credentials = PLAINTEXT,
+    ) -> None:
+        self._credentials = credentials
         self.connected = False
         self._watch = SilenceWatch(lambda: (*self._channels.values(), *self._retired), on_silent)
         self.peers = {str(peer.node_id): peer for peer in peers}
@@ -337,7 +357,7 @@ class ChannelPool:
             raise type(error)(*error.args) from None  # several callers may raise the same failure
 
     async def _connect(self, peer: Peer) -> Channel:
-        channel = Channel(peer, self._watch.start)
+        channel = Channel(peer, self._watch.start, self._credentials)
         await channel.open(CONNECT_TIMEOUT_S)
         self.connected = True
         if self.peers.get(str(peer.node_id)) != peer:  # the members changed meanwhile

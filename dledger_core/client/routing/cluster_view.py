@@ -34,6 +34,7 @@ from dledger_core.errors import (
     UnreachableError,
 )
 from dledger_core.net import messages
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
 
 ASK_TIMEOUT_S: Final = 1.0
@@ -86,6 +87,7 @@ class ClusterView:
         peers: the way in.
         group: the group's name.
         log_uuid: the log; None = the one that is found first.
+        credentials: the client's TLS files and token.
 
     Attributes:
         log_uuid: the log, None while it is not known.
@@ -93,8 +95,10 @@ class ClusterView:
         entry_seen: index and term of the last entry that was appended or read; -1 and -1 = none.
     """
 
-    def __init__(self, peers: Sequence[Peer], group: str, log_uuid: str | None = None) -> None:
-        self.pool = ChannelPool(peers, self._silent)
+    def __init__(
+        self, peers: Sequence[Peer], group: str, log_uuid: str | None = None, credentials: Credentials = PLAINTEXT
+    ) -> None:
+        self.pool = ChannelPool(peers, self._silent, credentials)
         self.group = group
         self.log_uuid = log_uuid
         self.commit_seen = -1

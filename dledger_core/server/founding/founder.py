@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from dledger_core.client.founding import StoreAccess, complete, found_group, look
 from dledger_core.errors import DLedgerError, UnreachableError
 from dledger_core.founding import Complete, Refusal, Wait, command
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.founding.store import peers_of
 
@@ -30,7 +31,8 @@ _PARALLEL: Final = 16
 class Founder:
     """Works for the waiting groups of one node until there is none; lives on the node's event loop."""
 
-    def __init__(self, config: ServerConfig, groups: Mapping[str, Group]) -> None:
+    def __init__(self, config: ServerConfig, groups: Mapping[str, Group], credentials: Credentials = PLAINTEXT) -> None:
+        self._credentials = credentials
         self._config = config
         self._groups = groups
         self._task: asyncio.Task[None] | None = None
@@ -52,7 +54,7 @@ class Founder:
     async def _run(self) -> None:
         founds = self._config.founds
         pause_s, pause_max_s = (_PAUSE_S, _PAUSE_MAX_S) if founds else (_LOOK_S, _LOOK_MAX_S)
-        access = StoreAccess(self._config.peers, self._config.limits.peer_connect_s)
+        access = StoreAccess(self._config.peers, self._config.limits.peer_connect_s, self._credentials)
         try:
             while waiting := self._waiting():
                 if not founds:

@@ -38,6 +38,7 @@ from dledger_core.errors import (
 )
 from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection, connect
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type
@@ -69,8 +70,9 @@ class PeerRecordSource(Protocol):
 class PeerConnection:
     """One connection to one peer; see ``PeerRecordSource``."""
 
-    def __init__(self, peer: Peer, limits: Limits = LIMITS) -> None:
+    def __init__(self, peer: Peer, limits: Limits = LIMITS, credentials: Credentials = PLAINTEXT) -> None:
         self.peer = peer
+        self._credentials = credentials
         self._limits = limits
         self._connection: Connection | None = None
         self._response: asyncio.Future[Frame] | None = None
@@ -82,7 +84,13 @@ class PeerConnection:
         self._log = {} if log_uuid is None else {"lu": log_uuid}
         if self._connection is None:
             self._connection = await connect(
-                self.peer.host, self.peer.port, Hello(), self, timeout_s=self._limits.peer_connect_s
+                self.peer.host,
+                self.peer.port,
+                Hello(),
+                self,
+                timeout_s=self._limits.peer_connect_s,
+                credentials=self._credentials,
+                identity=self.peer.node_id,
             )
 
     async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
@@ -253,7 +261,10 @@ class EventLoopRepairs:
         limits: the node's limits.
     """
 
-    def __init__(self, executor: Executor | None = None, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, executor: Executor | None = None, limits: Limits = LIMITS, credentials: Credentials = PLAINTEXT
+    ) -> None:
+        self._credentials = credentials
         self._executor = executor
         self._limits = limits
 
@@ -296,7 +307,7 @@ class EventLoopRepairs:
 
     def source(self, peer: Peer) -> PeerRecordSource:
         """See ``RepairEnvironment``."""
-        return PeerConnection(peer, self._limits)
+        return PeerConnection(peer, self._limits, self._credentials)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dledger_core.config import LIMITS, Limits
-from dledger_core.errors import BadRequestError, BusyError, ConfigError, invariant
+from dledger_core.errors import BadRequestError, BusyError, ConfigError, QuotaExceededError, invariant
 from dledger_core.ids import Index
 from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentSummary
@@ -128,19 +128,20 @@ class Pins:
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self._limits = limits
-        self._pins: dict[str, tuple[int, int]] = {}
+        self._pins: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def set(self, pin: Any, start: int, now_ms: int) -> None:
+    def set(self, pin: Any, start: int, now_ms: int, owner: str = "") -> None:
         """Keep entries from ``start`` on for a reader; replaces its earlier pin.
 
         Args:
             pin: [name of the reader, ms], or None for no change; 0 ms removes the pin.
             start: the first entry that the reader needs.
             now_ms: the time by which pins expire, see ``Replica.pin_time_ms``.
+            owner: the reader's principal, whose pins no other one can change; empty without security.
 
         Raises:
             BadRequestError: ``pin`` is malformed or exceeds a limit.
-            BusyError: there are too many pins.
+            BusyError: there are too many pins, or too many of this principal.
         """
         if pin is None:
             return
@@ -156,16 +157,24 @@ class Pins:
         name, length_ms = pin
         self._expire(now_ms)
         if not length_ms:
-            self._pins.pop(name, None)
+            self._pins.pop((owner, name), None)
             return
-        if name not in self._pins and len(self._pins) >= limits.pins:
+        is_new = (owner, name) not in self._pins
+        if owner and is_new and sum(each == owner for each, _ in self._pins) >= limits.principal_pins:
+            raise QuotaExceededError(
+                f"principal {owner} has {limits.principal_pins} pins on this group",
+                "",
+                "remove some, or retry later",
+                {"quota": "pins", "principal": owner, "limit": limits.principal_pins, "retry_after_ms": 1000},
+            )
+        if is_new and len(self._pins) >= limits.pins:
             raise BusyError(
                 f"{limits.pins} readers have pinned this group",
                 "",
                 "retry later",
                 {"retry_after_ms": 1000, "limit": limits.pins},
             )
-        self._pins[name] = (start, now_ms + length_ms)
+        self._pins[owner, name] = (start, now_ms + length_ms)
 
     def starts(self, now_ms: int) -> list[int]:
         """Return the first pinned index of each reader."""

@@ -34,6 +34,7 @@ from dledger_core.errors import DLedgerError, DuplicateStoreError, ProtocolError
 from dledger_core.ids import MemberId, NodeId, node_of, store_of
 from dledger_core.net import codec
 from dledger_core.net.connection import Connection, connect
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.log_bursts import BurstFilter
@@ -137,6 +138,7 @@ class PeerLinks:
         beat_ticks_max: ticks after which heartbeats are late.
         wall_ms: this node's wall clock, ms since the epoch.
         limits: the node's limits.
+        credentials: this node's.
     """
 
     def __init__(
@@ -155,8 +157,10 @@ class PeerLinks:
         beat_ticks_max: int = 6,
         wall_ms: Callable[[], int] = wall_ms,
         limits: Limits = LIMITS,
+        credentials: Credentials = PLAINTEXT,
     ) -> None:
         self._self_id = self_id
+        self._credentials = credentials
         self._members = members
         self._limits = limits
         self._wall_ms = wall_ms
@@ -356,7 +360,15 @@ class PeerLinks:
         ways = self._members.ways_to(link.peer.node_id) or (link.peer,)
         way = ways[link.failed_dials % len(ways)]
         try:
-            connection = await connect(way.host, way.port, self._hello(), self, timeout_s=self._limits.link_dial_s)
+            connection = await connect(
+                way.host,
+                way.port,
+                self._hello(),
+                self,
+                timeout_s=self._limits.link_dial_s,
+                credentials=self._credentials,
+                identity=way.node_id,
+            )
             self._check_response(way, connection)
         except DLedgerError:
             link.failed_dials += 1

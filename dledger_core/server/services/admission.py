@@ -19,6 +19,7 @@ from dledger_core.errors import DLedgerError, MemberChangeRefusedError, Protocol
 from dledger_core.founding import StoreAnswer
 from dledger_core.ids import NodeId, node_of
 from dledger_core.net import messages
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
 from dledger_core.raft import Configuration
 from dledger_core.server.replica.members import Members
@@ -45,9 +46,18 @@ class Admissions:
         members: addresses that this node knows.
         limits: the node's limits.
         ask: sends a request; over a connection of its own by default.
+        credentials: this node's, for that connection.
     """
 
-    def __init__(self, replica: Replica, members: Members, limits: Limits, ask: Ask | None = None) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        members: Members,
+        limits: Limits,
+        ask: Ask | None = None,
+        credentials: Credentials = PLAINTEXT,
+    ) -> None:
+        self._credentials = credentials
         self._replica = replica
         self._members = members
         self._limits = limits
@@ -115,7 +125,7 @@ class Admissions:
             ) from error
 
     async def _over_connection(self, peer: Peer, header: dict[str, Any]) -> Frame:
-        channel = Channel(peer)
+        channel = Channel(peer, credentials=self._credentials)
         try:
             await channel.open(self._limits.admit_s)
             return await channel.request(header, timeout_s=self._limits.admit_s)

@@ -10,6 +10,7 @@ from typing import Any
 from dledger_core.config import Limits
 from dledger_core.errors import BusyError, invariant
 from dledger_core.net.connection import Connection
+from dledger_core.server.services.quotas import Quota, Tenant
 
 
 class Budget:
@@ -59,8 +60,9 @@ class Budget:
 class ClientFlow:
     """One client connection's share; lives on its event loop. A greedy or stuck client must not slow down others."""
 
-    def __init__(self, connection: Connection, limits: Limits) -> None:
+    def __init__(self, connection: Connection, limits: Limits, tenant: Tenant | None = None) -> None:
         self._connection = connection
+        self.tenant = tenant
         self._limits = limits
         self._unanswered = 0
         self._unsent = False
@@ -74,15 +76,28 @@ class ClientFlow:
         return self._tasks
 
     def hold(self, nbytes: int) -> None:
-        """Count an append that waits for its response."""
+        """Count an append that waits for its response; raise QuotaExceededError."""
+        if self.tenant is not None:
+            self.tenant.take(Quota.APPEND_BYTES, nbytes)
         self._unanswered += nbytes
         self._update()
 
     def release(self, nbytes: int) -> None:
         """Count an append's response."""
+        if self.tenant is not None:
+            self.tenant.give(Quota.APPEND_BYTES, nbytes)
         self._unanswered -= nbytes
         invariant(self._unanswered >= 0, "an append has two responses", bytes=nbytes)
         self._update()
+
+    @contextlib.contextmanager
+    def lend_response(self, nbytes: int) -> Iterator[None]:
+        """Count a response until the socket took it; raise QuotaExceededError."""
+        if self.tenant is None:
+            yield
+        else:
+            with self.tenant.lend(Quota.RESPONSE_BYTES, nbytes):
+                yield
 
     def check_unsent(self) -> None:
         """Stop reading requests from a client that does not receive its responses."""
@@ -105,7 +120,7 @@ class ClientFlow:
             else:
                 self._connection.resume_reading()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work``, which sends a response, until the connection closes; raise BusyError if there are too many."""
         limits = self._limits
         if len(self._tasks) >= limits.connection_requests:
@@ -116,12 +131,13 @@ class ClientFlow:
                 f"retry after {limits.retry_after_ms} ms",
                 {"retry_after_ms": limits.retry_after_ms},
             )
-        self._track(work)
+        return self._track(work)
 
-    def _track(self, work: Coroutine[Any, Any, None]) -> None:
+    def _track(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     @contextlib.asynccontextmanager
     async def large_response(self) -> AsyncIterator[None]:

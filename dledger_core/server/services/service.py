@@ -38,6 +38,7 @@ from dledger_core.server.replica.members import Members
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
 from dledger_core.server.services.flow import Budget, ClientFlow
 from dledger_core.server.services.membership import MembersReport
+from dledger_core.server.services.quotas import Quota, Quotas, Tenant
 from dledger_core.server.services.reads import grown_groups
 
 _LOG = logging.getLogger(__name__)
@@ -103,6 +104,8 @@ class ClientService:
         self._flows: dict[Connection, ClientFlow] = {}
         self._responses = Budget(config.inflight_bytes_max, config.limits.retry_after_ms)
         self._is_draining = False
+        self._digests = asyncio.Semaphore(config.limits.digests_at_once)
+        self.quotas = Quotas(config.limits)
 
     @property
     def flows(self) -> Mapping[Connection, ClientFlow]:
@@ -133,7 +136,8 @@ class ClientService:
         int_field(header, "r", 1)
         flow = self._flows.get(connection)
         if flow is None:
-            flow = self._flows[connection] = ClientFlow(connection, self._limits)
+            tenant = self.quotas.tenant(connection.principal)
+            flow = self._flows[connection] = ClientFlow(connection, self._limits, tenant)
         try:
             self._dispatch(connection, flow, frame)
         except ProtocolError:
@@ -219,7 +223,17 @@ class ClientService:
                 _LOG.exception("request failed: header=%s", one_line(repr(request.frame.header)))
                 request.refuse(DLedgerError(f"internal error: {error!r}"))
 
-        request.flow.start(respond())
+        tenant, quota = request.flow.tenant, None
+        if tenant is not None and (quota := _quota_of(request.frame.header)) is not None:
+            tenant.take(*quota)
+        try:
+            task = request.flow.start(respond())
+        except DLedgerError:
+            if tenant is not None and quota is not None:
+                tenant.give(*quota)
+            raise
+        if tenant is not None and quota is not None:
+            task.add_done_callback(partial(_give, tenant, quota))
 
     async def _await(self, request: Request, message: messages.AwaitRequest) -> None:
         seen = codec.parse_seen(request.frame.payload, message.count, self._limits.await_groups)
@@ -314,7 +328,7 @@ class ClientService:
                 "expiring producer: group=%s producer_id=%s peer=%s",
                 request.group.name,
                 one_line(message.producer_id),
-                request.connection.peer_address,
+                request.connection.who,
             )
             request.hosted.appends.expire_producer(message.producer_id, reply)
         else:
@@ -337,7 +351,7 @@ class ClientService:
         self, request: GroupRequest, message: messages.MetadataRequest, orphaned: list[int] | None
     ) -> messages.MetadataResponse:
         replica = request.hosted.replica
-        replica.pins.set(message.pin, message.start, replica.pin_time_ms)
+        replica.pins.set(message.pin, message.start, replica.pin_time_ms, request.connection.principal)
         status = replica.raft.status()
         me = [
             self._config.self_id,
@@ -370,7 +384,7 @@ class ClientService:
 
     async def _read(self, request: GroupRequest, message: messages.ReadRequest) -> None:
         reads, replica = request.hosted.reads, request.hosted.replica
-        replica.pins.set(message.pin, message.start, replica.pin_time_ms)
+        replica.pins.set(message.pin, message.start, replica.pin_time_ms, request.connection.principal)
         await reads.ready(message)
         async with request.flow.large_response():
             result = await reads.read(message)
@@ -384,7 +398,8 @@ class ClientService:
                 skip=[list(pair) for pair in result.skip],
             )
             payload = codec.records_payload([records]) if records is not None else []
-            with self._responses.lend(records.nbytes if records is not None else 0):
+            nbytes = records.nbytes if records is not None else 0
+            with self._responses.lend(nbytes), request.flow.lend_response(nbytes):
                 await request.connection.drained()
                 request.respond(messages.READ_OK, response, *payload)
                 await request.connection.drained()  # the bytes are charged until the socket took them
@@ -401,7 +416,7 @@ class ClientService:
                 request.respond(messages.AT_OK, messages.AtResponse(index=found))
                 return
             response = messages.AtResponse(index=None, count=found.count, next_position=found.next_position)
-            with self._responses.lend(len(found.data)):
+            with self._responses.lend(len(found.data)), request.flow.lend_response(len(found.data)):
                 await request.connection.drained()
                 request.respond(messages.AT_OK, response, found.sizes.astype("<u4").tobytes(), found.data)
                 await request.connection.drained()
@@ -413,7 +428,7 @@ class ClientService:
             request.respond(messages.DESCRIBE_OK, response)
 
     async def _digest(self, request: GroupRequest, message: messages.DigestRequest) -> None:
-        async with request.flow.large_response():
+        async with request.flow.large_response(), self._digests:
             ranges, next_index, damaged = await request.hosted.reads.digest(message)
         response = messages.DigestResponse(
             ranges=[[d.start, d.end, d.end - d.start, d.nbytes, d.content, d.layout] for d in ranges],
@@ -482,7 +497,7 @@ class ClientService:
         request.respond(messages.WATCH_OK, response)
 
     async def _member(self, request: GroupRequest, message: messages.MemberRequest) -> None:
-        membership, who = request.hosted.membership, request.connection.peer_address
+        membership, who = request.hosted.membership, request.connection.who
         if message.operation == "list":
             report = membership.report()
         else:
@@ -529,6 +544,23 @@ _WITHOUT_EFFECT: Final = frozenset(
     {Type.READ, Type.TIME, Type.AT, Type.DIGEST, Type.WATCH, Type.DESCRIBE, Type.AWAIT, Type.METADATA}
 )
 """Those of them that change nothing, so that a node that stops can refuse them."""
+
+
+def _quota_of(header: Mapping[str, Any]) -> tuple[Quota, int] | None:
+    """Return the quota of a request that waits or works for long, and how much of it."""
+    kind = header["t"]
+    if kind == Type.READ and header.get("cons") == "linearizable":
+        return Quota.LINEARIZABLE_READS, 1
+    if kind == Type.READ and header.get("wait"):
+        return Quota.LONG_POLLS, 1
+    if kind == Type.AWAIT:
+        return Quota.AWAITED_GROUPS, int_field(header, "n", 1)
+    return {Type.WATCH: (Quota.WATCHES, 1), Type.DIGEST: (Quota.DIGESTS, 1)}.get(kind)
+
+
+def _give(tenant: Tenant, quota: tuple[Quota, int], task: asyncio.Task[None]) -> None:
+    del task
+    tenant.give(*quota)
 
 
 def _append_columns(

@@ -234,13 +234,18 @@ def _free(fd: int) -> None:
         os.close(fd)
 
 
+_FILE_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+"""A log belongs to the user of its node; other users of the machine must not read it."""
+
+
 class OsFiles:
     """The real file system. Stateless; one may serve any number of stores."""
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> OsFile:
         """See ``Files``."""
         flags = _FLAGS | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        return OsFile(os.open(path, flags, 0o644))
+        return OsFile(os.open(path, flags, _FILE_MODE))
 
     def read(self, path: Path) -> bytes | None:
         """See ``Files``."""
@@ -252,7 +257,7 @@ class OsFiles:
     def replace(self, path: Path, data: bytes) -> None:
         """See ``Files``."""
         temporary = path.with_name(path.name + ".tmp")
-        fd = with_descriptor(lambda: os.open(temporary, _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+        fd = with_descriptor(lambda: os.open(temporary, _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE))
         file = OsFile(fd)
         file.pwritev([data], 0)
         os.fsync(fd)
@@ -273,7 +278,7 @@ class OsFiles:
             return
         self.mkdir(path.parent)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o755)
+            os.mkdir(path, _DIRECTORY_MODE)
         self.sync_dir(path.parent)
 
     def unlink(self, path: Path) -> None:

@@ -1,0 +1,146 @@
+"""TLS of a connection: files, contexts of both sides, and the identity in a certificate.
+
+A certificate names one identity: the part after ``dledger:`` of a URI in its subject alternative names, or its common
+name where it has no such URI. For a node it is the node id, so that a node may move to another address; for a client it
+is the name of a principal.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dledger_core.errors import ConfigError, UnauthenticatedError
+
+URI_PREFIX: Final = "dledger:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsOptions:
+    """Files, in PEM format, of a side that connects with TLS.
+
+    Attributes:
+        ca: certificates of the authorities that issue the nodes' certificates.
+        cert: this side's certificate; None = it authenticates with a token.
+        key: the key of ``cert``; None = it is in the same file.
+    """
+
+    ca: Path | str
+    cert: Path | str | None = None
+    key: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.key is not None and self.cert is None:
+            raise ConfigError("tls: a key without a certificate", str(self.key), "name the certificate too")
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files."""
+        return [Path(path) for path in (self.ca, self.cert, self.key) if path is not None]
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context of a connection to a node; raise ConfigError if a file cannot be used."""
+        context = _context(ssl.PROTOCOL_TLS_CLIENT)
+        # The identity is the node id, which ``Connection`` checks before it sends anything, and not the host name.
+        context.check_hostname = False
+        load_authorities(context, Path(self.ca))
+        if self.cert is not None:
+            load_certificate(context, Path(self.cert), None if self.key is None else Path(self.key))
+        return context
+
+
+def listening_context(cert: Path, key: Path, authorities: list[Path]) -> ssl.SSLContext:
+    """Return the context of a port, on which the other side may show a certificate of one of the authorities."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
+    load_certificate(context, cert, key)
+    for path in authorities:
+        load_authorities(context, path)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    # A resumed session is not verified again, so a certificate would outlive its authority's removal.
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET
+    # In TLS 1.2 a client could ask for one handshake after the other on one connection.
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    return context
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
+    """Load this side's certificate and its key; raise ConfigError."""
+    try:
+        context.load_cert_chain(cert, key, password=_no_password)
+    except ssl.SSLError as error:
+        what = f"the certificate and the key cannot be used: {error.reason or error}"
+        remedy = "use PEM files without a password that belong together"
+        raise ConfigError(what, f"{cert}, {key or cert}", remedy) from None
+    except OSError as error:
+        what = f"the certificate or the key cannot be read: {error.strerror}"
+        raise ConfigError(what, f"{cert}, {key or cert}", "check the files and their permissions") from None
+
+
+def _no_password() -> str:
+    return ""  # otherwise OpenSSL asks for one on the terminal
+
+
+def load_authorities(context: ssl.SSLContext, path: Path) -> None:
+    """Trust the authorities of a file; raise ConfigError."""
+    try:
+        context.load_verify_locations(cafile=path)
+    except ssl.SSLError as error:
+        what = f"not a file with certificates of authorities: {error.reason or error}"
+        raise ConfigError(what, str(path), "use a PEM file") from None
+    except OSError as error:
+        what = f"the authorities' certificates cannot be read: {error.strerror}"
+        raise ConfigError(what, str(path), "check the file and its permissions") from None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCertificate:
+    """The verified certificate of the other side.
+
+    Attributes:
+        identity: node id or name of a principal, empty if it names none or several.
+        der: its encoding.
+    """
+
+    identity: str
+    der: bytes
+
+    @classmethod
+    def of(cls, connection: ssl.SSLObject | ssl.SSLSocket) -> PeerCertificate | None:
+        """Return the certificate that the other side has shown, None if it has shown none."""
+        der = connection.getpeercert(binary_form=True)
+        if not der:
+            return None
+        return cls(_identity(connection.getpeercert() or {}), der)
+
+
+def _identity(fields: Mapping[str, Any]) -> str:
+    uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
+    named = [uri.removeprefix(URI_PREFIX) for uri in uris if uri.startswith(URI_PREFIX)]
+    if not named:
+        named = [value for part in fields.get("subject", ()) for name, value in part if name == "commonName"]
+    return str(named[0]) if len(named) == 1 else ""
+
+
+def handshake_error(error: ssl.SSLError, address: str) -> UnauthenticatedError:
+    """Return the error of a failed handshake. It is not retriable: a file has to change."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return UnauthenticatedError(
+            f"the node's certificate is not trusted: {error.verify_message}",
+            address,
+            "name the authority of the nodes' certificates with --tls-ca",
+        )
+    return UnauthenticatedError(
+        f"the TLS handshake failed: {error.reason or error}",
+        address,
+        "check that the port speaks TLS, and the certificates of both sides",
+    )

@@ -1,0 +1,209 @@
+"""A port that speaks TLS: it accepts sockets and limits the rate of handshakes, each of which costs milliseconds.
+
+Plaintext ports use asyncio's server. Here the socket is accepted first, so that each connection gets the context of the
+present certificates, and none of the ClientHello is read before TLS starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dledger_core.errors import UnreachableError
+from dledger_core.net.log_bursts import BurstFilter
+
+_LOG = logging.getLogger(__name__)
+_LOG.addFilter(BurstFilter())
+
+_ADDRESSES_MAX: Final = 4096
+_IPV6_PREFIX: Final = 64
+_ACCEPT_PAUSE_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandshakeLimits:
+    """Rates of new connections.
+
+    Attributes:
+        per_s: handshakes per second of all addresses; further connections wait.
+        burst: handshakes at once after a quiet time.
+        address_per_s: connections per second of one address; further ones are closed before the handshake.
+        address_burst: connections at once of one address after a quiet time.
+    """
+
+    per_s: float = 100.0
+    burst: int = 200
+    address_per_s: float = 40.0
+    address_burst: int = 120
+
+
+class _Bucket:
+    """Tokens that come back at a rate."""
+
+    __slots__ = ("_burst", "_level", "_per_s", "_since")
+
+    def __init__(self, per_s: float, burst: int, now: float) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._level = float(burst)
+        self._since = now
+
+    def take(self, now: float) -> float:
+        """Take a token; return 0, or the seconds until there is one."""
+        self._level = min(self._burst, self._level + (now - self._since) * self._per_s)
+        self._since = now
+        if self._level < 1:
+            return (1 - self._level) / self._per_s
+        self._level -= 1
+        return 0.0
+
+    def is_full(self, now: float) -> bool:
+        """Whether nothing was taken lately."""
+        return self._level + (now - self._since) * self._per_s >= self._burst
+
+
+class HandshakeRate:
+    """Decides about each new connection by the limits; has no clock of its own."""
+
+    def __init__(self, limits: HandshakeLimits, now: float) -> None:
+        self._limits = limits
+        self._total = _Bucket(limits.per_s, limits.burst, now)
+        self._addresses: dict[str, _Bucket] = {}
+
+    def wait_s(self, now: float) -> float:
+        """Count a handshake and return 0, or return the seconds until one may start."""
+        return self._total.take(now)
+
+    def admits(self, address: str, now: float) -> bool:
+        """Count a connection of an address; whether it may start a handshake."""
+        source = _source(address)
+        bucket = self._addresses.get(source)
+        if bucket is None:
+            if len(self._addresses) >= _ADDRESSES_MAX:
+                self._forget(now)
+            bucket = self._addresses[source] = _Bucket(self._limits.address_per_s, self._limits.address_burst, now)
+        return bucket.take(now) == 0
+
+    def _forget(self, now: float) -> None:
+        self._addresses = {source: bucket for source, bucket in self._addresses.items() if not bucket.is_full(now)}
+        while len(self._addresses) >= _ADDRESSES_MAX:
+            del self._addresses[next(iter(self._addresses))]
+
+
+def _source(address: str) -> str:
+    """Return the address; of IPv6 the network, because one host has a whole one."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.version == 4:
+        return address
+    return str(ipaddress.ip_network((parsed, _IPV6_PREFIX), strict=False))
+
+
+class TlsListener:
+    """Accepts connections with TLS.
+
+    Args:
+        make: makes the protocol of a connection.
+        context: returns the context of a new connection.
+        limits: rates of new connections.
+        timeout_s: time for a handshake.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], asyncio.BufferedProtocol],
+        context: Callable[[], ssl.SSLContext],
+        limits: HandshakeLimits,
+        timeout_s: float,
+    ) -> None:
+        self._make = make
+        self._context = context
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._rate = HandshakeRate(limits, self._loop.time())
+        self._accepting: list[asyncio.Task[None]] = []
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self.sockets: list[socket.socket] = []
+
+    async def start(self, host: str, port: int, backlog: int) -> None:
+        """Listen on every address of a host; raise OSError."""
+        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+                self.sockets.append(_listening_socket(family, address, backlog))
+        except OSError:
+            self._close_sockets()
+            raise
+        self._accepting = [asyncio.create_task(self._accept(each), name="accept-tls") for each in self.sockets]
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = self._loop
+        while True:
+            if (wait_s := self._rate.wait_s(loop.time())) > 0:
+                await asyncio.sleep(wait_s)
+                continue
+            try:
+                sock, address = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptor is free, or the other side has left
+                _LOG.warning("connection not accepted: error=%s", error)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if not self._rate.admits(str(address[0]), loop.time()):
+                _LOG.warning("connection refused, too many handshakes: peer=%s:%s", address[0], address[1])
+                sock.close()
+                continue
+            task = asyncio.create_task(self._handshake(sock, f"{address[0]}:{address[1]}"))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _handshake(self, sock: socket.socket, address: str) -> None:
+        protocol = self._make()
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: protocol, sock, ssl=self._context(), ssl_handshake_timeout=self._timeout_s
+            )
+        except (OSError, TimeoutError) as error:
+            sock.close()
+            _LOG.info("TLS handshake failed: peer=%s error=%s", address, error)
+            protocol.connection_lost(UnreachableError(f"the TLS handshake failed: {error}", address))
+        except asyncio.CancelledError:
+            sock.close()
+            protocol.connection_lost(UnreachableError("the port was closed", address))
+            raise
+
+    def close(self) -> None:
+        """Stop listening; handshakes in progress end."""
+        for task in (*self._accepting, *self._handshakes):
+            task.cancel()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for each in self.sockets:
+            each.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until all tasks have ended."""
+        await asyncio.gather(*self._accepting, *self._handshakes, return_exceptions=True)
+
+
+def _listening_socket(family: int, address: Any, backlog: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,1 @@
+"""Security of a node: certificates, tokens, principals, permissions."""

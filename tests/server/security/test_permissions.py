@@ -1,0 +1,47 @@
+"""Each request has one permission, and nothing else has one."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger_core.net.protocol import Type
+from dledger_core.server.security.permissions import REQUESTS, permission_of
+
+_BETWEEN_NODES = {"HELLO", "VOTE", "APPEND_ENTRIES", "HEARTBEATS", "INSTALL_SNAPSHOT"}
+
+
+def requests() -> set[Type]:
+    """Types that have a response, except those between nodes."""
+    names = {kind.name for kind in Type}
+    return {kind for kind in Type if f"{kind.name}_OK" in names} - {Type[name] for name in _BETWEEN_NODES}
+
+
+def test_each_request_has_a_permission() -> None:
+    assert set(REQUESTS) == requests()
+
+
+def test_type_without_rule_needs_admin() -> None:
+    assert permission_of({"t": 999}) == "admin"
+
+
+@pytest.mark.parametrize(
+    ("header", "permission"),
+    [
+        ({"t": Type.METADATA}, None),
+        ({"t": Type.METADATA, "pin": ["name", 1000]}, "read"),
+        ({"t": Type.METADATA, "pin": []}, "read"),
+        ({"t": Type.DIGEST}, "read"),
+        ({"t": Type.READ, "pin": ["name", 1000]}, "read"),
+        ({"t": Type.PRODUCER}, "append"),
+        ({"t": Type.PRODUCER, "op": "state"}, "append"),
+        ({"t": Type.PRODUCER, "op": "expire"}, "admin"),
+        ({"t": Type.PRODUCER, "op": ["state"]}, "admin"),
+        ({"t": Type.TRANSACTION, "op": "commit"}, "append"),
+        ({"t": Type.MEMBER, "op": "list"}, "read"),
+        ({"t": Type.MEMBER, "op": "remove"}, "admin"),
+        ({"t": Type.TRANSFER}, "admin"),
+        ({"t": Type.RECOVER}, "admin"),
+    ],
+)
+def test_permission_depends_on_the_operation(header, permission) -> None:
+    assert permission_of(header) == permission

@@ -1,0 +1,321 @@
+"""Three nodes with security: certificates, tokens, permissions, as clients and strangers see them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+
+import pytest
+
+from dledger_core.certificates import CertificateFiles, digest_of, write_certificates
+from dledger_core.connect import AsyncClient
+from dledger_core.errors import (
+    ConfigError,
+    ForbiddenError,
+    UnauthenticatedError,
+    UnreachableError,
+)
+from dledger_core.net.connection import connect
+from dledger_core.net.credentials import Credentials
+from dledger_core.net.hello import Hello
+from dledger_core.net.tls import TlsOptions
+from tests.server.security.secure_group import SecureGroup, Silent
+from tests.support.server_group import ServerGroup, run
+
+pytest.importorskip("cryptography")
+
+NODES = ("n0", "n1", "n2")
+PRINCIPALS = f"""
+[dev]
+token-sha256 = ["{digest_of("all")}"]
+read = ["*"]
+append = ["*"]
+admin = ["*"]
+[reader]
+token-sha256 = ["{digest_of("read")}"]
+read = ["default"]
+[writer]
+token-sha256 = ["{digest_of("append")}"]
+append = ["default"]
+[elsewhere]
+token-sha256 = ["{digest_of("elsewhere")}"]
+read = ["orders"]
+append = ["orders"]
+admin = ["orders"]
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> CertificateFiles:
+    files = write_certificates(tmp_path_factory.mktemp("tls"), [(node, ["127.0.0.1"]) for node in NODES])
+    files.tokens.write_text(PRINCIPALS)
+    return files
+
+
+def test_three_nodes_elect_a_leader_and_serve_a_client_over_tls(tmp_path, made) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made, 3) as group, group.open("all") as client:
+            appended = await client.append([b"a", b"b"])
+            rows = await client.read(appended.first_index, appended.last_index + 1)
+            assert rows["body"].to_pylist() == [b"a", b"b"]
+            await client.transfer_leadership((await group.followers())[0])
+
+    run(test())
+
+
+def test_client_certificate_names_its_principal(tmp_path, made) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made) as group, group.open(cert="dev") as client:
+            assert (await client.append([b"a"])).term > 0
+
+    run(test())
+
+
+@pytest.mark.parametrize("token", [None, "wrong"], ids=["without_token", "wrong_token"])
+def test_stranger_is_unauthenticated_at_once(tmp_path, made, token) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made) as group:
+            await group.leader()
+            async with group.open(token) as client:
+                with pytest.raises(UnauthenticatedError) as raised:
+                    await client.append([b"a"])
+                assert "wrong" not in str(raised.value)
+                with pytest.raises(UnauthenticatedError):
+                    await client.read(0, 1)
+                with pytest.raises(UnauthenticatedError):
+                    await client.metadata()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("token", "allowed"), [("read", {"read"}), ("append", {"append"}), ("elsewhere", set())], ids=str
+)
+def test_permissions_are_denied_by_default(tmp_path, made, token, allowed) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made, 2) as group, group.open("all") as owner, group.open(token) as client:
+            first = (await owner.append([b"a"])).first_index
+            calls = {
+                "append": lambda: client.append([b"b"]),
+                "read": lambda: client.read(first, first + 1),
+                "admin": lambda: client.transfer_leadership("n1"),
+            }
+            for permission, call in calls.items():
+                if permission in allowed:
+                    await call()
+                else:
+                    with pytest.raises(ForbiddenError):
+                        await call()
+
+    run(test())
+
+
+def test_removed_token_ends_an_open_connection(tmp_path, made) -> None:
+    own = CertificateFiles(tmp_path)
+
+    async def test() -> None:
+        own.tokens.write_text(PRINCIPALS)
+        group = SecureGroup(tmp_path / "group", made, files={"tokens": own.tokens})
+        async with group, group.open("read") as client:
+            await group.leader()
+            await client.read(0, 1)
+            own.tokens.write_text(PRINCIPALS.replace(digest_of("read"), digest_of("other")))
+
+            async def ends() -> None:
+                while True:
+                    await client.read(0, 1)
+                    await asyncio.sleep(0.02)
+
+            with pytest.raises(UnauthenticatedError):
+                await asyncio.wait_for(ends(), 30)
+
+    run(test())
+
+
+def test_new_certificates_are_used_without_restart(tmp_path) -> None:
+    made = write_certificates(tmp_path / "tls", [("n0", ["127.0.0.1"])])
+    made.tokens.write_text(PRINCIPALS)
+
+    async def test() -> None:
+        async with SecureGroup(tmp_path / "group", made) as group, group.open("all") as client:
+            await client.append([b"a"])
+            credentials = Credentials(TlsOptions(ca=made.nodes_ca), "all")
+            before = (await group.dial(Hello(), credentials)).certificate
+            write_certificates(made.directory, [("n0", ["127.0.0.1"])])
+            after = (await group.dial(Hello(), credentials)).certificate
+            assert before is not None
+            assert after is not None
+            assert before.der != after.der
+            await client.append([b"b"])  # an open connection stays
+
+    run(test())
+
+
+def test_half_replaced_certificate_keeps_the_earlier_one(tmp_path) -> None:
+    made = write_certificates(tmp_path / "tls", [("n0", ["127.0.0.1"])])
+    made.tokens.write_text(PRINCIPALS)
+
+    async def test() -> None:
+        async with SecureGroup(tmp_path / "group", made) as group:
+            made.cert("n0").write_text("not a certificate")
+            async with group.open("all") as client:
+                await client.append([b"a"])
+
+    run(test())
+
+
+@pytest.mark.parametrize("credentials", ["client", "other_node", "token", "none"])
+def test_peer_role_needs_the_certificate_of_that_node(tmp_path, made, credentials) -> None:
+    tls = {
+        "client": TlsOptions(ca=made.nodes_ca, cert=made.cert("dev"), key=made.key("dev")),
+        "other_node": TlsOptions(ca=made.nodes_ca, cert=made.cert("n2"), key=made.key("n2")),
+        "token": TlsOptions(ca=made.nodes_ca),
+        "none": TlsOptions(ca=made.nodes_ca),
+    }[credentials]
+    token = "all" if credentials == "token" else None
+
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made, 2) as group:
+            hello = Hello("peer", "n1", "00", (1, 2), "127.0.0.1:1")
+            with pytest.raises(UnauthenticatedError):
+                await group.dial(hello, Credentials(tls, token))
+
+    run(test())
+
+
+def test_node_certificate_of_clients_authority_grants_no_peer_role(tmp_path, made) -> None:
+    """The clients' authority issues a certificate with the name of a node and of the nodes' authority."""
+    forged = write_certificates(tmp_path / "forged", [("n1", ["127.0.0.1"])])
+
+    # An authority with the same name as the nodes', and another key.
+    async def test() -> None:
+        group = SecureGroup(tmp_path / "group", made, files={"client_ca": forged.nodes_ca})
+        async with group:
+            tls = TlsOptions(ca=made.nodes_ca, cert=forged.cert("n1"), key=forged.key("n1"))
+            with pytest.raises(UnauthenticatedError):
+                await group.dial(Hello("peer", "n1", "00", (1, 2), "127.0.0.1:1"), Credentials(tls))
+
+    run(test())
+
+
+def test_client_sends_nothing_to_another_node_than_it_dialed(tmp_path, made) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made) as group:
+            with pytest.raises(UnauthenticatedError):
+                await group.dial(Hello(), Credentials(TlsOptions(ca=made.nodes_ca), "all"), identity="n1")
+
+    run(test())
+
+
+def test_client_refuses_node_of_another_authority(tmp_path, made) -> None:
+    other = write_certificates(tmp_path / "other", [("n0", ["127.0.0.1"])])
+
+    async def test() -> None:
+        async with (
+            SecureGroup(tmp_path / "group", made) as group,
+            AsyncClient(group.peers, tls=TlsOptions(ca=other.nodes_ca), token="all") as client,
+        ):
+            with pytest.raises(UnauthenticatedError):
+                await client.append([b"a"])
+
+    run(test())
+
+
+def test_plaintext_client_is_disconnected_by_tls_port(tmp_path, made) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made) as group:
+            peer = group.peers[0]
+            with pytest.raises(UnreachableError):
+                await connect(peer.host, peer.port, Hello(), Silent(), timeout_s=20)
+
+    run(test())
+
+
+def test_tls_client_is_disconnected_by_plaintext_port(tmp_path, made) -> None:
+    async def test() -> None:
+        async with ServerGroup(tmp_path, 1) as group:
+            peer = group.peers[0]
+            with pytest.raises((UnreachableError, UnauthenticatedError)):
+                await connect(
+                    peer.host,
+                    peer.port,
+                    Hello(),
+                    Silent(),
+                    timeout_s=20,
+                    credentials=Credentials(TlsOptions(ca=made.nodes_ca)),
+                    identity="n0",
+                )
+
+    run(test())
+
+
+def test_handshake_has_a_deadline_and_other_clients_are_served(tmp_path, made) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made) as group:
+            peer = group.peers[0]
+            opened = [await asyncio.open_connection(peer.host, peer.port) for _ in range(20)]
+            async with group.open("all") as client:
+                await client.append([b"a"])
+            for reader, writer in opened:
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+                writer.close()
+
+    run(test())
+
+
+def test_tls_1_1_is_refused(tmp_path, made) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made) as group:
+            with pytest.raises(ssl.SSLError):
+                await asyncio.open_connection(group.peers[0].host, group.peers[0].port, ssl=context)
+
+    run(test())
+
+
+def test_admin_requests_are_in_the_audit_log(tmp_path, made) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made, 2) as group, group.open("all") as client:
+            await group.leader()
+            await client.append([b"a"])
+            leader = await group.leader()
+            await client.transfer_leadership("n1" if leader == "n0" else "n0")
+        lines = [json.loads(line) for line in (tmp_path / "admin.log").read_text().splitlines()]
+        assert [line["command"].split()[0] for line in lines] == ["transfer"]
+        assert lines[0]["who"].startswith("dev@")
+
+    run(test())
+
+
+def test_authority_of_both_nodes_and_clients_is_refused(tmp_path, made) -> None:
+    async def test() -> None:
+        group = SecureGroup(tmp_path, made, files={"client_ca": made.nodes_ca})
+        with pytest.raises(ConfigError):
+            await group.start("n0")
+
+    run(test())
+
+
+def test_token_without_tls_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        Credentials(None, "all")
+
+
+def test_files_of_a_node_are_readable_by_their_owner_only(tmp_path) -> None:
+    directory = tmp_path / "node"
+
+    async def test() -> None:
+        async with ServerGroup(directory, 1) as group, AsyncClient(group.peers) as client:
+            await client.append([b"a"])
+
+    run(test())
+    found = list(directory.rglob("*"))
+    open_ones = [path for path in found if path.is_dir() and path.stat().st_mode & 0o077]
+    assert open_ones == []
+    assert [path for path in (directory / "default").rglob("[0-9]*") if path.stat().st_mode & 0o077] == []
