@@ -37,6 +37,7 @@ from dledger_core.server.replica.peers import PeerLinks
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.security.authentication import Authentication
 from dledger_core.server.security.guard import Guard
+from dledger_core.server.security.principals import Principals
 from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.port import ForeignPort, PortNode
 from dledger_core.server.services.quotas import Quota
@@ -137,6 +138,11 @@ class NodeServer:
         """The port it listens on."""
         assert self._server is not None
         return self._server.port
+
+    @property
+    def principals(self) -> Principals | None:
+        """The principals of this node, None without security."""
+        return None if self._authentication is None else self._authentication.principals
 
     @property
     def is_started(self) -> bool:

@@ -35,7 +35,7 @@ def append(seconds: float, shape: str, *, tls: bool) -> dict[str, float]:
 
 
 async def connect(peers: str, credentials: Credentials) -> list[float]:
-    """Return the durations of connections that are opened one after the other, in ms."""
+    """Return the durations of connections that are opened in sequence, in ms."""
     times = []
     for _ in range(CONNECTIONS):
         channel = Channel(parse_peers(peers)[0], credentials=credentials)

@@ -17,13 +17,21 @@ from dledger_core.errors import (
     IndexOutOfRangeError,
     OtherLogError,
     ProtocolError,
+    UnauthenticatedError,
     UnknownGroupError,
     UnreachableError,
 )
 from dledger_core.net.frame import Frame
 
 _T = TypeVar("_T")
-_ANOTHER_MAY_SERVE = (CorruptRecordError, IndexOutOfRangeError, OtherLogError, ProtocolError, UnknownGroupError)
+_ANOTHER_MAY_SERVE = (
+    CorruptRecordError,
+    IndexOutOfRangeError,
+    OtherLogError,
+    ProtocolError,
+    UnauthenticatedError,  # one node's certificate may have expired
+    UnknownGroupError,
+)
 _NOT_A_REPLICA = (OtherLogError, UnreachableError)
 
 

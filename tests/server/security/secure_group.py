@@ -51,8 +51,8 @@ class SecureGroup(ServerGroup):
         self.tls = TlsOptions(ca=made.nodes_ca)
 
     def config(self, node_id: str, **options: Any) -> ServerConfig:
-        files = replace(security(self.made, node_id), **self.files)
-        return replace(super().config(node_id, **options), security=files)
+        files = {"security": replace(security(self.made, node_id), **self.files)}
+        return super().config(node_id, **(files | options))
 
     def open(self, token: str | None = None, cert: str | None = None) -> AsyncClient:
         tls = self.tls

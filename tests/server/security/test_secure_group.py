@@ -222,6 +222,23 @@ def test_client_refuses_node_of_another_authority(tmp_path, made) -> None:
     run(test())
 
 
+def test_node_with_wrong_certificate_does_not_fail_reads(tmp_path, made) -> None:
+    other = write_certificates(tmp_path / "other", [("n2", ["127.0.0.1"])])
+    wrong = replace(security(made, "n2"), cert=other.cert("n2"), key=other.key("n2"))
+
+    async def test() -> None:
+        async with SecureGroup(tmp_path / "group", made, 3) as group, group.open("all") as writer:
+            first = (await writer.append([b"a"])).first_index
+            await group.stop("n2")
+            await group.start("n2", security=wrong)
+            for number in range(3):  # each of them starts at another replica
+                async with group.open("all") as client:
+                    rows = await client.fetch(first, first + 1, spread=number)
+                    assert rows.batch["body"].to_pylist() == [b"a"]
+
+    run(test())
+
+
 def test_plaintext_client_is_disconnected_by_tls_port(tmp_path, made) -> None:
     async def test() -> None:
         async with SecureGroup(tmp_path, made) as group:
