@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ from dledger_core.net.connection import connect
 from dledger_core.net.credentials import Credentials
 from dledger_core.net.hello import Hello
 from dledger_core.net.tls import TlsOptions
-from tests.server.security.secure_group import SecureGroup, Silent
+from tests.server.security.secure_group import SecureGroup, Silent, security
 from tests.support.server_group import ServerGroup, run
 
 pytest.importorskip("cryptography")
