@@ -33,10 +33,10 @@ def test_flights_are_complete_and_in_departure_order() -> None:
 @pytest.mark.spark
 @pytest.mark.integration
 @pytest.mark.slow
-def test_demo_moves_each_event_exactly_once_through_failover(tmp_path: Path) -> None:
+def test_demo_with_tls_moves_each_event_exactly_once_through_failover(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
     done = subprocess.run(
-        [*COMMAND, "--events", "30000", "--seconds", "5", "--keep", str(keep)],
+        [*COMMAND, "--tls", "--events", "30000", "--seconds", "5", "--keep", str(keep)],
         capture_output=True,
         text=True,
         check=False,
@@ -51,6 +51,9 @@ def test_demo_moves_each_event_exactly_once_through_failover(tmp_path: Path) -> 
     assert facts["consume_queues"] == len(ORIGINS)
     assert facts["seconds_without_leader"] > 0
     assert (keep / "departures" / "_delta_log").is_dir()
+    token = (keep / "cluster" / "tls" / "token").read_bytes().strip()
+    written = [path for path in keep.rglob("*") if path.is_file() and path.parent.name != "tls"]
+    assert [path for path in written if token in path.read_bytes()] == []
 
 
 @pytest.mark.integration

@@ -1,0 +1,60 @@
+"""Reading and writing nodes with security: TLS files and tokens as options, permissions of the principal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from dledger_core import LocalCluster
+from dledger_core.certificates import principal_entry
+from tests.support.soon import soon
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[LocalCluster]:
+    with LocalCluster(1, tls=True) as cluster:
+        yield cluster
+
+
+def options(cluster: LocalCluster, token: Path | None = None) -> dict[str, str]:
+    assert cluster.tls is not None
+    return {"peers": cluster.peers, "tls.ca": str(cluster.tls.ca), "token.file": str(token or cluster.token)}
+
+
+def test_rows_are_written_and_read_with_tls(dledger: Any, secure: LocalCluster) -> None:
+    rows = dledger.createDataFrame([(f"row {number}",) for number in range(50)], ["body"])
+    rows.write.format("dledger").options(**options(secure)).mode("append").save()
+    found = dledger.read.format("dledger").options(**options(secure)).load()
+    assert found.count() == 50
+
+
+def test_reader_without_append_is_forbidden_to_write(dledger: Any, secure: LocalCluster, tmp_path: Path) -> None:
+    assert secure.tls is not None
+    token = tmp_path / "token"
+    token.write_text("a-reader")
+    principals = Path(secure.tls.ca).with_name("principals.toml")
+    principals.write_text(principals.read_text() + principal_entry("reader", "a-reader"))
+    with secure.client() as client:
+        client.append([b"x"])
+
+    def reads() -> bool:  # once the node has read the file again
+        with contextlib.suppress(PySparkException):
+            return int(dledger.read.format("dledger").options(**options(secure, token)).load().count()) > 0
+        return False
+
+    soon(reads, timeout_s=60)
+    rows = dledger.createDataFrame([("y",)], ["body"])
+    with pytest.raises(PySparkException, match="FORBIDDEN"):
+        rows.write.format("dledger").options(**options(secure, token)).mode("append").save()
+
+
+def test_missing_token_file_is_reported_before_any_task(dledger: Any, secure: LocalCluster, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException, match="CONFIG"):
+        dledger.read.format("dledger").options(**options(secure, tmp_path / "none")).load().count()
