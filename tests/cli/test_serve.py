@@ -35,7 +35,7 @@ def test_options_override_file(tmp_path: Path) -> None:
         f'peers = "{PEERS}"\nself-id = "n0"\ngroup = ["a", "b"]\n'
         'data-segment-bytes = "1MiB"\ndurability = "page-cache"\n'
     )
-    options = ("--self-id", "n1", "--durability", "fsync", "--check", "--format", "json")
+    options = ("--self-id", "n1", "--durability", "fsync", "--check", "--insecure", "--format", "json")
     shown = json.loads(run("serve", "--config", file, *options).stdout)
     assert shown["self-id"] == "n1"
     assert (shown["group"], shown["data-segment-bytes"], shown["durability"]) == ("a,b", str(1 << 20), "fsync")

@@ -234,7 +234,7 @@ def test_node_with_wrong_certificate_does_not_fail_reads(tmp_path, made) -> None
             await group.start("n2", security=wrong)
             for number in range(3):  # each of them starts at another replica
                 async with group.open("all") as client:
-                    rows = await client.fetch(first, first + 1, spread=number)
+                    rows = await client.fetch(first, first + 1, min_commit=first, spread=number)
                     assert rows.batch["body"].to_pylist() == [b"a"]
 
     run(test())
