@@ -16,6 +16,7 @@ from tests.fuzz.targets.remoting import run_remoting
 from tests.fuzz.targets.rocketmq import run_properties, run_rocketmq
 from tests.fuzz.targets.scanning import run_scan
 from tests.fuzz.targets.small_files import (
+    run_broker_conf,
     run_checkpoint,
     run_config,
     run_control,
@@ -23,6 +24,7 @@ from tests.fuzz.targets.small_files import (
     run_log_json,
     run_members,
     run_peers,
+    run_principals,
     run_tables,
 )
 from tests.fuzz.targets.stores import run_store
@@ -54,6 +56,8 @@ TARGETS = {
     "control": Target(run_control, seeds.control),
     "config": Target(run_config, seeds.config),
     "peers": Target(run_peers, seeds.peers),
+    "broker_conf": Target(run_broker_conf, seeds.broker_conf),
+    "principals": Target(run_principals, seeds.principals),
     "rocketmq": Target(run_rocketmq, seeds.rocketmq),
     "properties": Target(run_properties, seeds.properties),
 }

@@ -286,6 +286,24 @@ def config() -> Seeds:
     )
 
 
+def broker_conf() -> Seeds:
+    yield (
+        "full",
+        (
+            b"# a broker\nbrokerName = b\nenableDLegerCommitLog=true\ndLegerGroup=g\ndLegerSelfId:n0\n"
+            b"dLegerPeers=n0-127.0.0.1:40911;\\\n  n1-127.0.0.1:40912\nstorePathRootDir=/data/store\n"
+            b"mappedFileSizeCommitLog=1073741824\n"
+        ),
+    )
+    yield "escapes", b"dLegerGroup=\\u0067\ndLegerPeers=n0-h:1\ndLegerSelfId=n0\n! note\n"
+
+
+def principals() -> Seeds:
+    digest = b"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    yield "full", b'[ingest]\ntoken-sha256 = ["' + digest + b'"]\nread = ["a", "b"]\nappend = ["*"]\nadmin = []\n'
+    yield "quoted", b'["a@b"]\nread = ["*"]\n["c"]\n'
+
+
 def peers() -> Seeds:
     yield "three", b"n0-127.0.0.1:40001;n1-host.example:40002;n2-[::1]:40003"
     yield "spaces", b" n0-a:1 ; ;n1-b:2;"

@@ -12,6 +12,8 @@ from dledger_core.cli.settings import read_settings
 from dledger_core.config import format_peers, parse_peers
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
 from dledger_core.ids import Index
+from dledger_core.rocketmq.store.broker_conf import read_broker_conf
+from dledger_core.server.security.principals import Principals
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
 from dledger_core.storage.files.members_file import members_file
@@ -173,6 +175,35 @@ def run_config(data: bytes) -> None:
     for group in config.groups:
         path = config.store_path(group)
         expect(path.parent.parent == config.directory and ".." not in path.parts[-2:], "a store outside", it=path)
+
+
+def run_broker_conf(data: bytes) -> None:
+    """Input: the file."""
+    with tempfile.NamedTemporaryFile(suffix=".conf") as file:
+        file.write(data)
+        file.flush()
+        with memory_below((4 << 20) + 400 * len(data)):
+            try:
+                conf = read_broker_conf(Path(file.name))
+            except ConfigError as error:
+                expect(bool(error.what and error.remedy), "the error does not say what to do", it=error)
+                return
+    expect(conf.self_id in {str(peer.node_id) for peer in parse_peers(conf.peers)}, "a broker outside its peers")
+    expect(conf.broker_store.parent == conf.root, "a store outside", it=conf.broker_store)
+
+
+def run_principals(data: bytes) -> None:
+    """Input: the file."""
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        file.write(data)
+        file.flush()
+        with memory_below((4 << 20) + 400 * len(data)):
+            try:
+                principals = Principals(Path(file.name))
+            except ConfigError as error:
+                expect(bool(error.what and error.remedy), "the error does not say what to do", it=error)
+                return
+    expect(principals.of_token("") is None and principals.of_token("x") is None, "a token that nobody has")
 
 
 def run_peers(data: bytes) -> None:
