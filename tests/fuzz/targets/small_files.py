@@ -203,7 +203,7 @@ def run_principals(data: bytes) -> None:
             except ConfigError as error:
                 expect(bool(error.what and error.remedy), "the error does not say what to do", it=error)
                 return
-    expect(principals.of_token("") is None and principals.of_token("x") is None, "a token that nobody has")
+    expect(principals.of_token("") is None and principals.of_token("x") is None, "a token of no principal")
 
 
 def run_peers(data: bytes) -> None:
