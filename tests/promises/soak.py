@@ -27,7 +27,7 @@ import uvloop
 from dledger_core import AsyncClient, Metadata, open_store
 from dledger_core.errors import DLedgerError
 from dledger_core.storage.files.file_system import OsFiles
-from dledger_core.storage.tables.transactions import ORPHANED
+from dledger_core.storage.tables.transactions import ORPHANED, QUERY
 from tests.promises.auditor import DAY_MS, Auditor
 from tests.promises.fast_cluster import FastCluster
 from tests.promises.ledger import Ledger
@@ -243,6 +243,7 @@ class Soak:
         lasting, once = dict(auditor.producers.known), dict(auditor.producers_once.known)
         queries = {**auditor.queries.known, **auditor.dormant}
         queries_once = dict(auditor.queries_once.known)
+        all_queries = queries | queries_once
         for node in self.cluster.node_ids:
             path = self.cluster.store_path(node)
             with open_store(path) as store:
@@ -250,7 +251,7 @@ class Soak:
                     self.ledger.violated(f"{node}: {findings[:3]}")
                 rows = store.describe("producers").to_pylist()
                 first_index = int(store.first_index)
-            known = {"producer": lasting | once, "query": queries | queries_once}
+            known = {"producer": lasting | once, "query": dict(all_queries)}
             for row in rows:
                 model = known[row["kind"]].pop(row["producer_id"], None)
                 if model is None:
@@ -259,8 +260,13 @@ class Soak:
                 last_index = row["last_index"] if row["kind"] == "producer" else model.last_index
                 if (row["next_sequence"], last_index) != (model.number + 1, model.last_index):
                     self.ledger.violated(f"{node}: {row} differs from {model}")
+            stored = OsFiles().read_tables(path / "meta" / "tables") or []
+            for name in [key[1:].decode() for key, _ in stored if key[:1] == QUERY]:
+                if name not in all_queries:
+                    self.ledger.violated(f"{node}: {name} should have expired")
+                known["query"].pop(name, None)  # the description leaves out a query that has committed nothing
             self._judge_missing(node, auditor, known)
-            orphans = [row for row in OsFiles().read_tables(path / "meta" / "tables") or [] if row[0][:1] == ORPHANED]
+            orphans = [row for row in stored if row[0][:1] == ORPHANED]
             old = [key for key, end in orphans if int.from_bytes(end, "big") <= first_index]
             if old:
                 self.ledger.violated(f"{node}: {len(old)} orphaned ranges of deleted entries")
