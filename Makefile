@@ -49,7 +49,7 @@ jars: $(READY)
 # Checks take one core, and fetching jars waits for the network: on a fresh clone they run side by side.
 test: $(READY)
 	@$(MAKE) --no-print-directory -j2 lint jars
-	@.ci/java .ci/chromium .ci/scratch $(BIN)/python -m pytest $(WORKERS) --reruns 1 --reruns-delay 2 --rerun-show-tracebacks \
+	@.ci/java .ci/chromium .ci/promtool .ci/scratch $(BIN)/python -m pytest $(WORKERS) --reruns 1 --reruns-delay 2 --rerun-show-tracebacks \
 		--durations=30 --durations-min=4 $(ARGS)
 
 check: lint

@@ -45,6 +45,7 @@ class LocalCluster:
         groups: names of the groups.
         tls: security with certificates and a token that are made for this cluster, in ``directory``/tls; clients need
             ``tls`` and ``token``.
+        http: give each node a second port, for ``page``.
         server_options: options of ``dledger serve``, with underscores: ``data_segment_bytes=1 << 20``.
 
     Raises:
@@ -58,6 +59,7 @@ class LocalCluster:
         groups: tuple[str, ...] = ("default",),
         *,
         tls: bool = False,
+        http: bool = False,
         **server_options: Any,
     ) -> None:
         if nodes < 1:
@@ -67,8 +69,9 @@ class LocalCluster:
         self._temporary = directory is None
         self._directory = Path(tempfile.mkdtemp(prefix="dledger-") if directory is None else directory).absolute()
         self._directory.mkdir(parents=True, exist_ok=True)
-        ports = free_ports(nodes)
-        self._peers = tuple(Peer(NodeId(f"n{i}"), "127.0.0.1", port) for i, port in enumerate(ports))
+        ports = free_ports(2 * nodes)
+        self._peers = tuple(Peer(NodeId(f"n{i}"), "127.0.0.1", port) for i, port in enumerate(ports[:nodes]))
+        self._http = dict(zip(self.node_ids, ports[nodes:], strict=True)) if http else {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._certificates: CertificateFiles | None = None
         if tls:
@@ -112,6 +115,17 @@ class LocalCluster:
     def store_path(self, node_id: str, group: str = "default") -> Path:
         """Return the store directory of a node's group."""
         return self._directory / group / f"dledger-{node_id}"
+
+    def page(self, node_id: str) -> str:
+        """Return the address of a node's status page; its second port has ``metrics``, ``livez`` and ``readyz`` too.
+
+        Raises:
+            ConfigError: the cluster was made without ``http=True``.
+        """
+        if node_id not in self._http:
+            raise ConfigError(f"node {node_id!r} has no second port", "", "make the cluster with http=True")
+        scheme = "http" if self._certificates is None else "https"
+        return f"{scheme}://127.0.0.1:{self._http[node_id]}/"
 
     def log_path(self, node_id: str) -> Path:
         """Return the file with the node's output."""
@@ -222,6 +236,8 @@ class LocalCluster:
         if (made := self._certificates) is not None:
             files = {"tls_cert": made.cert(peer.node_id), "tls_key": made.key(peer.node_id), "peer_ca": made.nodes_ca}
             options = {**files, "tls_ca": made.clients_ca, "tokens": made.tokens} | options
+        if peer.node_id in self._http:
+            options = {"http": self._http[peer.node_id]} | options
         for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         return command

@@ -66,6 +66,26 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """An address to listen on; port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_listen(text: str, option: str) -> ListenAddress:
+    """Parse ``HOST:PORT``, ``[HOST]:PORT`` or ``PORT``, which is on loopback; raise ConfigError if it is malformed."""
+    host, colon, port = text.rpartition(":")
+    host = host.strip("[]") if colon else "127.0.0.1"
+    if not (host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
+        raise ConfigError(f"{option} must be HOST:PORT or PORT, got {text!r}", "", "write 9095 or 127.0.0.1:9095")
+    return ListenAddress(host, int(port))
+
+
 def is_node_id(text: str) -> bool:
     """Whether a node may have this id: 1 to 64 letters, digits, '_' or '.'."""
     return _NODE_ID.match(text) is not None

@@ -59,7 +59,12 @@ def test_wheel_contains_packages_and_discovery_module(wheel: Path) -> None:
         "pyspark_dledger",
         "spark_connector",
     }
-    for name in ("dledger_core/py.typed", "pyspark_dledger/__init__.py", "dledger_core/raft/messages.py"):
+    for name in (
+        "dledger_core/py.typed",
+        "dledger_core/server/monitoring/page.html",
+        "pyspark_dledger/__init__.py",
+        "dledger_core/raft/messages.py",
+    ):
         assert name in names
     assert "spark_connector/discovery/__init__.py" not in names
 

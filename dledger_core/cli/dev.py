@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import shlex
-import threading
 import time
 from pathlib import Path
 
@@ -14,9 +12,8 @@ import click
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, split_groups
 from dledger_core.cli.output import Format, say, show_result
-from dledger_core.client import RoleChange
+from dledger_core.cli.role_watch import role_changes
 from dledger_core.cluster import LocalCluster
-from dledger_core.errors import DLedgerError
 
 
 @command(epilog=examples("dledger dev", "dledger dev --nodes 5 --group a,b --dir /tmp/my-cluster"))
@@ -50,9 +47,10 @@ from dledger_core.errors import DLedgerError
 def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, tls: bool, output: Format) -> None:
     """Start a real cluster on loopback; Ctrl-C stops all of it."""
     say(f"starting {nodes} nodes ...")
-    with LocalCluster(nodes, directory, groups, tls=tls) as cluster:
+    with LocalCluster(nodes, directory, groups, tls=tls, http=True) as cluster:
         leaders = {f"leader of {name}": cluster.leader(name) for name in groups}
-        show_result({"peers": cluster.peers, **leaders}, output)
+        pages = {"page": cluster.page(cluster.node_ids[0])}
+        show_result({"peers": cluster.peers, **leaders, **pages}, output)
         variables = {"PEERS": cluster.peers}
         if cluster.tls is not None:
             variables |= {"TLS_CA": str(cluster.tls.ca), "TOKEN_FILE": str(cluster.token)}
@@ -66,19 +64,9 @@ def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, tls: bool, 
 
 def _show_leaders(cluster: LocalCluster, groups: tuple[str, ...]) -> None:
     """Write each change of a leader until an interrupt."""
-    changes: queue.Queue[tuple[str, RoleChange]] = queue.Queue()
-    for group in groups:
-        threading.Thread(target=_follow, args=(cluster, group, changes), name=f"dev-{group}", daemon=True).start()
     leaders: dict[str, str] = {}
-    while True:
-        group, change = changes.get()
+    for group, change in role_changes(cluster.client, groups):
         if change.role == "leader" and leaders.get(group) != change.node_id:
             if group in leaders:
                 say(f"{time.strftime('%H:%M:%S')}  group {group}: {change.node_id} leads in term {change.term}")
             leaders[group] = change.node_id
-
-
-def _follow(cluster: LocalCluster, group: str, changes: queue.Queue[tuple[str, RoleChange]]) -> None:
-    with contextlib.suppress(DLedgerError), cluster.client(group) as client:
-        for change in client.role_changes():
-            changes.put((group, change))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,15 +14,18 @@ import click
 from pydantic import ByteSize
 
 from dledger_core.cli.help import command, examples, option
+from dledger_core.cli.message_view import MessageView
+from dledger_core.cli.node_log import NodeLog
 from dledger_core.cli.options import format_option
 from dledger_core.cli.output import Format, Progress, say, show_result
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
+from dledger_core.config import ListenAddress
 from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.rocketmq.convert import CheckedCommitLog, read_commitlog, start_store_after
 from dledger_core.rocketmq.remoting.port import remoting_port
 from dledger_core.rocketmq.store.broker_conf import BrokerConf, read_broker_conf
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint, open_log_prefix
-from dledger_core.server import NodeServer, run
+from dledger_core.server import NodeServer, SiteOptions, run
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.security.authentication import Authentication
 from dledger_core.storage.files.file_system import OsFiles
@@ -101,26 +106,40 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
     if server_config.security is not None:
         Authentication(server_config.security)  # reads all files
     if server_config.is_exposed:
-        say(f"insecure: {server_config.me.address} is plaintext, and every client may do everything")
+        say(f"insecure: {server_config.exposed_host} is plaintext, and every client may do everything")
     commitlog = None
     if settings.commitlog is not None:
         commitlog = _check_commitlog(settings.commitlog, settings.fingerprint, server_config)
     if check:
         show_result({flag_of(name): _plain(value) for name, value in settings}, output)
         return
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    log = NodeLog(settings.log_level, settings.log_format, settings.self_id)
+    log.start()
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: log.switch_level())  # until the event loop takes over
     if commitlog is not None:
         _start_after(commitlog, server_config)
     me = server_config.me
     about = {"node": me.node_id, "address": me.address, "groups": _plain(server_config.groups), "pid": os.getpid()}
 
     def started(node: NodeServer) -> None:
-        show_result(about, output, "listening")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, log.switch_level)
+        scheme = "http" if server_config.security is None else "https"
+        page = {} if node.http_port is None else {"http": f"{scheme}://{_named(server_config.http, node.http_port)}/"}
+        show_result(about | page, output, "listening")
 
     foreign_port = None if settings.no_remoting else remoting_port
-    run(server_config, started, open_log_prefix=open_log_prefix, foreign_port=foreign_port)
+    run(
+        server_config,
+        started,
+        open_log_prefix=open_log_prefix,
+        foreign_port=foreign_port,
+        site=SiteOptions(messages=MessageView(), open_metrics=settings.open_metrics),
+    )
+
+
+def _named(address: ListenAddress | None, port: int) -> ListenAddress:
+    assert address is not None
+    return replace(address, port=port)
 
 
 def _broker(path: Path) -> BrokerConf:

@@ -21,6 +21,7 @@ from dledger_core.config import (
     RaftConfig,
     StorageConfig,
     parse_groups,
+    parse_listen,
     parse_peers,
 )
 from dledger_core.errors import ConfigError
@@ -258,8 +259,24 @@ class ServeSettings(BaseModel):
     no_remoting: bool = _setting(
         "RocketMQ", "Reject clients that use RocketMQ's remoting protocol.", False, metavar="BOOLEAN"
     )
+    http: str | None = _setting(
+        "Monitoring",
+        "Second port for /metrics, /livez, /readyz and the status page; a PORT alone is on loopback, 0 is a free one "
+        "[default: no second port].",
+        None,
+        metavar="[HOST:]PORT",
+    )
+    open_metrics: bool = _setting(
+        "Monitoring", "With security, show /metrics without a token.", False, metavar="BOOLEAN"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
-        "Output", "Lowest level of the node's log.", "info", metavar="LEVEL"
+        "Output",
+        "Lowest level of the node's log; SIGUSR1 changes it to debug while the node runs, and back.",
+        "info",
+        metavar="LEVEL",
+    )
+    log_format: Literal["text", "json"] = _setting(
+        "Output", "Lines of the node's log: text, or one JSON object each.", "text", metavar="text|json"
     )
 
     def server_config(self) -> ServerConfig:
@@ -279,6 +296,7 @@ class ServeSettings(BaseModel):
             init=self.init,
             security=self._security(),
             insecure=self.insecure,
+            http=None if self.http is None else parse_listen(self.http, "http"),
             tick_ms=self.tick_ms,
             inflight_bytes_max=int(self.inflight_bytes),
             transaction_timeout_ms=self.transaction_timeout_ms,

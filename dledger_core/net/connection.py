@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, Protocol, cast
@@ -85,6 +86,9 @@ class ByteBudget(Protocol):
 
 class ServerSide(Protocol):
     """The listening side of a hello."""
+
+    refused: Counter[str]
+    """Number of connections and frames that were refused before a service saw them, by the error's name."""
 
     def check_room(self) -> None:
         """Raise BusyError if no further connection of a client is accepted."""
@@ -405,6 +409,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             response, handler = server.on_hello(self, hello)
         except DLedgerError as error:
+            server.refused[error.name] += 1
             self.send({"t": Type.FAILURE, "e": error.to_wire()})
             _log.warning("hello refused: peer=%s error=%s", self.peer_address, error)
             self.close(error)
@@ -445,6 +450,8 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._budget.take(nbytes)
         except DLedgerError as error:
+            if self._server is not None:
+                self._server.refused[error.name] += 1
             self.send({"t": Type.FAILURE, "r": int_field(header, "r", 1), "e": error.to_wire()})
             return False
         self._charged = nbytes
@@ -563,8 +570,14 @@ class Server(ServerSide):
         self._handler_for = handler_for
         self._listener: asyncio.Server | TlsListener | None = None
         self.port = 0
+        self.refused: Counter[str] = Counter()
         self.connections: set[Connection] = set()
         self._all: set[Connection] = set()
+
+    @property
+    def clients(self) -> int:
+        """Number of connections of clients whose hello was accepted."""
+        return sum(connection.peer_hello.role == "client" for connection in self.connections)
 
     async def start(self, host: str, port: int, hello_timeout_s: float) -> None:
         """Start to listen; raise ConfigError if the port is not available."""
@@ -576,7 +589,9 @@ class Server(ServerSide):
             self._all.add(connection)
             connection.closed.add_done_callback(lambda _: self._forget(connection))
             if self._clients_max is not None and len(self._all) > self._clients_max + _NOT_CLIENTS_MAX:
-                connection.abort(self._no_room())  # as soon as it is made
+                error = self._no_room()
+                self.refused[error.name] += 1
+                connection.abort(error)  # as soon as it is made
             return connection
 
         try:

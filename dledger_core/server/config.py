@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dledger_core.config import Limits, Peer, RaftConfig, StorageConfig, is_loopback, parse_groups
+from dledger_core.config import Limits, ListenAddress, Peer, RaftConfig, StorageConfig, is_loopback, parse_groups
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.server.maintenance.retention import RetentionPolicy
@@ -39,6 +39,7 @@ class ServerConfig:
         init: whether the node founds its groups, if its id is the smallest of ``peers``; see ``founds``.
         security: files with certificates and principals; None = plaintext, and every client may do everything.
         insecure: whether plaintext is meant on an address that other machines reach; see ``check_exposure``.
+        http: where the second port listens, with metrics, health and the status page; None = there is none.
         limits: memory and work of a client, a peer or a background job; see ``Limits``.
     """
 
@@ -61,6 +62,7 @@ class ServerConfig:
     init: bool = False
     security: SecurityFiles | None = None
     insecure: bool = False
+    http: ListenAddress | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -106,13 +108,19 @@ class ServerConfig:
     @property
     def is_exposed(self) -> bool:
         """Whether the port is plaintext on an address that other machines reach."""
-        return self.security is None and not is_loopback(self.host or self.me.host)
+        return self.exposed_host is not None
+
+    @property
+    def exposed_host(self) -> str | None:
+        """The address on which a port is plaintext and which other machines reach, None if there is none."""
+        hosts = [self.host or self.me.host, *([] if self.http is None else [self.http.host])]
+        return next((host for host in hosts if self.security is None and not is_loopback(host)), None)
 
     def check_exposure(self) -> None:
         """Raise ConfigError if the port would be plaintext off loopback, and that was not asked for."""
         if self.is_exposed and not self.insecure:
             raise ConfigError(
-                f"the node would listen on {self.host or self.me.host} in plaintext, and without authentication",
+                f"the node would listen on {self.exposed_host} in plaintext, and without authentication",
                 "",
                 "use --tls-cert, --tls-key, --peer-ca and --tokens ('dledger tls dev' makes files to try them), or "
                 "--insecure on a network that you trust",

@@ -63,6 +63,7 @@ from dledger_core.server.config import ServerConfig
 from dledger_core.server.founding.store import GroupStore, configuration_of, known_members
 from dledger_core.server.maintenance.repair import EventLoopRepairs, StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs
+from dledger_core.server.monitoring.measures import GroupMeasures
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import event_loop_environment
 from dledger_core.server.replica.members import LogMembers, Members
@@ -164,11 +165,17 @@ class Group:
         self._store_lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._response: Response | None = None
+        self.measures = GroupMeasures()
 
     @property
     def state(self) -> GroupState:
         """The stage in its life."""
         return self._state
+
+    @property
+    def reason(self) -> str:
+        """Why it is not HOSTED."""
+        return self._reason
 
     @property
     def is_waiting(self) -> bool:
@@ -459,11 +466,13 @@ class Group:
             environment=event_loop_environment(host.running_ms),
             reserve_bytes=config.reserve_bytes,
             limits=config.limits,
+            measures=self.measures,
         )
+        log.on_sync = self.measures.sync.observe
         host.live_repairs.watch(replica)
         appends, roles = Appends(replica, host.budget, config.limits), RoleFeed(replica, host.role_listeners)
         # Appends first: when a role change is reported, their clients have their response.
-        replica.observe(appends, roles)
+        replica.observe(appends, roles, self.measures)
         self._hosted = HostedGroup(
             replica=replica,
             appends=appends,

@@ -8,14 +8,17 @@ import gc
 import logging
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import uvloop
 
 from dledger_core.config import STOP_WITH_STDIN
-from dledger_core.errors import DLedgerError, UnknownGroupError, UnreachableError, invariant
+from dledger_core.errors import DLedgerError, UnauthenticatedError, UnknownGroupError, UnreachableError, invariant
 from dledger_core.ids import MemberId, NodeId
 from dledger_core.net.connection import Connection, Handler, Server, serve
 from dledger_core.net.credentials import PLAINTEXT
@@ -30,6 +33,10 @@ from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.repair import EventLoopRepairs
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
+from dledger_core.server.monitoring.cluster_look import open_channel
+from dledger_core.server.monitoring.http_port import present_context
+from dledger_core.server.monitoring.observed import ObservedNode
+from dledger_core.server.monitoring.site import Site, SiteOptions
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import monotonic_ms
 from dledger_core.server.replica.log_time import RunningTime
@@ -38,7 +45,7 @@ from dledger_core.server.replica.peers import PeerLinks
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.security.authentication import Authentication
 from dledger_core.server.security.guard import Guard
-from dledger_core.server.security.principals import Principals
+from dledger_core.server.security.principals import Principal, Principals
 from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.port import ForeignPort, PortNode
 from dledger_core.server.services.quotas import Quota
@@ -66,6 +73,7 @@ class NodeServer:
         open_log_prefix: opens the CommitLog that precedes a log; None = it is not served.
         foreign_port: serves connections to the port that speak another protocol; None = they are refused, as with
             security: such a protocol has no principals.
+        site: the parts of the second port.
     """
 
     def __init__(
@@ -75,6 +83,7 @@ class NodeServer:
         *,
         open_log_prefix: OpenLogPrefix | None = None,
         foreign_port: ForeignPort | None = None,
+        site: SiteOptions | None = None,
     ) -> None:
         self._config = config
         self._authentication = None if config.security is None else Authentication(config.security)
@@ -133,6 +142,24 @@ class NodeServer:
             config.retention, self._replicas, self._executor, self._is_connected, config.limits
         )
         self._scrub = Scrub(self._replicas, config.scrub_bytes_per_second, config.scrub_pause_s, limits=config.limits)
+        self._site = None if config.http is None else Site(self.observed(), self._secured(site or SiteOptions()))
+
+    def _secured(self, options: SiteOptions) -> SiteOptions:
+        """Return the parts of the second port with this node's certificates and principals, if it has any."""
+        if (found := self._authentication) is None:
+            return options
+
+        def principal_of(header: str | None) -> Principal | None:
+            with contextlib.suppress(UnauthenticatedError):
+                return found.principals.of_authorization(header or "")
+            return None
+
+        return replace(
+            options,
+            principal_of=principal_of,
+            open_channel=partial(open_channel, credentials=found.credentials),
+            tls=present_context(found.context),
+        )
 
     @property
     def port(self) -> int:
@@ -144,6 +171,27 @@ class NodeServer:
     def principals(self) -> Principals | None:
         """The principals of this node, None without security."""
         return None if self._authentication is None else self._authentication.principals
+
+    @property
+    def http_port(self) -> int | None:
+        """The second port, None if there is none."""
+        return None if self._site is None else self._site.port
+
+    def observed(self) -> ObservedNode:
+        """Return the parts of this node that its second port shows."""
+        return ObservedNode(
+            config=self._config,
+            members=self.members,
+            groups=self.groups,
+            service=self.service,
+            appends=self.budget,
+            repairs=self._repairs,
+            scrub=self._scrub,
+            is_started=lambda: self._started,
+            connected=self.links.connected,
+            clients=lambda: 0 if self._server is None else self._server.clients,
+            refused_early=lambda: Counter() if self._server is None else self._server.refused,
+        )
 
     @property
     def is_started(self) -> bool:
@@ -189,6 +237,8 @@ class NodeServer:
                 clients_max=limits.connections,
                 tls=None if self._authentication is None else self._authentication.context,
             )
+            if self._site is not None and config.http is not None:
+                await self._site.start(config.http)
             self._node_start = _start_node(config)
             for group in self.groups.values():
                 group.open()
@@ -253,6 +303,8 @@ class NodeServer:
         """Close connections and stores, each of them even if another one fails to close; raise the last error."""
         async with contextlib.AsyncExitStack() as steps:  # runs from the last step to the first
             steps.callback(self._executor.shutdown)
+            if self._site is not None:
+                steps.push_async_callback(self._site.close)
             if self._role_command is not None:
                 steps.push_async_callback(asyncio.to_thread, self._role_command.close)
             steps.push_async_callback(self._close_groups)
@@ -332,7 +384,8 @@ class NodeServer:
         if not grant.is_node:
             self._count(connection, grant.principal)
         connection.principal = grant.principal
-        return Guard(self.service, self._authentication, grant, self._admin_log, self._config.limits)
+        limits, refused = self._config.limits, self.service.refused
+        return Guard(self.service, self._authentication, grant, self._admin_log, limits, refused)
 
     def _count(self, connection: Connection, principal: str) -> None:
         """Count a connection of a principal until it is closed; raise QuotaExceededError."""
@@ -431,6 +484,7 @@ def run(
     *,
     open_log_prefix: OpenLogPrefix | None = None,
     foreign_port: ForeignPort | None = None,
+    site: SiteOptions | None = None,
 ) -> None:
     """Run a node until SIGTERM or SIGINT.
 
@@ -440,6 +494,7 @@ def run(
         on_role: see ``NodeServer``.
         open_log_prefix: see ``NodeServer``.
         foreign_port: see ``NodeServer``.
+        site: see ``NodeServer``.
 
     Raises:
         DLedgerError: it could not start, or its disk failed.
@@ -454,7 +509,13 @@ def run(
     )
 
     async def serve() -> None:
-        node = NodeServer(config, on_role, open_log_prefix=open_log_prefix, foreign_port=foreign_port)
+        node = NodeServer(
+            config,
+            on_role,
+            open_log_prefix=open_log_prefix,
+            foreign_port=foreign_port,
+            site=site,
+        )
         await _serve(node, on_started)
 
     uvloop.run(serve())

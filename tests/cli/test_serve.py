@@ -41,6 +41,15 @@ def test_options_override_file(tmp_path: Path) -> None:
     assert (shown["group"], shown["data-segment-bytes"], shown["durability"]) == ("a,b", str(1 << 20), "fsync")
 
 
+def test_second_port_off_loopback_needs_insecure_or_security() -> None:
+    local = BASE | {"peers": "n0-127.0.0.1:1"}
+    assert not read_settings(None, local | {"http": "9095"}).server_config().is_exposed
+    exposed = read_settings(None, local | {"http": "0.0.0.0:9095"}).server_config()
+    with pytest.raises(ConfigError):
+        exposed.check_exposure()
+    read_settings(None, local | {"http": "0.0.0.0:9095", "insecure": "true"}).server_config().check_exposure()
+
+
 def test_retention_is_off_and_quarter_gibibyte_stays_free_by_default() -> None:
     assert not config().retention.enabled
     assert config().reserve_bytes == 256 << 20

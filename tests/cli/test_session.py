@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -29,14 +30,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     line = '"$DLEDGER_GROUP $DLEDGER_NODE $DLEDGER_ROLE $DLEDGER_BROKER_ROLE $DLEDGER_TERM $DLEDGER_LEADER"'
     command = shlex.join(["sh", "-c", f"echo {line} >>{shlex.quote(str(directory / 'notified'))}"])
     # The order of the groups differs from that in which their leaders are spread.
-    with LocalCluster(3, directory, ("empty", "default"), data_segment_bytes=4 << 20, on_role_change=command) as nodes:
+    options = {"data_segment_bytes": 4 << 20, "on_role_change": command, "log_format": "json"}
+    with LocalCluster(3, directory, ("empty", "default"), **options) as nodes:
         yield nodes
 
 
 @contextmanager
-def watching(cluster: LocalCluster, group: str, output: Path, form: str) -> Iterator[None]:
+def watching(cluster: LocalCluster, group: str, output: Path, form: str, *more: str) -> Iterator[None]:
     """Run ``dledger status --watch``; its lines are in ``output``."""
-    command = [*DLEDGER, "status", "--watch", "--peers", cluster.peers, "--group", group, "--format", form]
+    command = [*DLEDGER, "status", "--watch", "--peers", cluster.peers, "--group", group, "--format", form, *more]
     with output.open("wb") as file, subprocess.Popen([*command], stdout=file) as process:
         try:
             yield
@@ -49,6 +51,38 @@ def test_leaders_of_groups_are_spread_over_nodes(cluster: LocalCluster) -> None:
     for group, home in (("default", "n0"), ("empty", "n1")):
         found = result_of("status", "--peers", cluster.peers, "--group", group)
         assert (found["preferred_leaders"], found["leader_id"]) == ([home], home)
+
+
+def test_all_groups_are_shown_in_one_line_each(cluster: LocalCluster) -> None:
+    found = json.loads(run("status", "--all-groups", "--peers", cluster.peers, "--format", "json").stdout)
+    assert [(each["group"], each["leader_id"], each["survives_failures"]) for each in found] == [
+        ("default", "n0", 1),
+        ("empty", "n1", 1),
+    ]
+    lines = run("status", "--all-groups", "--peers", cluster.peers).stdout
+    assert "3 of 3" in lines
+
+
+def test_watch_of_all_groups_names_the_group_of_each_change(cluster: LocalCluster, tmp_path: Path) -> None:
+    with watching(cluster, "default", tmp_path / "all", "json", "--all-groups"):
+
+        def seen() -> set[tuple[str, str]]:
+            lines = [json.loads(line) for line in (tmp_path / "all").read_text().splitlines()]
+            return {(line["group"], line["node_id"]) for line in lines}
+
+        soon(lambda: seen() == {(group, node) for group in ("default", "empty") for node in ("n0", "n1", "n2")})
+
+
+def test_level_of_json_log_changes_at_run_time(cluster: LocalCluster) -> None:
+    def levels() -> list[str]:
+        lines = [json.loads(line) for line in cluster.log_path("n0").read_text().splitlines() if line.startswith("{")]
+        assert all(line["node"] and line["event"] and line["time"] for line in lines)
+        return [line["level_now"] for line in lines if line["event"] == "log level changed"]
+
+    os.kill(cluster.pid("n0"), signal.SIGUSR1)
+    soon(lambda: levels() == ["debug"])
+    os.kill(cluster.pid("n0"), signal.SIGUSR1)
+    soon(lambda: levels() == ["debug", "info"])
 
 
 def test_role_change_reaches_watch_and_command_after_kill_9(cluster: LocalCluster, tmp_path: Path) -> None:

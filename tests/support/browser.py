@@ -26,6 +26,7 @@ FLAGS = (
 )
 WIDTHS = (1280, 390)
 SCHEMES = ("light", "dark")
+READY_MS = 60_000
 WORD_MAX = 24
 """Letters and digits of a word that must stay on one line; a longer name may have to break."""
 
@@ -101,31 +102,51 @@ def open_browser() -> Iterator[Browser]:
             browser.close()
 
 
-def look_at(browser: Browser, page: Path, screenshots: Path, *, width: int = 1280, scheme: Any = "light") -> Look:
-    """Open an HTML file in a window of this width and color scheme, and take a screenshot of the whole page.
+def look_at(
+    browser: Browser,
+    page: Path | str,
+    screenshots: Path,
+    *,
+    width: int = 1280,
+    scheme: Any = "light",
+    name: str = "",
+    ready: str = "",
+) -> Look:
+    """Open a page in a window of this width and color scheme, and take a screenshot of all of it.
 
     Args:
         browser: from ``open_browser``.
-        page: the file.
+        page: an HTML file, or the address of a page, which may ask its own port only.
         screenshots: directory for the screenshot ``PAGE-WIDTH-SCHEME.png``; created if missing.
         width: of the window, in pixels.
         scheme: ``light`` or ``dark``.
+        name: of the page [default: that of the file].
+        ready: selector of an element that a page shows once it is complete.
     """
     screenshots.mkdir(parents=True, exist_ok=True)
-    screenshot = screenshots / f"{page.stem}-{width}-{scheme}.png"
+    is_file = isinstance(page, Path)
+    stem = name or (page.stem if isinstance(page, Path) else "page")
+    screenshot = screenshots / f"{stem}-{width}-{scheme}.png"
     errors: list[str] = []
-    own = page.resolve().as_uri()
-    with browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True) as context:
+    own = page.resolve().as_uri() if isinstance(page, Path) else page
+    with browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=is_file) as context:
         tab = context.new_page()
         tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         tab.on("pageerror", lambda error: errors.append(str(error)))
-        tab.on("request", lambda one: errors.append(f"request of {one.url}") if one.url != own else None)
+        tab.on("request", lambda one: errors.append(f"request of {one.url}") if not allowed(one.url, own) else None)
         tab.goto(own)
+        if ready:
+            tab.locator(ready).first.wait_for(timeout=READY_MS)
         tab.screenshot(path=screenshot, full_page=True)
         overflow = tab.evaluate(OVERFLOW)
         broken, clipped = tab.evaluate(BROKEN_WORDS, WORD_MAX), tab.evaluate(CLIPPED)
         contrast = contrast_faults(Axe().run(tab, options={"runOnly": ["color-contrast"]}).response)
     return Look(screenshot, overflow, tuple(errors), tuple(contrast), tuple(broken), tuple(clipped))
+
+
+def allowed(url: str, own: str) -> bool:
+    """Whether a page may ask for this: a file for itself only, a page of a port for everything of that port."""
+    return url == own or (own.startswith("http") and url.startswith(own))
 
 
 def look_everywhere(browser: Browser, page: Path, screenshots: Path) -> list[Look]:

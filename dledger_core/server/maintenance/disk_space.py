@@ -53,6 +53,16 @@ class SpaceGuard:
             _LOG.warning("disk nearly full, rejecting appends: group=%s free_bytes=%d", self._group, free)
         return self._full
 
+    @property
+    def free_bytes(self) -> int:
+        """Free bytes of the disk at the last look, without those that are staged since."""
+        return self._free_bytes()
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the disk."""
+        return self._seen[1].total_bytes
+
     def observe(self, position: Position, space: DiskSpace, neighbours: Sequence[SpaceGuard] = ()) -> None:
         """Record the result of ``CommitLog.space``, and the guards of all logs on the disk, this one included."""
         self._seen = position, space

@@ -181,5 +181,10 @@ class Pins:
         self._expire(now_ms)
         return [start for start, _ in self._pins.values()]
 
+    def rows(self, now_ms: int) -> list[tuple[str, int, int]]:
+        """Return (name of the reader, first pinned index, ms until it expires) of each pin."""
+        self._expire(now_ms)
+        return [(name, start, until - now_ms) for (_, name), (start, until) in self._pins.items()]
+
     def _expire(self, now_ms: int) -> None:
         self._pins = {name: pin for name, pin in self._pins.items() if pin[1] > now_ms}

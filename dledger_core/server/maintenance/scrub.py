@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,6 +29,9 @@ class LiveRepairs:
         members: the nodes that may have the records.
         environment: time, threads and connections; by default those of the running event loop.
         limits: the node's limits.
+
+    Attributes:
+        repaired: number of damaged ranges that were repaired, by group.
     """
 
     def __init__(self, members: Members, environment: RepairEnvironment | None = None, limits: Limits = LIMITS) -> None:
@@ -37,6 +41,7 @@ class LiveRepairs:
         self._indexes_to_repair: dict[str, set[int]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._logged_at: dict[str, float] = {}
+        self.repaired: Counter[str] = Counter()
 
     def watch(self, replica: Replica) -> None:
         """Repair all damage that reads of this replica's log find from now on, in any thread."""
@@ -47,6 +52,10 @@ class LiveRepairs:
                 loop.call_soon_threadsafe(self._start, replica, index)
 
         replica.log.on_damage = found
+
+    def damaged(self, group: str) -> int:
+        """Return the number of places with damage that wait for their repair."""
+        return len(self._indexes_to_repair.get(group, ()))
 
     async def close(self) -> None:
         """Cancel repairs in progress."""
@@ -84,6 +93,7 @@ class LiveRepairs:
                 if (left := await records.repair(damage, write)) is not None:
                     await self._wait(replica, left, "; ".join(f"{n}: {why}" for n, why in records.failures.items()))
                 else:
+                    self.repaired[replica.group] += 1
                     _LOG.warning(
                         "entries repaired: group=%s start=%d end=%d path=%s position=%d",
                         replica.group,
@@ -139,6 +149,10 @@ class Scrub:
         pause_s: pause between two rounds, in seconds.
         environment: time and the thread that reads; by default the running event loop's time and a thread of its own.
         limits: the node's limits.
+
+    Attributes:
+        position: index of the next entry to read, by group.
+        rounds: complete readings, by group.
     """
 
     def __init__(
@@ -156,6 +170,8 @@ class Scrub:
         self._executor = ThreadPoolExecutor(1, "scrub")
         self._environment = environment or EventLoopRepairs(self._executor)
         self._task: asyncio.Task[None] | None = None
+        self.position: dict[str, int] = {}
+        self.rounds: Counter[str] = Counter()
 
     def start(self) -> None:
         """Start reading."""
@@ -184,7 +200,7 @@ class Scrub:
         at = int(replica.log.first_index())
         while at < (end := replica.readable_end):
             began = environment.now()
-            at = max(at, int(replica.log.first_index()))
+            at = self.position[replica.group] = max(at, int(replica.log.first_index()))
             try:
                 records, fit = await environment.run_blocking(partial(self._read, replica, at, end))
             except CorruptRecordError as error:
@@ -199,6 +215,8 @@ class Scrub:
                 replica.run_on_disk(partial(replica.log.rewrite_rows, records, at))
             at += records.count
             await environment.sleep(max(records.nbytes / self._rate - (environment.now() - began), 0.0))
+        self.position[replica.group] = at
+        self.rounds[replica.group] += 1
 
     def _read(self, replica: Replica, start: int, end: int) -> tuple[Records, bool]:
         records = replica.log.read(start, end, min(self._limits.scrub_bytes, max(self._rate, 1)))

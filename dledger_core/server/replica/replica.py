@@ -50,6 +50,7 @@ from dledger_core.raft import (
 from dledger_core.record import HEADER_BYTES, MAGIC_DATA, ProposedBatch, records_of
 from dledger_core.server.maintenance.disk_space import SpaceGuard
 from dledger_core.server.maintenance.retention import Pins
+from dledger_core.server.monitoring.measures import GroupMeasures
 from dledger_core.server.replica.acknowledged import Acknowledged
 from dledger_core.server.replica.append_clock import AppendClock
 from dledger_core.server.replica.change_signal import ChangeSignal, response_within
@@ -165,6 +166,7 @@ class Replica:
         reserve_bytes: free disk space below which appends are rejected.
         environment: clocks, iterations, randomness and disk.
         limits: the node's limits.
+        measures: counters of the group; they outlive the replica.
     """
 
     def __init__(
@@ -181,8 +183,10 @@ class Replica:
         on_configuration: Callable[[str, ConfigurationInForce], None] = lambda group, found: None,
         reserve_bytes: int = 0,
         limits: Limits = LIMITS,
+        measures: GroupMeasures | None = None,
     ) -> None:
         self.group = group
+        self.measures = measures or GroupMeasures()
         self.member = member
         self.node_id = node_of(member)
         self.log = log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 from dledger_core.config import Limits
 from dledger_core.errors import DLedgerError, ForbiddenError, ProtocolError, UnauthenticatedError
@@ -30,12 +31,20 @@ class Guard:
         grant: the proof that the connection has shown.
         admin_log: gets each request of a client that needs ``admin`` and is allowed.
         limits: the node's limits.
+        refused: counts the requests that it refuses, by the error's name.
     """
 
     def __init__(
-        self, service: Handler, authentication: Authentication, grant: Grant, admin_log: AdminLog, limits: Limits
+        self,
+        service: Handler,
+        authentication: Authentication,
+        grant: Grant,
+        admin_log: AdminLog,
+        limits: Limits,
+        refused: Counter[str] | None = None,
     ) -> None:
         self._service = service
+        self._refused = Counter() if refused is None else refused
         self._authentication = authentication
         self._grant = grant
         self._admin_log = admin_log
@@ -52,6 +61,7 @@ class Guard:
             raise
         except DLedgerError as error:
             _LOG.warning("request refused: peer=%s type=%s error=%s", connection.who, frame.header["t"], error)
+            self._refused[error.name] += 1
             connection.send({"t": Type.FAILURE, "r": number, "e": error.to_wire()})
             if isinstance(error, UnauthenticatedError):
                 connection.close(error)

@@ -38,6 +38,7 @@ from dledger_core.errors import (
 from dledger_core.ids import NO_TERM, Index, Term
 from dledger_core.raft import Role, SoftState
 from dledger_core.record import Columns, ProposedBatch
+from dledger_core.server.monitoring.measures import now_s
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.turns import Turns
@@ -102,13 +103,15 @@ class Append:
 
 @dataclass(slots=True)
 class BatchInFlight:
-    """A proposed batch and the appends in it, in order."""
+    """A proposed batch and the appends in it, in order; when and with how many bytes it was proposed."""
 
     first_index: Index
     last_index: Index
     term: Term
     appends: Sequence[Append]
     is_joined: bool
+    nbytes: int
+    proposed_s: float
 
     def reply(self) -> None:
         """Reply to each append with the range of its data entries."""
@@ -249,6 +252,16 @@ class Appends:
         self._renewed_ms: dict[tuple[str, int], int] = {}
         self._until_ready: list[Callable[[], None]] = []
         self._is_draining = False
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Number and bytes of the appends that wait to be proposed."""
+        return len(self._waiting), self._waiting.nbytes
+
+    @property
+    def batches_in_flight(self) -> int:
+        """Proposed batches that are not committed yet."""
+        return len(self._in_flight)
 
     # --- requests --------------------------------------------------------------------------------------------
 
@@ -613,7 +626,9 @@ class Appends:
         batch = self._replica.propose(ProposedBatch.join([append.payload for append in appends]))
         last = self._in_flight[-1].last_index if self._in_flight else -1
         invariant(batch.first_index > last, "batches in flight overlap", first=batch.first_index, last=last)
-        self._in_flight.append(BatchInFlight(batch.first_index, batch.last_index, batch.term, appends, is_joined))
+        self._in_flight.append(
+            BatchInFlight(batch.first_index, batch.last_index, batch.term, appends, is_joined, batch.nbytes, now_s())
+        )
         self._joined_in_flight += is_joined
 
     def committed(self, commit_index: Index) -> None:
@@ -622,6 +637,8 @@ class Appends:
             proposed = self._in_flight.popleft()
             self._forget(proposed)
             if self._replica.raft.term_at(proposed.last_index) == proposed.term:
+                count = proposed.last_index - proposed.first_index + 1
+                self._replica.measures.appended(count, proposed.nbytes, now_s() - proposed.proposed_s)
                 proposed.reply()
             else:
                 self._reply_lost(proposed)

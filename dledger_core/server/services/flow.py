@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
@@ -58,11 +59,25 @@ class Budget:
 
 
 class ClientFlow:
-    """One client connection's share; lives on its event loop. A greedy or stuck client must not slow down others."""
+    """One client connection's share; lives on its event loop. A greedy or stuck client must not slow down others.
 
-    def __init__(self, connection: Connection, limits: Limits, tenant: Tenant | None = None) -> None:
+    Args:
+        connection: the client's.
+        limits: the node's limits.
+        tenant: the share of its principal.
+        refused: counts the client's requests that are answered with an error, by its name.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        limits: Limits,
+        tenant: Tenant | None = None,
+        refused: Counter[str] | None = None,
+    ) -> None:
         self._connection = connection
         self.tenant = tenant
+        self.refused = Counter() if refused is None else refused
         self._limits = limits
         self._unanswered = 0
         self._unsent = False

@@ -80,7 +80,9 @@ class Reads:
             records = await asyncio.get_running_loop().run_in_executor(
                 self._executor, read, Index(start), Index(stop), max_bytes
             )
-        next_index = start + (records.count if records is not None else 0)
+        count, nbytes = (records.count, records.nbytes) if records is not None else (0, 0)
+        self._replica.measures.read(count, nbytes)
+        next_index = start + count
         # A reader that gets entries after ``stop`` would see uncommitted or hidden ones.
         invariant(next_index <= max(start, stop), "a read exceeds its range", next=next_index, start=start, stop=stop)
         return ReadResult(

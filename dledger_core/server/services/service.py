@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -67,7 +68,8 @@ class Request:
             self.refuse(error)
 
     def refuse(self, error: DLedgerError) -> None:
-        """Send an error."""
+        """Send an error, and count it."""
+        self.flow.refused[error.name] += 1
         self.connection.send({"t": Type.FAILURE, "r": self.frame.header["r"], "e": error.to_wire()})
 
 
@@ -91,6 +93,9 @@ class ClientService:
 
     ``ClientFlow`` limits each connection. The node's ``inflight_bytes_max`` limits the responses of all connections
     together, separately from the appends' own limit, so that readers cannot keep producers out.
+
+    Attributes:
+        refused: number of requests that were answered with an error, by the error's name.
     """
 
     def __init__(
@@ -106,6 +111,17 @@ class ClientService:
         self._is_draining = False
         self._digests = asyncio.Semaphore(config.limits.digests_at_once)
         self.quotas = Quotas(config.limits)
+        self.refused: Counter[str] = Counter()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the node is stopping."""
+        return self._is_draining
+
+    @property
+    def response_bytes(self) -> int:
+        """Bytes of responses in memory."""
+        return self._responses.taken_bytes
 
     @property
     def flows(self) -> Mapping[Connection, ClientFlow]:
@@ -137,7 +153,7 @@ class ClientService:
         flow = self._flows.get(connection)
         if flow is None:
             tenant = self.quotas.tenant(connection.principal)
-            flow = self._flows[connection] = ClientFlow(connection, self._limits, tenant)
+            flow = self._flows[connection] = ClientFlow(connection, self._limits, tenant, self.refused)
         try:
             self._dispatch(connection, flow, frame)
         except ProtocolError:
@@ -512,7 +528,7 @@ class ClientService:
                 report = await membership.promote(node, who=who)
             else:
                 report = await membership.remove(node, who=who)
-        request.respond(messages.MEMBER_OK, _member_response(report))
+        request.respond(messages.MEMBER_OK, member_response(report))
 
     async def _transfer(self, request: GroupRequest, message: messages.TransferRequest) -> None:
         await request.group.transfer_leadership(NodeId(message.node), self._limits.transfer_s)
@@ -591,7 +607,8 @@ def _address_of(message: messages.MemberRequest) -> str | None:
     return None if message.address is None else parse_peer(f"{message.node}-{message.address}").address
 
 
-def _member_response(report: MembersReport) -> messages.MemberResponse:
+def member_response(report: MembersReport) -> messages.MemberResponse:
+    """Return the members as the leader reports them to clients."""
     return messages.MemberResponse(
         configuration=report.index,
         is_change_pending=report.is_change_pending,

@@ -380,7 +380,7 @@ class CommitLog(DurableLog):
             )
             rolled |= self._appender.append(share)
             if self.config.durability == "fsync" or self._appender.unsynced_bytes > limit:
-                self._appender.sync()
+                self._sync_measured()
             self._last_index = share[-1].last_index
             self._staging.persisted(share)
         self._know(self._members.appended(batches))
@@ -388,6 +388,12 @@ class CommitLog(DurableLog):
             self._write_checkpoint()
         if self.config.preallocate_bytes:
             self._preallocation.poke()
+
+    def _sync_measured(self) -> None:
+        began = time.perf_counter()
+        self._appender.sync()
+        if self.on_sync is not None:
+            self.on_sync(time.perf_counter() - began)
 
     def _know(self, members: KnownConfigurations) -> None:
         """Replace the members file after the log is durable, whatever ``durability`` says."""

@@ -40,6 +40,8 @@ class DurableLog:
     _removals: int
     on_damage: Callable[[int], None] | None = None
     """Called with the index near which a read found damage, in the reading thread."""
+    on_sync: Callable[[float], None] | None = None
+    """Called with the duration in seconds of each sync of appended entries, in the writing thread."""
 
     def first_index(self) -> Index:
         """See ``LogStore``."""

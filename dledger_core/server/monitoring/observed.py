@@ -1,0 +1,66 @@
+"""The parts of a node that its second port shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from dledger_core.ids import NodeId
+from dledger_core.server.config import ServerConfig
+from dledger_core.server.group import Group
+from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
+from dledger_core.server.replica.members import Members
+from dledger_core.server.services.flow import Budget
+from dledger_core.server.services.service import ClientService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedNode:
+    """A node.
+
+    Attributes:
+        config: its settings.
+        members: all nodes.
+        groups: the groups that it was started with.
+        service: serves its clients.
+        appends: bytes of appends without a response.
+        repairs: repairs damage.
+        scrub: looks for damage.
+        is_started: whether its stores are open.
+        connected: the peers with an open connection.
+        clients: number of connections of clients.
+        refused_early: number of connections and frames refused before a service saw them, by the error's name.
+    """
+
+    config: ServerConfig
+    members: Members
+    groups: Mapping[str, Group]
+    service: ClientService
+    appends: Budget
+    repairs: LiveRepairs
+    scrub: Scrub
+    is_started: Callable[[], bool]
+    connected: Callable[[], list[NodeId]]
+    clients: Callable[[], int]
+    refused_early: Callable[[], Counter[str]]
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Number of requests, frames and connections that were refused, by the error's name."""
+        return self.service.refused + self.refused_early()
+
+    def requests(self) -> int:
+        """Return the number of requests in progress that wait for the disk or for a change."""
+        return sum(len(flow.tasks) for flow in self.service.flows.values())
+
+    def not_ready(self) -> Iterator[str]:
+        """Yield why the node does not serve a group; a group that waits to be founded is ready for that."""
+        if not self.is_started():
+            yield "the stores are being opened"
+            return
+        if self.service.is_draining:
+            yield "the node is stopping"
+        for name, group in self.groups.items():
+            if group.hosted is None and not group.is_waiting:
+                yield f"group {name}: {group.reason}"

@@ -1,0 +1,152 @@
+"""The content of the status page as JSON: verdict, groups and their nodes, history, events, readers, transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from dledger_core.server.group import HostedGroup
+from dledger_core.server.monitoring.cluster_look import ClusterLook, GroupLook, NodeLook
+from dledger_core.server.monitoring.events import RecentEvents
+from dledger_core.server.monitoring.history import History
+from dledger_core.server.monitoring.observed import ObservedNode
+from dledger_core.server.monitoring.verdict import failures_survived, reasons_of, verdict_of, voters
+
+_ROWS_MAX: Final = 50
+"""Readers, transactions and queries that are shown per group."""
+
+
+class StatusReport:
+    """Makes the report of one node; lives on its event loop.
+
+    Args:
+        node: the node.
+        cluster: looks at the other nodes.
+        history: the last 15 minutes of this node.
+        events: its recent events.
+        version: of this package.
+    """
+
+    def __init__(
+        self, node: ObservedNode, cluster: ClusterLook, history: History, events: RecentEvents, version: str
+    ) -> None:
+        self._node = node
+        self._cluster = cluster
+        self._history = history
+        self._events = events
+        self._version = version
+        self._started_s = time.monotonic()
+
+    async def report(self, groups: Sequence[str]) -> dict[str, Any]:
+        """Return the report about these groups."""
+        looks = await self._cluster.look(list(groups))
+        reasons = [reason for look in looks for reason in reasons_of(look, self._node.repairs.damaged(look.name))]
+        verdict = verdict_of(looks, reasons)
+        shown = []
+        for look in looks:
+            shown.append(self._group(look))
+            await asyncio.sleep(0)
+        config = self._node.config
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "node": {
+                "id": str(config.self_id),
+                "address": config.me.address,
+                "version": self._version,
+                "uptime_s": round(time.monotonic() - self._started_s),
+            },
+            "verdict": {
+                "level": verdict.level.name.lower(),
+                "text": verdict.text,
+                "reasons": list(verdict.reasons),
+            },
+            "groups": shown,
+            "interval_s": self._history.interval_s,
+            "history": self._history.series(groups),
+            "events": [self._event(event) for event in self._events.newest(frozenset(groups))],
+        }
+
+    def _event(self, event: Any) -> dict[str, Any]:
+        found = dataclasses.asdict(event)
+        found["time"] = datetime.fromtimestamp(found.pop("time_s"), UTC).isoformat(timespec="milliseconds")
+        return found
+
+    def _group(self, look: GroupLook) -> dict[str, Any]:
+        hosted = self._node.groups[look.name].hosted
+        best = max((node.commit_index for node in look.nodes if node.commit_index is not None), default=None)
+        found = {
+            "name": look.name,
+            "leader": look.leader_id,
+            "term": max((node.term for node in look.nodes if node.term is not None), default=None),
+            "commit_index": best,
+            "survives": failures_survived(look),
+            "voters": voters(look),
+            "change_pending": look.members is not None and look.members.is_change_pending,
+            "nodes": [self._node_of(node, look, best) for node in look.nodes],
+            "tables": [{"table": table, "rows": rows, "limit": limit} for table, rows, limit in look.tables],
+        }
+        return found | (self._here(hosted) if hosted is not None else {"here": None})
+
+    def _node_of(self, node: NodeLook, look: GroupLook, best: int | None) -> dict[str, Any]:
+        members = () if look.members is None else look.members.members
+        member = next((each for each in members if each.node_id == node.node_id), None)
+        behind = None if best is None or node.commit_index is None else best - node.commit_index
+        contact_s = 0.0 if node.answers else self._history.contact_s(node.node_id)
+        found = dataclasses.asdict(node)
+        return found | {
+            "node_id": str(node.node_id),
+            "member": None if member is None else member.role,
+            "lag_entries": behind if member is None or node.answers else member.lag_entries,
+            "lag_bytes": None if member is None else member.lag_bytes,
+            "catches_up_s": None if member is None else member.seconds_left,
+            "contact_s": None if contact_s is None else round(contact_s),
+        }
+
+    def _here(self, hosted: HostedGroup) -> dict[str, Any]:
+        """Return the part that only this node knows: its disk, the readers that pin here, and the tables of the log."""
+        replica = hosted.replica
+        transactions, end = replica.tables.transactions, replica.visible_end
+        now_ms = replica.log_time.now_ms
+        pins = sorted(replica.pins.rows(replica.pin_time_ms), key=lambda pin: pin[1])[:_ROWS_MAX]
+        opened = list(itertools.islice(transactions.open.items(), _ROWS_MAX))
+        queries = itertools.islice(transactions.queries.items(), _ROWS_MAX)
+        return {
+            "here": {
+                "disk_free_bytes": max(replica.space.free_bytes, 0),
+                "disk_size_bytes": replica.space.total_bytes,
+                "first_index": int(replica.log.first_index()),
+                "visible_end": int(end),
+                "scrub_index": self._node.scrub.position.get(replica.group),
+                "damaged": self._node.repairs.damaged(replica.group),
+                "pins": [
+                    {"reader": name, "start": start, "lag": max(int(end) - start, 0), "left_s": round(left_ms / 1000)}
+                    for name, start, left_ms in pins
+                ],
+                "transactions": [
+                    {
+                        "query": query,
+                        "batch": batch,
+                        "run": found.run_id,
+                        "first_index": int(found.first_index),
+                        "rows": sum(part.rows for part in found.parts),
+                        "inactive_s": round(max(now_ms - found.active_ms, 0) / 1000),
+                    }
+                    for (query, batch), found in opened
+                ],
+                "queries": [
+                    {
+                        "query": query,
+                        "newest_batch": found.newest,
+                        "inactive_s": round(max(now_ms - found.active_ms, 0) / 1000),
+                        "end": max((each.last_index for each in found.committed.values()), default=-1) + 1,
+                    }
+                    for query, found in queries
+                    if not found.once
+                ],
+            }
+        }
