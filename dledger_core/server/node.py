@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -245,9 +244,6 @@ class NodeServer:
                 await asyncio.sleep(0)  # lets a signal stop the node between two stores
                 if self._stop.is_set():
                     return
-            # A garbage collection would traverse the loaded tables each time: for a million producers that takes 80 to
-            # 350 ms of the event loop (``bench_tables``).
-            gc.freeze()
             self._started = True
             self.links.start()
             self._founder.start()
