@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import tempfile
 import time
 import warnings
@@ -33,9 +34,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dledger_core import DELTA_VERSION, SPARK_VERSION, ConfigError, find_java, parse_duration
 from dledger_core.cli import say, stop_requests
-from jobs._cli import StoppedError
 from spark_connector import planned_offset
 from spark_connector.reading.tracking import Tracker
+
+from ._cli import StoppedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,7 +86,8 @@ def spark_session(
             return
         # Spark would leave a directory spark-warehouse in the working directory.
         with tempfile.TemporaryDirectory(prefix="dledger-warehouse-", ignore_cleanup_errors=True) as warehouse:
-            python_path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+            checkout = "" if Path(sysconfig.get_path("purelib")) == _ROOT else str(_ROOT)
+            python_path = os.pathsep.join(filter(None, [checkout, os.environ.get("PYTHONPATH", "")]))
             defaults: dict[str, Any] = {
                 **_SETTINGS,
                 "spark.log.level": "WARN" if verbose else "OFF",

@@ -16,20 +16,23 @@ The last line of stdout is a JSON summary with verdict, compared, coverage and f
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-if __package__ in (None, ""):  # started as a script: make the project importable
+if __package__ in (None, ""):  # started as a script: run the package's module, which finds its parts
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    import_module(f"{Path(__file__).resolve().parent.name}.audit_replicas").main()
 
 import click
 
 from dledger_core import ConfigError
 from dledger_core.cli import DurationType
-from jobs._audit.model import Options, Verdict
-from jobs._audit.pipeline import Audit
-from jobs._audit.replicas import take_snapshot
-from jobs._cli import (
+
+from ._audit.model import Options, Verdict
+from ._audit.pipeline import Audit
+from ._audit.replicas import take_snapshot
+from ._cli import (
     EXIT_FINDING,
     EXIT_INCOMPLETE,
     EXIT_OK,
@@ -41,8 +44,8 @@ from jobs._cli import (
     run_job,
     verbose_option,
 )
-from jobs._directories import check_apart, check_audit_directory, check_file
-from jobs._session import check_versions, run_stoppable, spark_session
+from ._directories import check_apart, check_audit_directory, check_file
+from ._session import check_versions, run_stoppable, spark_session
 
 __all__ = ["command", "main"]
 

@@ -11,11 +11,13 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-if __package__ in (None, ""):  # started as a script: make the project importable
+if __package__ in (None, ""):  # started as a script: run the package's module, which finds its parts
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    import_module(f"{Path(__file__).resolve().parent.name}.demo").main()
 
 import click
 import pyarrow as pa
@@ -23,11 +25,12 @@ import pyarrow.compute as pc
 
 from dledger_core import ConfigError, LocalCluster
 from dledger_core.cli import EXIT_FINDING, EXIT_OK, DurationType, examples
-from jobs import audit_replicas, ingest, rebuild_consume_queue
-from jobs._cli import Outcome, StoppedError, dry_run_option, progress, run_job
-from jobs._demo.flights import FLIGHTS_COUNT, AppendReport, append_with_failover, flight_messages
-from jobs._demo.stream import IngestProcess
-from jobs._session import check_versions, run_stoppable, spark_session
+
+from . import audit_replicas, ingest, rebuild_consume_queue
+from ._cli import Outcome, StoppedError, dry_run_option, progress, run_job
+from ._demo.flights import FLIGHTS_COUNT, AppendReport, append_with_failover, flight_messages
+from ._demo.stream import IngestProcess
+from ._session import check_versions, run_stoppable, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

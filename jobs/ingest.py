@@ -16,18 +16,26 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-if __package__ in (None, ""):  # started as a script: make the project importable
+if __package__ in (None, ""):  # started as a script: run the package's module, which finds its parts
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    import_module(f"{Path(__file__).resolve().parent.name}.ingest").main()
 
 import click
 from pydantic import AfterValidator, BeforeValidator
 
 from dledger_core import ConfigError, parse_groups
 from dledger_core.cli import examples, stop_requests
-from jobs._cli import (
+from spark_connector import LagReport, lag_reports, register
+from spark_connector.columns import schema_for
+from spark_connector.monitoring.outputs import parse_target
+from spark_connector.options import DLedgerOptions
+from spark_connector.reading.tracking import Tracker
+
+from ._cli import (
     EXIT_INCOMPLETE,
     NodeAccess,
     Outcome,
@@ -38,13 +46,8 @@ from jobs._cli import (
     run_job,
     verbose_option,
 )
-from jobs._directories import check_apart, check_checkpoint, check_file, check_table
-from jobs._session import AVAILABLE_NOW, check_resume, check_versions, follow, parse_trigger, spark_session
-from spark_connector import LagReport, lag_reports, register
-from spark_connector.columns import schema_for
-from spark_connector.monitoring.outputs import parse_target
-from spark_connector.options import DLedgerOptions
-from spark_connector.reading.tracking import Tracker
+from ._directories import check_apart, check_checkpoint, check_file, check_table
+from ._session import AVAILABLE_NOW, check_resume, check_versions, follow, parse_trigger, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,16 +5,16 @@ summary of an audit. Functions ``plot_...`` return a figure, or a sentence where
 ``notebooks/README.md`` describes the notebooks.
 """
 
-from jobs._audit.range_diff import diff_finding
-from jobs._notebooks.audit_view import findings_table, open_audit, plot_audit, replicas_table, verdict
-from jobs._notebooks.log_plots import plot_over_time, plot_per_queue
-from jobs._notebooks.log_sample import Log, open_log
-from jobs._notebooks.note import Note
-from jobs._notebooks.queue_counts import Queues, open_queues
-from jobs._notebooks.queue_plots import plot_depth, plot_rates, plot_skew, plot_tags, plot_waiting
-from jobs._notebooks.replay import Replay, replay
-from jobs._notebooks.widgets import browser, time_range
-from jobs._report.drill_down import RangeDiff
+from ._audit.range_diff import diff_finding
+from ._notebooks.audit_view import findings_table, open_audit, plot_audit, replicas_table, verdict
+from ._notebooks.log_plots import plot_over_time, plot_per_queue
+from ._notebooks.log_sample import Log, open_log
+from ._notebooks.note import Note
+from ._notebooks.queue_counts import Queues, open_queues
+from ._notebooks.queue_plots import plot_depth, plot_rates, plot_skew, plot_tags, plot_waiting
+from ._notebooks.replay import Replay, replay
+from ._notebooks.widgets import browser, time_range
+from ._report.drill_down import RangeDiff
 
 __all__ = [
     "Log",

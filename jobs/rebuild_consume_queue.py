@@ -18,17 +18,21 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-if __package__ in (None, ""):  # started as a script: make the project importable
+if __package__ in (None, ""):  # started as a script: run the package's module, which finds its parts
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    import_module(f"{Path(__file__).resolve().parent.name}.rebuild_consume_queue").main()
 
 import click
 
 from dledger_core.cli import examples
-from jobs._cli import (
+from spark_connector import check_spark
+
+from ._cli import (
     EXIT_FINDING,
     EXIT_OK,
     Outcome,
@@ -39,17 +43,16 @@ from jobs._cli import (
     run_job,
     verbose_option,
 )
-from jobs._rebuild.broker import duplicates, read_consumers, without_topics
-from jobs._rebuild.compare import compare
-from jobs._rebuild.files import DIRECTORY, other_file_bytes, write_files
-from jobs._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
-from jobs._rebuild.report import Slot, expected_units, page, problems_of, verdict_of
-from jobs._rebuild.slots import summary_of
-from jobs._rebuild.table import Table, TableStream, kept_in
-from jobs._rebuild.units import DAMAGED, DAMAGED_MESSAGE, IMPOSSIBLE, PENDING, STRANGE
-from jobs._report.drill_down import Fields
-from jobs._session import check_versions, run_stoppable, spark_session
-from spark_connector import check_spark
+from ._rebuild.broker import duplicates, read_consumers, without_topics
+from ._rebuild.compare import compare
+from ._rebuild.files import DIRECTORY, other_file_bytes, write_files
+from ._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
+from ._rebuild.report import Slot, expected_units, page, problems_of, verdict_of
+from ._rebuild.slots import summary_of
+from ._rebuild.table import Table, TableStream, kept_in
+from ._rebuild.units import DAMAGED, DAMAGED_MESSAGE, IMPOSSIBLE, PENDING, STRANGE
+from ._report.drill_down import Fields
+from ._session import check_versions, run_stoppable, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
+
+from tests.rocketmq.golden import THREE, extract, units
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -56,6 +59,7 @@ def test_wheel_contains_packages_and_discovery_module(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
         "dledger_core",
+        "dledger_jobs",
         "pyspark_dledger",
         "spark_connector",
     }
@@ -66,6 +70,8 @@ def test_wheel_contains_packages_and_discovery_module(wheel: Path) -> None:
         "dledger_core/raft/messages.py",
     ):
         assert name in names
+    templates = {path.name for path in (ROOT / "jobs/_report").glob("*.html")}
+    assert templates <= {Path(name).name for name in names}
     assert "spark_connector/discovery/__init__.py" not in names
 
 
@@ -157,3 +163,18 @@ assert "pyspark_dledger" in {module.name for module in pkgutil.iter_modules()}  
 print(pyspark_dledger.DefaultSource.name())
 """
     assert environment.run("python", "-c", code) == "dledger\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["dledger-ingest", "dledger-rebuild", "dledger-audit"])
+def test_job_is_a_command_of_the_wheel(command: str, environment: Environment) -> None:
+    environment.link("spark")
+    assert environment.run(command, "--help").startswith(f"Usage: {command} ")
+
+
+@pytest.mark.spark
+def test_job_of_the_wheel_runs_on_spark_without_the_checkout(environment: Environment, tmp_path: Path) -> None:
+    environment.link("spark")
+    store = extract(THREE, "n0/dledger-n0", tmp_path)
+    printed = environment.run("dledger-rebuild", "--store", str(store), "--table", str(tmp_path / "table"))
+    assert json.loads(printed.splitlines()[-1])["rows"] == len(units(THREE))

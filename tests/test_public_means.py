@@ -52,7 +52,7 @@ SPARK_MODULES: Final = re.compile(
     r"|delta(?:\.(?:tables|pip_utils))?|py4j(?:\.(?:protocol|java_gateway))?)"
 )
 """Modules of Spark, Delta and Py4J that their references describe."""
-OWN: Final = ("dledger_core", "spark_connector", "jobs", "tests", "notebooks", "__future__")
+OWN: Final = ("dledger_core", "spark_connector", "jobs", "dledger_jobs", "tests", "notebooks", "__future__")
 
 
 def files() -> list[Path]:
@@ -86,7 +86,7 @@ def violations_in_python(text: str, own: frozenset[str]) -> Iterator[tuple[int, 
         match node:
             case ast.Import(names=names, lineno=line):
                 yield from ((line, alias.name) for alias in names if not public_module(alias.name))
-            case ast.ImportFrom(module=str(module), names=names, lineno=line):
+            case ast.ImportFrom(module=str(module), level=0, names=names, lineno=line):
                 if not public_module(module):
                     yield line, module
                 elif not module.startswith(OWN):

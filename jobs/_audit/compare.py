@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core import DLedgerError, crc32_column, open_store
-from jobs._audit.judge import Judgement, Seen, State, committed_end, judge
-from jobs._audit.model import AuditedReplica, AuditFinding, Class, consecutive, result
-from jobs._audit.replicas import Gap, RateLimiter, Source, open_source
+
+from .judge import Judgement, Seen, State, committed_end, judge
+from .model import AuditedReplica, AuditFinding, Class, consecutive, result
+from .replicas import Gap, RateLimiter, Source, open_source
 
 REREAD_DELAY_S: Final = 0.3
 WINDOW_BYTES: Final = 32

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core import HEADER_BYTES, DLedgerError, merge_ranges
-from jobs._audit.model import COVERED, KEY, OTHER, RESULTS, AuditFinding, Class, ReadTask, aligned, result
-from jobs._audit.replicas import READ_BYTES, Gap, RangeSeen, RateLimiter, open_source
+
+from .model import COVERED, KEY, OTHER, RESULTS, AuditFinding, Class, ReadTask, aligned, result
+from .replicas import READ_BYTES, Gap, RangeSeen, RateLimiter, open_source
 
 _READABLE: Final = pa.array(["", "damaged"])
 _SUMS: Final = [("entries", "sum"), ("bytes", "sum"), ("read_at", "min"), ("read_at", "max")]

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from jobs._audit.model import OTHER, AuditedReplica, AuditFinding, Class, Severity, Verdict
+from .model import OTHER, AuditedReplica, AuditFinding, Class, Severity, Verdict
 
 
 class State(IntEnum):

@@ -13,7 +13,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from dledger_core.cli import Access
-from jobs._cli import NodeAccess
+
+from .._cli import NodeAccess
 
 OTHER: Final = "other/"
 """Prefix of the names of another cluster's replicas."""

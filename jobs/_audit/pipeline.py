@@ -22,8 +22,13 @@ import pyarrow.compute as pc
 
 from dledger_core import ConfigError
 from dledger_core.cli import Progress
-from jobs._audit.compare import compare_entries, index_findings
-from jobs._audit.digests import (
+from spark_connector import ddl_of
+
+from .._cli import (
+    progress,
+)
+from .compare import compare_entries, index_findings
+from .digests import (
     bytes_read,
     compare_digests,
     compared_by_replica,
@@ -32,14 +37,10 @@ from jobs._audit.digests import (
     of_ranges,
     proven_by_replica,
 )
-from jobs._audit.model import DIGESTS, RESULTS, AuditedReplica, AuditFinding, Options, ReadTask, Snapshot, result
-from jobs._audit.plan import bundles, chain_of, of_replicas, plan_ranges, reading_tasks, sections, steps, trust_proven
-from jobs._audit.replicas import RateLimiter
-from jobs._audit.report import Report, findings_table, page, report_groups, runs_table, summarize
-from jobs._cli import (
-    progress,
-)
-from spark_connector import ddl_of
+from .model import DIGESTS, RESULTS, AuditedReplica, AuditFinding, Options, ReadTask, Snapshot, result
+from .plan import bundles, chain_of, of_replicas, plan_ranges, reading_tasks, sections, steps, trust_proven
+from .replicas import RateLimiter
+from .report import Report, findings_table, page, report_groups, runs_table, summarize
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

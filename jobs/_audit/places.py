@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from jobs._audit.model import Class
-from jobs._report.drill_down import RangeDiff
-from jobs._report.page import Place
+from .._report.drill_down import RangeDiff
+from .._report.page import Place
+from .model import Class
 
 __all__ = ["place_of"]
 

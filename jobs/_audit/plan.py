@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core import ConfigError
-from jobs._audit.digests import differing_ranges
-from jobs._audit.model import RANGES, AuditedReplica, ReadTask, Snapshot, aligned
+
+from .digests import differing_ranges
+from .model import RANGES, AuditedReplica, ReadTask, Snapshot, aligned
 
 SPAN_MIN: Final = 1024
 SPAN_MAX: Final = 1 << 16

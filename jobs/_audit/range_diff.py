@@ -12,8 +12,9 @@ import pyarrow as pa
 from dledger_core import READ_SCHEMA, RECORD_SCHEMA, Client, DLedgerError, UnreachableError, empty_batch, open_store
 from dledger_core.cli import preview
 from dledger_core.rocketmq import ClassicCommitLog, decode_messages, field_at
-from jobs._cli import environment_access
-from jobs._report.drill_down import Fields, RangeDiff
+
+from .._cli import environment_access
+from .._report.drill_down import Fields, RangeDiff
 
 __all__ = ["diff_finding", "diff_findings"]
 

@@ -39,8 +39,9 @@ from dledger_core import (
 )
 from dledger_core.cli import Access
 from dledger_core.rocketmq import ClassicCommitLog, Location, decode_messages, end_of, locate, open_log_directory
-from jobs._audit.model import OTHER, AuditedReplica, Options, Snapshot, aligned, consecutive
 from spark_connector.connections import store_for
+
+from .model import OTHER, AuditedReplica, Options, Snapshot, aligned, consecutive
 
 STORE_GROUP: Final = "store"
 """Group of stores that do not record theirs, as all Java stores."""

@@ -12,14 +12,15 @@ from typing import Any, Final
 import pyarrow as pa
 
 from dledger_core import merge_ranges
-from jobs._audit.judge import committed_end, end_findings, findings_of, merge_findings, verdict_of
-from jobs._audit.model import FINDINGS, RUNS, AuditedReplica, AuditFinding, Class, Severity, Snapshot
-from jobs._audit.places import place_of
-from jobs._audit.plan import Section, common_range, sections
-from jobs._audit.range_diff import diff_findings
-from jobs._report.drill_down import RangeDiff
-from jobs._report.page import COLORS, Place, ReportedFinding, render_page
-from jobs._report.templates import half_open
+
+from .._report.drill_down import RangeDiff
+from .._report.page import COLORS, Place, ReportedFinding, render_page
+from .._report.templates import half_open
+from .judge import committed_end, end_findings, findings_of, merge_findings, verdict_of
+from .model import FINDINGS, RUNS, AuditedReplica, AuditFinding, Class, Severity, Snapshot
+from .places import place_of
+from .plan import Section, common_range, sections
+from .range_diff import diff_findings
 
 Report = dict[str, Any]
 """One group in the JSON summary."""

@@ -22,10 +22,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from dledger_core import DLedgerError
-from jobs._notebooks.samples import damaged_replicas
-from jobs._notebooks.style import finished, label, new_figure, row_height
-from jobs._notebooks.table import Table
-from jobs._report.page import COLORS, VERDICT_COLORS
+
+from .._report.page import COLORS, VERDICT_COLORS
+from .samples import damaged_replicas
+from .style import finished, label, new_figure, row_height
+from .table import Table
 
 __all__ = [
     "Verdict",

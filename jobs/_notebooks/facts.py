@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from jobs._notebooks.table import facts_html
-from jobs._report.templates import breakable
+from .._report.templates import breakable
+from .table import facts_html
 
 __all__ = ["Facts", "size_text"]
 

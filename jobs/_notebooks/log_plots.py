@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from jobs._notebooks.log_sample import Log
-from jobs._notebooks.note import Note
-from jobs._notebooks.style import (
+from .log_sample import Log
+from .note import Note
+from .style import (
     NEUTRAL,
     OTHER,
     QUEUES_MAX,

@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 from dledger_core import MAGIC_DATA
 from dledger_core.cli import preview
 from dledger_core.rocketmq import Damaged, decode_messages, sample_ranges
-from jobs._notebooks.facts import Facts, size_text
-from jobs._notebooks.note import Note
-from jobs._notebooks.session import spark_of
-from jobs._notebooks.sources import Source, open_source
-from jobs._notebooks.table import Table, readable
+
+from .facts import Facts, size_text
+from .note import Note
+from .session import spark_of
+from .sources import Source, open_source
+from .table import Table, readable
 
 __all__ = ["Log", "open_log"]
 

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.rocketmq import Damaged, QueueStatistics, consumer_lag, queue_statistics
-from jobs._notebooks.facts import Facts, size_text
-from jobs._notebooks.note import Note
-from jobs._notebooks.queue_plots import NO_CONSUMERS
-from jobs._notebooks.sources import Source, open_source
-from jobs._notebooks.table import Table, readable
+
+from .facts import Facts, size_text
+from .note import Note
+from .queue_plots import NO_CONSUMERS
+from .sources import Source, open_source
+from .table import Table, readable
 
 __all__ = ["Queues", "open_queues"]
 

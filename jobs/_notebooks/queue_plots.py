@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dledger_core.rocketmq import QueueStatistics
-from jobs._notebooks.facts import size_text
-from jobs._notebooks.note import Note
-from jobs._notebooks.style import (
+
+from .facts import size_text
+from .note import Note
+from .style import (
     ATTENTION,
     NEUTRAL,
     OTHER,

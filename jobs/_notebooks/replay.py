@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobs._notebooks.log_sample import Log, open_log
-from jobs._notebooks.note import Note
+from .log_sample import Log, open_log
+from .note import Note
 
 __all__ = ["Replay", "replay"]
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import IO, TYPE_CHECKING
 
-from jobs._session import spark_session
 from spark_connector import register
+
+from .._session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,9 +24,10 @@ from dledger_core.rocketmq import (
     open_log_directory,
     sample_positions,
 )
-from jobs._cli import environment_access
-from jobs._demo.flights import flight_messages
-from jobs._notebooks.samples import sample_broker
+
+from .._cli import environment_access
+from .._demo.flights import flight_messages
+from .samples import sample_broker
 
 __all__ = ["Source", "append_messages", "nodes_table", "open_source"]
 

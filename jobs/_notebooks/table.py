@@ -11,7 +11,8 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from dledger_core.cli import preview
-from jobs._report.templates import render
+
+from .._report.templates import render
 
 __all__ = ["Table", "facts_html", "readable"]
 

@@ -12,8 +12,8 @@ import pandas as pd
 import pyarrow.compute as pc
 from matplotlib.figure import Figure
 
-from jobs._notebooks.log_plots import plot_over_time
-from jobs._notebooks.log_sample import Log
+from .log_plots import plot_over_time
+from .log_sample import Log
 
 __all__ = ["Interactive", "browser", "time_range"]
 

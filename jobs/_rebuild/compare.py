@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from dledger_core import ConfigError
 from dledger_core.rocketmq import PREFILL, SCHEDULE_TOPIC, UNIT_BYTES, decode_units
-from jobs._rebuild.broker import Consumers
-from jobs._rebuild.files import DIRECTORY
+
+from .broker import Consumers
+from .files import DIRECTORY
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

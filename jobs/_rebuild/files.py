@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from dledger_core import ConfigError, segment_name
 from dledger_core.rocketmq import PREFILL, UNIT, UNIT_BYTES
-from jobs._directories import check_writable
-from jobs._rebuild.units import OFFSET_MAX
+
+from .._directories import check_writable
+from .units import OFFSET_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -21,14 +21,15 @@ from dledger_core.rocketmq import (
     consume_queue_columns,
     end_of,
 )
-from jobs._cli import NodeAccess
-from jobs._directories import check_apart, check_checkpoint, check_file, check_table
-from jobs._rebuild.broker import batch_topics
-from jobs._rebuild.compare import LogEnd, check_compared
-from jobs._rebuild.files import DIRECTORY, check_target, round_up
-from jobs._rebuild.units import ALL_ENTRIES, EntryRules
-from jobs._session import AVAILABLE_NOW, check_resume, parse_trigger
 from spark_connector import local_path
+
+from .._cli import NodeAccess
+from .._directories import check_apart, check_checkpoint, check_file, check_table
+from .._session import AVAILABLE_NOW, check_resume, parse_trigger
+from .broker import batch_topics
+from .compare import LogEnd, check_compared
+from .files import DIRECTORY, check_target, round_up
+from .units import ALL_ENTRIES, EntryRules
 
 if TYPE_CHECKING:
     from dledger_core import StoreReader

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.rocketmq import PREFILL, UNIT_BYTES, decode_units
-from jobs._rebuild.plan import RebuildPlan
-from jobs._report.drill_down import Fields, RangeDiff
-from jobs._report.page import Place, ReportedFinding, render_page
-from jobs._report.templates import half_open
+
+from .._report.drill_down import Fields, RangeDiff
+from .._report.page import Place, ReportedFinding, render_page
+from .._report.templates import half_open
+from .plan import RebuildPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

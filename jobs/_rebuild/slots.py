@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from jobs._rebuild.units import NAMED_AGAIN, UNIT_COLUMNS
+from .units import NAMED_AGAIN, UNIT_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from dledger_core.rocketmq import CommitLogFile
-from jobs._rebuild.units import DECODED_SCHEMA, EntryRules, damage, decoded
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerStreamReader
 from spark_connector.source import DLedgerDataSource
+
+from .units import DECODED_SCHEMA, EntryRules, damage, decoded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

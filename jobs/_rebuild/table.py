@@ -31,9 +31,12 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from dledger_core import ConfigError
-from jobs._cli import progress
-from jobs._rebuild.slots import QUEUE, Queue, Queues, advanced, count_units, place, queues_of
-from jobs._rebuild.units import (
+from spark_connector import ddl_of
+
+from .._cli import progress
+from .._session import AVAILABLE_NOW, parse_trigger
+from .slots import QUEUE, Queue, Queues, advanced, count_units, place, queues_of
+from .units import (
     ALL_ENTRIES,
     DAMAGED,
     DAMAGED_MESSAGE,
@@ -43,13 +46,11 @@ from jobs._rebuild.units import (
     UNIT_COLUMNS,
     units_of,
 )
-from jobs._session import AVAILABLE_NOW, parse_trigger
-from spark_connector import ddl_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from jobs._rebuild.plan import RebuildPlan
+    from .plan import RebuildPlan
 
 
 TABLE_SCHEMA: Final = ddl_of(
@@ -235,7 +236,7 @@ class TableStream:
         return self._queues
 
     def _follow(self, checkpoint: str, stop: Event) -> None:
-        from jobs._rebuild.source import UnitSource  # needs PySpark
+        from .source import UnitSource  # needs PySpark
 
         self._spark.dataSource.register(UnitSource)
         options = {**self._plan.source, "startingOffsets": "earliest", "rules": self._plan.rules.to_json()}
@@ -270,7 +271,7 @@ class TableStream:
             return rows
         [group] = plan.ranges
         rules = replace(plan.rules, header_bytes=0, broker_end=ALL_ENTRIES, hidden=())
-        from jobs._rebuild.source import read_classic  # needs PySpark
+        from .source import read_classic  # needs PySpark
 
         return read_classic(self._spark, plan.classic, group, rules, closed=bool(plan.source)).unionByName(rows)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
-from jobs._report.templates import render
+from .templates import render
 
 __all__ = ["FieldRow", "Fields", "HexLine", "RangeDiff"]
 

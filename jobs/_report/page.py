@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from jobs._report.drill_down import RangeDiff
-from jobs._report.templates import render
+from .drill_down import RangeDiff
+from .templates import render
 
 __all__ = ["COLORS", "VERDICT_COLORS", "Place", "ReportedFinding", "render_page"]
 
