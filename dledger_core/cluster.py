@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -28,6 +29,9 @@ __all__ = ["LocalCluster", "free_ports"]
 _PORTS: Final = range(10_000, 32_768)
 """Linux assigns higher ports to outgoing connections."""
 _PREFERRED_S: Final = 5.0
+_MEMORY_OPTIONS: Final[Mapping[str, Any]] = {"durability": "page-cache", "preallocate_bytes": 0}
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (mkdtemp makes a directory of its own there)
+_MEMORY_BYTES_MIN: Final = 1 << 30
 START_S: Final = 120.0
 """Timeout of the first election, which is slow if many processes start at once."""
 
@@ -43,6 +47,9 @@ class LocalCluster:
         nodes: number of nodes.
         directory: root of the stores and logs; None = a temporary directory.
         groups: names of the groups.
+        memory: keep the temporary directory in memory (``/dev/shm``) if 1 GiB is free there, and acknowledge without
+            fsync. Nothing of it survives the end of the cluster, and its entries take memory. A program that is killed
+            with SIGKILL leaves the directory there.
         tls: security with certificates and a token that are made for this cluster, in ``directory``/tls; clients need
             ``tls`` and ``token``.
         http: give each node a second port, for ``page``.
@@ -58,16 +65,21 @@ class LocalCluster:
         directory: str | Path | None = None,
         groups: tuple[str, ...] = ("default",),
         *,
+        memory: bool = False,
         tls: bool = False,
         http: bool = False,
         **server_options: Any,
     ) -> None:
         if nodes < 1:
             raise ConfigError(f"nodes must be above 0, got {nodes}", "", "use 3")
+        if memory and directory is not None:
+            raise ConfigError("memory=True takes no directory", str(directory), "leave one of them out")
         self._groups = parse_groups(",".join(groups))
-        self._options = server_options
+        self._options = {**(_MEMORY_OPTIONS if memory else {}), **server_options}
         self._temporary = directory is None
-        self._directory = Path(tempfile.mkdtemp(prefix="dledger-") if directory is None else directory).absolute()
+        if directory is None:
+            directory = tempfile.mkdtemp(prefix="dledger-", dir=_memory_directory() if memory else None)
+        self._directory = Path(directory).absolute()
         self._directory.mkdir(parents=True, exist_ok=True)
         ports = free_ports(2 * nodes)
         self._peers = tuple(Peer(NodeId(f"n{i}"), "127.0.0.1", port) for i, port in enumerate(ports[:nodes]))
@@ -291,6 +303,14 @@ def free_ports(count: int) -> list[int]:
         if port not in found and _is_free(port):
             found.append(port)
     return found
+
+
+def _memory_directory() -> Path | None:
+    """Return Linux's file system in memory, or None if it is missing or small, as in many containers."""
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES_MIN and os.access(_MEMORY, os.W_OK):
+            return _MEMORY
+    return None
 
 
 def _is_free(port: int) -> bool:

@@ -61,6 +61,7 @@ def test_wheel_contains_packages_and_discovery_module(wheel: Path) -> None:
         "dledger_core",
         "dledger_jobs",
         "pyspark_dledger",
+        "pytest_dledger",
         "spark_connector",
     }
     for name in (

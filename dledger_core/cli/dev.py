@@ -14,9 +14,12 @@ from dledger_core.cli.options import format_option, split_groups
 from dledger_core.cli.output import Format, say, show_result
 from dledger_core.cli.role_watch import role_changes
 from dledger_core.cluster import LocalCluster
+from dledger_core.errors import ConfigError
 
 
-@command(epilog=examples("dledger dev", "dledger dev --nodes 5 --group a,b --dir /tmp/my-cluster"))
+@command(
+    epilog=examples("dledger dev", "dledger dev --nodes 5 --group a,b --dir /tmp/my-cluster", "dledger dev --memory")
+)
 @option(
     "--nodes",
     type=click.IntRange(1, 9),
@@ -42,12 +45,21 @@ from dledger_core.cluster import LocalCluster
     metavar="DIR",
     help="Directory of the stores [default: a temporary one, removed at the end].",
 )
+@option(
+    "--memory",
+    is_flag=True,
+    help="For tests: keep the stores in memory (/dev/shm, if 1 GiB is free there) and acknowledge without fsync.",
+)
 @option("--tls", is_flag=True, help="Start the nodes with TLS, and certificates and a token made for them.")
 @format_option
-def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, tls: bool, output: Format) -> None:
+def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, memory: bool, tls: bool, output: Format) -> None:
     """Start a real cluster on loopback; Ctrl-C stops all of it."""
+    if memory and directory is not None:
+        raise ConfigError("--memory takes no --dir", "", "leave one of them out")
     say(f"starting {nodes} nodes ...")
-    with LocalCluster(nodes, directory, groups, tls=tls, http=True) as cluster:
+    with LocalCluster(nodes, directory, groups, memory=memory, tls=tls, http=True) as cluster:
+        if memory:
+            say(f"not durable: the stores are in {cluster.directory}, without fsync, and are removed at the end")
         leaders = {f"leader of {name}": cluster.leader(name) for name in groups}
         pages = {"page": cluster.page(cluster.node_ids[0])}
         show_result({"peers": cluster.peers, **leaders, **pages}, output)

@@ -262,9 +262,9 @@ def test_perf_reports_rates_and_latencies(cluster: LocalCluster) -> None:
     assert found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_dev_serves_until_signal(number: signal.Signals) -> None:
-    command = [*DLEDGER, "dev", "--nodes", "1", "--format", "json"]
+@pytest.mark.parametrize(("number", "options"), [(signal.SIGINT, ()), (signal.SIGTERM, ("--memory",))])
+def test_dev_serves_until_signal(number: signal.Signals, options: tuple[str, ...]) -> None:
+    command = [*DLEDGER, "dev", "--nodes", "1", "--format", "json", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as dev:
         assert dev.stdout is not None
         peers = json.loads(dev.stdout.readline())["peers"]

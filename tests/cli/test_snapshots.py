@@ -92,6 +92,7 @@ perf append --peers {PEERS} --dir x
 doctor --peers {PEERS} --self-id n9
 dev --nodes 0
 dev --group a/b
+dev --memory --dir x
 """
 SETTINGS = [
     "electoin-ms = 5",
