@@ -16,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from dledger_core.cli.check import Check
 from dledger_core.cli.help import command, examples, option
+from dledger_core.cli.machine import clock, file_system, memory, sync_latency, system
 from dledger_core.cli.options import Access, access_options, format_option, peers_option
 from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.cli.survival import Survival, survival_of
@@ -42,16 +44,6 @@ _TIMEOUT_MS = int(_CONNECT_TIMEOUT_S * 1000)
 _FREE_BYTES_MIN = 1 << 30
 _DESCRIPTORS_MIN = 512
 _WITH_SPARK = "pip install 'dledger[spark]'"
-
-
-@dataclass(frozen=True)
-class _Check:
-    """One check: ``result`` is ok, note (no action needed) or wrong."""
-
-    what: str
-    result: str
-    found: str
-    remedy: str = ""
 
 
 @command(
@@ -80,8 +72,8 @@ class _Check:
 def doctor(peers: str | None, access: Access, self_id: str | None, directory: Path, output: Format) -> int:
     """Check that this machine can run nodes, clients and Spark.
 
-    It checks Python, packages, Java, Spark, Delta, ports, peers, the directory and the limit on open files. Exit 1 if a
-    check fails.
+    It checks Python, packages, Java, Spark, Delta, ports and peers; the clock, the memory and the limit on open files;
+    the directory with its file system, free space and measured time of a sync. Exit 1 if a check fails.
     """
     nodes = parse_peers(peers) if peers else ()
     if self_id is not None and self_id not in {peer.node_id for peer in nodes}:
@@ -91,7 +83,10 @@ def doctor(peers: str | None, access: Access, self_id: str | None, directory: Pa
         *_packages(),
         *_spark(),
         *_data_sources(),
-        _directory(directory),
+        system(),
+        *clock(),
+        memory(),
+        *_directory(directory),
         _descriptors(),
         *_quarantines(directory),
         *_group_size(nodes),
@@ -111,46 +106,46 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _python() -> _Check:
-    return _Check("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+def _python() -> Check:
+    return Check("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
 
 
-def _packages() -> Iterator[_Check]:
+def _packages() -> Iterator[Check]:
     for requirement in importlib.metadata.requires("dledger") or ():
         if "extra ==" in requirement:
             continue
         name = re.split(r"[~=<>!\[ ;]", requirement, maxsplit=1)[0]
         version = _version(name)
         if version is None:
-            yield _Check(name, "wrong", "not installed", f"pip install '{requirement}'")
+            yield Check(name, "wrong", "not installed", f"pip install '{requirement}'")
         else:
-            yield _Check(name, "ok", version)
+            yield Check(name, "ok", version)
 
 
-def _spark() -> Iterator[_Check]:
+def _spark() -> Iterator[Check]:
     pyspark, delta = _version("pyspark"), _version("delta-spark")
     yield _pinned("PySpark", pyspark, SPARK_VERSION, bool(pyspark and pyspark.startswith(f"{SPARK_VERSION}.")))
     yield _pinned("delta-spark", delta, DELTA_VERSION, delta == DELTA_VERSION)
     yield _java(needed=pyspark is not None)
     python = os.environ.get("PYSPARK_PYTHON")
     if python and shutil.which(python) != sys.executable:
-        yield _Check("PYSPARK_PYTHON", "wrong", python, f"export PYSPARK_PYTHON={sys.executable}")
+        yield Check("PYSPARK_PYTHON", "wrong", python, f"export PYSPARK_PYTHON={sys.executable}")
     jar = next((path for path in Path.home().glob(".ivy2*/**/" + _DELTA_JAR)), None)
     if jar:
-        yield _Check("Delta jar", "ok", str(jar))
+        yield Check("Delta jar", "ok", str(jar))
     else:
-        yield _Check("Delta jar", "note", "not in the Ivy cache", "Spark fetches it on first use; that needs a network")
+        yield Check("Delta jar", "note", "not in the Ivy cache", "Spark fetches it on first use; that needs a network")
 
 
-def _pinned(what: str, version: str | None, wanted: str, fits: bool) -> _Check:
+def _pinned(what: str, version: str | None, wanted: str, fits: bool) -> Check:
     if version is None:
-        return _Check(what, "note", "not installed", f"only needed for Spark: {_WITH_SPARK}")
+        return Check(what, "note", "not installed", f"only needed for Spark: {_WITH_SPARK}")
     if not fits:
-        return _Check(what, "wrong", version, f"this version of dledger works with {wanted}: {_WITH_SPARK}")
-    return _Check(what, "ok", version)
+        return Check(what, "wrong", version, f"this version of dledger works with {wanted}: {_WITH_SPARK}")
+    return Check(what, "ok", version)
 
 
-def _java(*, needed: bool) -> _Check:
+def _java(*, needed: bool) -> Check:
     """Check the Java that Spark starts; the remedy names a supported one."""
     result = "wrong" if needed else "note"
     try:
@@ -159,17 +154,17 @@ def _java(*, needed: bool) -> _Check:
         remedy = error.remedy
     given, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     if not given and on_path is None:
-        return _Check("Java", result, "none on PATH and no JAVA_HOME", remedy)
+        return Check("Java", result, "none on PATH and no JAVA_HOME", remedy)
     home = Path(given) if given else Path(on_path or "").resolve().parent.parent
     version = java_version(home)
     if version is None:
-        return _Check("Java", result, f"{home}/bin/java cannot be run", remedy)
+        return Check("Java", result, f"{home}/bin/java cannot be run", remedy)
     if version not in JAVA_VERSIONS:
-        return _Check("Java", result, f"version {version} at {home}/bin/java; 17 or 21 is needed", remedy)
-    return _Check("Java", "ok", f"version {version} at {home}/bin/java")
+        return Check("Java", result, f"version {version} at {home}/bin/java; 17 or 21 is needed", remedy)
+    return Check("Java", "ok", f"version {version} at {home}/bin/java")
 
 
-def _data_sources() -> Iterator[_Check]:
+def _data_sources() -> Iterator[Check]:
     """One broken ``pyspark_*`` module silently disables discovery of all of them."""
     if _version("pyspark") is None:
         return
@@ -179,55 +174,60 @@ def _data_sources() -> Iterator[_Check]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["unknown"])[-1]
-            yield _Check(
+            yield Check(
                 name, "wrong", f"cannot be imported: {reason}", "repair or remove it: Spark then skips them all"
             )
         else:
-            yield _Check(name, "ok", "importable")
+            yield Check(name, "ok", "importable")
     if "pyspark_dledger" not in names:
-        yield _Check("pyspark_dledger", "note", "not on the path", "call spark_connector.register(spark)")
+        yield Check("pyspark_dledger", "note", "not on the path", "call spark_connector.register(spark)")
 
 
-def _directory(directory: Path) -> _Check:
+def _directory(directory: Path) -> Iterator[Check]:
+    """Check the directory of the stores and the disk below it."""
     what = f"directory {directory.resolve()}"
     existing = next(path for path in (directory.resolve(), *directory.resolve().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=existing):
-            pass
+        with tempfile.TemporaryDirectory(prefix=".dledger-doctor-", dir=existing) as trial:
+            latency = sync_latency(Path(trial))
     except OSError as error:
-        return _Check(what, "wrong", f"not writable: {error.strerror}", "choose another --dir or change its owner")
+        yield Check(what, "wrong", f"not writable: {error.strerror}", "choose another --dir or change its owner")
+        return
     free = shutil.disk_usage(existing).free
     if free < _FREE_BYTES_MIN:
-        return _Check(what, "wrong", f"{free / 1e9:.1f} GB free", "free some space: a node needs at least 1 GiB")
-    return _Check(what, "ok", f"writable, {free / 1e9:.1f} GB free")
+        yield Check(what, "wrong", f"{free / 1e9:.1f} GB free", "free some space: a node needs at least 1 GiB")
+    else:
+        yield Check(what, "ok", f"writable, {free / 1e9:.1f} GB free")
+    yield file_system(existing)
+    yield latency
 
 
-def _descriptors() -> _Check:
+def _descriptors() -> Check:
     soft, hard = descriptor_limits()
     found = f"{hard}" if soft == hard else f"{hard}, of which a shell gives {soft}; a node takes all"
     if hard >= RECOMMENDED:
-        return _Check("open files", "ok", found)
+        return Check("open files", "ok", found)
     clients = DescriptorShares.of(hard, 1, LIMITS.connections).connections
     remedy = f"a node accepts only {clients} clients: raise the hard limit (LimitNOFILE=, ulimit -Hn) to {RECOMMENDED}"
-    return _Check("open files", "note" if hard >= _DESCRIPTORS_MIN else "wrong", found, remedy)
+    return Check("open files", "note" if hard >= _DESCRIPTORS_MIN else "wrong", found, remedy)
 
 
-def _quarantines(directory: Path) -> Iterator[_Check]:
+def _quarantines(directory: Path) -> Iterator[Check]:
     for store in sorted(directory.glob("*/dledger-*/")):
         reason = None
         with contextlib.suppress(OSError):  # another user's store
             reason = quarantine_reason(OsFiles(), Layout(store))
         if reason is not None:
-            yield _Check(f"store {store}", "wrong", f"quarantined: {reason}", f"run dledger repair --dir {store}")
+            yield Check(f"store {store}", "wrong", f"quarantined: {reason}", f"run dledger repair --dir {store}")
 
 
-def _group_size(nodes: tuple[Peer, ...]) -> Iterator[_Check]:
+def _group_size(nodes: tuple[Peer, ...]) -> Iterator[Check]:
     if nodes:
         warning = even_group_warning(len(nodes))
-        yield _Check("number of nodes", "note" if warning else "ok", str(len(nodes)), warning or "")
+        yield Check("number of nodes", "note" if warning else "ok", str(len(nodes)), warning or "")
 
 
-def _port_free(peer: Peer) -> _Check:
+def _port_free(peer: Peer) -> Check:
     what = f"port of {peer.node_id}"
     family = socket.AF_INET6 if ":" in peer.host else socket.AF_INET
     try:
@@ -235,29 +235,29 @@ def _port_free(peer: Peer) -> _Check:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((peer.host, peer.port))
     except OSError as error:
-        return _Check(
+        return Check(
             what, "wrong", f"{peer.address}: {error.strerror}", "stop the program that uses it, or change peers"
         )
-    return _Check(what, "ok", f"{peer.address} is free")
+    return Check(what, "ok", f"{peer.address} is free")
 
 
-def _reachable(peer: Peer, access: Access) -> _Check:
+def _reachable(peer: Peer, access: Access) -> Check:
     what = f"peer {peer.node_id}"
     try:
         socket.create_connection((peer.host, peer.port), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         reason = error.strerror or str(error)
-        return _Check(what, "wrong", f"{peer.address}: {reason}", "start the node; check host, port and firewall")
+        return Check(what, "wrong", f"{peer.address}: {reason}", "start the node; check host, port and firewall")
     refused = _refusal(peer, access)
     if refused is not None:
         # A node names the state of a group that it does not serve.
         is_node = "state" in refused.values
         remedy = refused.remedy if is_node else "check host and port: the program that listens there is not a node"
-        return _Check(what, "wrong", f"{peer.address}: {refused.what}", remedy)
-    return _Check(what, "ok", f"{peer.address} responds")
+        return Check(what, "wrong", f"{peer.address}: {refused.what}", remedy)
+    return Check(what, "ok", f"{peer.address} responds")
 
 
-def _votes(nodes: tuple[Peer, ...], peers: str, access: Access) -> Iterator[_Check]:
+def _votes(nodes: tuple[Peer, ...], peers: str, access: Access) -> Iterator[Check]:
     """Check that enough nodes vote in each group that the nodes host."""
     if not nodes:
         return
@@ -273,18 +273,18 @@ def _votes(nodes: tuple[Peer, ...], peers: str, access: Access) -> Iterator[_Che
             for node in metadata.nodes:
                 if node.is_disk_full:
                     what = f"disk of {node.node_id}"
-                    yield _Check(what, "wrong", "nearly full", "free disk space or set a retention: it rejects appends")
+                    yield Check(what, "wrong", "nearly full", "free disk space or set a retention: it rejects appends")
             if metadata.lacks_votes:
                 recovering = ", ".join(node.node_id for node in metadata.nodes if node.is_recovering)
                 remedy = f"start all nodes, then run dledger recover --group {group}"
-                yield _Check(f"votes in group {group}", "wrong", f"no leader, recovering: {recovering}", remedy)
+                yield Check(f"votes in group {group}", "wrong", f"no leader, recovering: {recovering}", remedy)
 
 
-def _survival(group: str, found: Survival) -> _Check:
+def _survival(group: str, found: Survival) -> Check:
     what = f"members of group {group}"
     if found.failures > 0 or found.voters == 1:
-        return _Check(what, "ok", str(found))
-    return _Check(what, "note", str(found), "start the missing voters, or add some with dledger member add")
+        return Check(what, "ok", str(found))
+    return Check(what, "note", str(found), "start the missing voters, or add some with dledger member add")
 
 
 def _refusal(peer: Peer, access: Access) -> DLedgerError | None:

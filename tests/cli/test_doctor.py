@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dledger_core import environment
+from dledger_core.cli.machine import Mount, judge_mount, memory_limit, mount_of
 from dledger_core.cluster import LocalCluster
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
@@ -171,6 +172,80 @@ def test_node_with_other_groups_is_ok() -> None:
 def test_unusable_directory_is_wrong(directory: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert doctor("--dir", tmp_path / directory)[f"directory {tmp_path / directory}"][0] == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/var/lib/dledger/default", ("/var/lib/dledger", "xfs", True)),
+        ("/var/lib/other", ("/", "ext4", False)),
+        ("/var/lib/dledger2", ("/", "ext4", False)),
+        ("/mnt/with space/n0", ("/mnt/with space", "nfs4", False)),
+        ("/mnt/twice", ("/mnt/twice", "ext4", True)),
+    ],
+)
+def test_mount_of_path_is_the_deepest_and_newest(path: str, expected: tuple[str, str, bool]) -> None:
+    mounts = (
+        "21 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
+        "30 21 8:17 / /var/lib/dledger rw,noatime shared:1 - xfs /dev/sdb1 rw,nobarrier\n"
+        "31 21 0:50 / /mnt/with\\040space rw - nfs4 host:/export rw,vers=4.2\n"
+        "32 21 0:51 / /mnt/twice rw - tmpfs tmpfs rw\n"
+        "33 32 8:33 / /mnt/twice rw - ext4 /dev/sdc1 rw,nobarrier\n"
+    )
+    found = mount_of(Path(path), mounts)
+    assert (str(found.point), found.kind, "nobarrier" in found.options) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "result"),
+    [
+        ("ext4", ("rw", "relatime"), "ok"),
+        ("xfs", ("rw",), "ok"),
+        ("ext4", ("rw", "nobarrier"), "wrong"),
+        ("ext4", ("rw", "barrier=0"), "wrong"),
+        ("nfs4", ("rw",), "wrong"),
+        ("fuse.sshfs", ("rw",), "wrong"),
+        ("tmpfs", ("rw",), "note"),
+        ("overlay", ("rw",), "note"),
+    ],
+)
+def test_file_system_is_judged_by_kind_and_options(kind: str, options: tuple[str, ...], result: str) -> None:
+    assert judge_mount(Mount(Path("/data"), kind, options)).result == result
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"meminfo": "MemTotal:  4194304 kB\nMemFree: 1 kB\n"}, 4 << 30),
+        ({"meminfo": "MemTotal:  4194304 kB\n", "memory.max": "max\n"}, 4 << 30),
+        ({"meminfo": "MemTotal:  4194304 kB\n", "memory.max": "1073741824\n"}, 1 << 30),
+    ],
+)
+def test_memory_is_that_of_machine_or_control_group(
+    files: dict[str, str], expected: int | None, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert memory_limit(tmp_path, tmp_path) == expected
+
+
+@pytest.mark.parametrize(("answer", "result"), [("yes", "ok"), ("no", "note"), ("", "note")])
+def test_clock_is_ok_if_it_is_synchronized(
+    answer: str, result: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "timedatectl"
+    program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert doctor()["clock"][0] == result
+
+
+def test_machine_is_measured(tmp_path: Path) -> None:
+    checks = doctor("--dir", tmp_path)
+    assert {"system", "clock", "memory", "file system", "sync latency", "open files"} <= set(checks)
+    assert " ms" in checks["sync latency"][1]
+    assert not list(tmp_path.iterdir())
 
 
 def test_quarantined_store_is_wrong(tmp_path: Path) -> None:
