@@ -55,10 +55,17 @@ def test_links_of_guide_lead_to_files_and_headings(guide: Path) -> None:
             assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
 
 
-def test_each_guarantee_names_tests_that_exist() -> None:
-    table = (ROOT / "dledger_core/README.md").read_text().partition("| guarantee | tests |")[2].partition("\n\n")[0]
+@pytest.mark.parametrize(
+    ("guide", "heading", "rows_min"),
+    [
+        ("dledger_core/README.md", "| guarantee | tests |", 40),
+        ("deploy/OPERATIONS.md", "| event | what happens | what you do | tests |", 25),
+    ],
+)
+def test_each_row_of_table_names_tests_that_exist(guide: str, heading: str, rows_min: int) -> None:
+    table = (ROOT / guide).read_text().partition(heading)[2].partition("\n\n")[0]
     rows = table.strip().splitlines()[1:]
-    assert len(rows) >= 40
+    assert len(rows) >= rows_min
     for row in rows:
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
         assert named, row

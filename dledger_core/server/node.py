@@ -51,6 +51,7 @@ from dledger_core.server.services.quotas import Quota
 from dledger_core.server.services.reads import OpenLogPrefix
 from dledger_core.server.services.role_events import OnRole, RoleCommand
 from dledger_core.server.services.service import ClientService
+from dledger_core.server.systemd import notify, watchdog_s
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import check_owner, refuse
 from dledger_core.storage.files.node_file import NodeStart, start_node
@@ -254,6 +255,8 @@ class NodeServer:
             self._every("retention", limits.retention_s, self.disk_rounds.start_retention)
             if self._authentication is not None:
                 self._every("principals", _PRINCIPALS_S, self._authentication.principals.refresh)
+            if (watchdog := watchdog_s()) is not None:
+                self._every("watchdog", watchdog / 3, lambda: notify("WATCHDOG=1"))
         except BaseException:
             await self.close_after_failure()
             raise
@@ -452,9 +455,12 @@ async def _serve(node: NodeServer, on_started: Callable[[NodeServer], None] | No
     try:
         if os.environ.get(STOP_WITH_STDIN):
             _stop_with_stdin(node)
-        if on_started is not None and node.is_started:
-            on_started(node)
+        if node.is_started:
+            notify("READY=1")
+            if on_started is not None:
+                on_started(node)
         await node.wait()
+        notify("STOPPING=1")
         await node.drain()
     except BaseException:
         await node.close_after_failure()

@@ -1,0 +1,101 @@
+"""The commands of ``deploy/README.md``, run as printed on machines made of network namespaces."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.machines import Machines, available
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "deploy/README.md").read_text()
+NODES = ("n0", "n1", "n2")
+DESK = "desk"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One block of commands and where it runs."""
+
+    section: str
+    machines: tuple[str, ...]
+    on_new_machine: bool
+    turns: bool
+    after_each: bool
+    commands: str
+
+
+def steps() -> list[Step]:
+    """Return the blocks of the guide; the first line of each says where it runs."""
+    found = []
+    for section in re.split(r"^## ", GUIDE, flags=re.MULTILINE)[1:]:
+        for block in re.findall(r"^```\n(.*?)^```$", section, re.DOTALL | re.MULTILINE):
+            where, _, commands = block.partition("\n")
+            assert where.startswith("# on "), block
+            names = tuple(re.findall(r"\bn\d\b", where)) or (DESK,)
+            marks = (mark in where for mark in ("new machine", "in turn", "after each"))
+            found.append(Step(section.splitlines()[0], names, *marks, commands))
+    return found
+
+
+def in_turns(guide: list[Step]) -> Iterator[Step]:
+    """Yield the steps; one on machines in turn once for each of them, each time with the step that follows it."""
+    for step, following in zip(guide, [*guide[1:], None], strict=True):
+        if step.turns:
+            assert following is not None
+            assert following.after_each
+            for name in step.machines:
+                yield replace(step, machines=(name,))
+                yield following
+        elif not step.after_each:
+            yield step
+
+
+class Session:
+    """The machines, and what was exported and activated in a shell of each."""
+
+    def __init__(self, machines: Machines) -> None:
+        self._machines = machines
+        self._shell = {DESK: f"cd {ROOT}\n"}
+
+    def run(self, step: Step) -> str:
+        if step.on_new_machine:
+            for name in step.machines:
+                self._machines.add(name)
+        with ThreadPoolExecutor(len(step.machines)) as pool:
+            outputs = list(pool.map(lambda name: self._run(name, step.commands), step.machines))
+        return "\n".join(outputs)
+
+    def _run(self, name: str, commands: str) -> str:
+        before = self._shell.get(name, "")
+        output = self._machines[name].run(before + commands, timeout_s=400)
+        kept = [line for line in commands.splitlines() if line.startswith(("export ", "source "))]
+        self._shell[name] = before + "".join(f"{line}\n" for line in kept)
+        return output
+
+
+@pytest.mark.integration
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.skipif(not available(), reason="needs root, for network namespaces")
+def test_guide_runs_as_printed_on_three_machines(tmp_path: Path) -> None:
+    with Machines((*NODES, DESK), tmp_path) as machines:
+        session = Session(machines)
+        output: dict[str, list[str]] = {}
+        for turn in in_turns(steps()):
+            output.setdefault(turn.section, []).append(session.run(turn))
+        founded = output["4. Found the log, once"][0]
+        assert "hello" in founded
+        assert "world" in founded
+        summary = json.loads(output["5. Stream it into a table with Spark"][0].splitlines()[-1])
+        assert (summary["status"], summary["rows"]) == ("ok", 2)
+        audit = json.loads(output["7. Replace a machine"][-1].splitlines()[-1])
+        assert audit["verdict"] == "CONSISTENT"
+        nodes = json.loads(output["9. Watch it"][0].splitlines()[0])
+        assert len(nodes["nodes"]) == len(NODES), nodes
