@@ -208,6 +208,19 @@ def test_command_of_manifest_gives_each_pod_its_node() -> None:
     assert [Path(given[name]).name for name in ("--tls-cert", "--tls-key")] == ["n2.pem", "n2.key"]
 
 
+def test_probes_ask_the_second_port_of_the_settings() -> None:
+    container = of_kind("StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    probes = {name: container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    (text,) = of_kind("ConfigMap")["data"].values()
+    assert tomllib.loads(text)["http"] == f"0.0.0.0:{ports['http']}"
+    assert {name: (probe["path"], probe["port"], probe["scheme"]) for name, probe in probes.items()} == {
+        "startupProbe": ("/readyz", "http", "HTTPS"),
+        "livenessProbe": ("/livez", "http", "HTTPS"),
+        "readinessProbe": ("/readyz", "http", "HTTPS"),
+    }
+
+
 def test_nodes_start_at_once_and_are_found_before_they_are_ready() -> None:
     stateful, service, budget = of_kind("StatefulSet"), of_kind("Service"), of_kind("PodDisruptionBudget")
     assert stateful["spec"]["podManagementPolicy"] == "Parallel"
