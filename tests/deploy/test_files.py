@@ -79,6 +79,7 @@ def test_examples_of_sample_are_accepted(certificates: Path) -> None:
 # --- systemd ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_unit_is_accepted_by_systemd(tmp_path: Path) -> None:
     text = (DEPLOY / "systemd/dledger.service").read_text()
@@ -124,6 +125,7 @@ def builder(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.integration
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(not available(), reason="needs root, for namespaces")
 def test_lines_of_containerfile_make_a_program_that_starts(builder: Machines) -> None:
     first, last = instructions()

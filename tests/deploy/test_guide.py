@@ -83,6 +83,7 @@ class Session:
 @pytest.mark.integration
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(not available(), reason="needs root, for network namespaces")
 def test_guide_runs_as_printed_on_three_machines(tmp_path: Path) -> None:
     with Machines((*NODES, DESK), tmp_path) as machines:

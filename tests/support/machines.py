@@ -125,7 +125,9 @@ class Machine:
     def start(self, command: str, **environment: str) -> subprocess.Popen[str]:
         """Start a script of bash as root, in its home directory there."""
         shown = {
-            name: value for name, value in os.environ.items() if not name.startswith(("DLEDGER_", "PYTHON", "VIRTUAL"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("DLEDGER_", "PYSPARK", "PYTHON", "VIRTUAL"))
         }
         shown |= {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
