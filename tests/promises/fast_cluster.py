@@ -49,8 +49,9 @@ class FastCluster(LocalCluster):
         return int(psutil.Process(self.pid(node_id)).memory_info().rss)
 
     def tables_bytes(self, node_id: str) -> int:
-        """Return the size of the file with the tables of producers and transactions."""
-        return (self.store_path(node_id) / "meta" / "tables").stat().st_size
+        """Return the size of the file with the tables of producers and transactions; 0 before the first checkpoint."""
+        path = self.store_path(node_id) / "meta" / "tables"
+        return path.stat().st_size if path.exists() else 0
 
     def segments(self, node_id: str) -> int:
         """Return the number of data files."""

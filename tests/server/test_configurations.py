@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -12,6 +13,7 @@ from dledger_core import control
 from dledger_core.ids import Index, MemberId
 from dledger_core.raft import AddLearner, AppendEntries, Configuration, ConfigurationInForce, Remove
 from dledger_core.server.replica.snapshot import SnapshotInstalls
+from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import HandDriven
 
@@ -71,12 +73,26 @@ def test_store_that_was_never_a_member_is_not_reported_as_removed(caplog: pytest
     assert "removed" not in caplog.text
 
 
+class Trimmed:
+    """A log that begins after all its entries."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+
+    def first_index(self) -> Index:
+        return Index(self._log.last_index() + 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
 def test_snapshot_carries_the_configuration_before_its_first_entry() -> None:
     n0, index = changed(FaultyFiles())
+    log = cast("CommitLog", Trimmed(n0.log))
     installs = SnapshotInstalls(
-        n0.log, lambda: n0.replica.tables, n0.replica.raft.configuration_before, lambda work: work()
+        log, lambda: n0.replica.tables, n0.replica.raft.configuration_before, lambda work: work()
     )
-    packed = [msgpack.unpackb(installs.pack(Index(first)))["members"] for first in (index, index + 1)]
+    packed = [msgpack.unpackb(installs.pack(Index(first)) or b"")["members"] for first in (index, index + 1)]
     before, after = (n0.configurations[at].configuration.to_bytes() for at in (0, 1))
     assert packed == [[-1, before], [index, after]]
 

@@ -17,6 +17,7 @@ from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.continuation import Continued
 from dledger_core.errors import DLedgerError, LogContestedError, RecoveryRefusedError, UnreachableError
 from dledger_core.ids import NodeId
+from dledger_core.net.credentials import PLAINTEXT
 from dledger_core.server.group import GroupState
 from tests.support.server_group import ServerGroup, eventually, run
 from tests.support.soon import soon
@@ -217,7 +218,7 @@ def answers(peers: tuple[Peer, ...]) -> bool:
     """Whether n2 answers about its store."""
 
     async def ask() -> bool:
-        nodes = continuing._Nodes(peers, "default", 1.0)
+        nodes = continuing._Nodes(peers, "default", 1.0, PLAINTEXT)
         try:
             return NodeId("n2") in await nodes.ask()
         finally:

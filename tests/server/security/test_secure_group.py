@@ -291,7 +291,7 @@ def test_tls_1_1_is_refused(tmp_path, made) -> None:
 
     async def test() -> None:
         async with SecureGroup(tmp_path, made) as group:
-            with pytest.raises(ssl.SSLError):
+            with pytest.raises((ssl.SSLError, ConnectionError)):  # the alert may be lost with the connection
                 await asyncio.open_connection(group.peers[0].host, group.peers[0].port, ssl=context)
 
     run(test())
