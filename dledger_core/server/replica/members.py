@@ -66,8 +66,12 @@ class Members:
     @property
     def peers(self) -> tuple[Peer, ...]:
         """The nodes of the list and all members of the logs, each with the address where it was reached or recorded."""
-        known = {peer.node_id: peer for peer in (*self._listed, *self._recorded())}
-        return tuple(self._where_reached(peer) for peer in known.values())
+        return tuple(self._where_reached(peer) for peer in self.known.values())
+
+    @property
+    def known(self) -> dict[NodeId, Peer]:
+        """The same nodes, each with the address that a log recorded, or that of the list where none did."""
+        return {peer.node_id: peer for peer in (*self._listed, *self._recorded())}
 
     def _recorded(self) -> Iterable[Peer]:
         for known in sorted(self._groups.values(), key=lambda each: each.index):

@@ -173,7 +173,7 @@ class PeerLinks:
         self._on_received = on_received
         self._idle_ticks_max = idle_ticks_max
         self._beat_ticks_max = beat_ticks_max
-        self._links = {node_id: _Link(peer, limits) for node_id, peer in self._first_ways().items()}
+        self._links = {node_id: _Link(peer, limits) for node_id, peer in self._known_others().items()}
         self._listed = frozenset(self._links)
         self._early: dict[Connection, list[Frame]] = {}
         self._started = False
@@ -186,7 +186,7 @@ class PeerLinks:
 
     def update(self) -> None:
         """Apply a change of the members: connect to the added ones, close the connections to the removed ones."""
-        current = self._first_ways()
+        current = self._known_others()
         for node_id, link in list(self._links.items()):
             if node_id in self._listed and node_id not in current:
                 del self._links[node_id]
@@ -198,8 +198,8 @@ class PeerLinks:
             if self._started and link.task is None:
                 link.task = asyncio.create_task(self._keep_connected(link), name=f"connect-{node_id}")
 
-    def _first_ways(self) -> dict[NodeId, Peer]:
-        return {peer.node_id: self._members.ways_to(peer.node_id)[0] for peer in self._members.others}
+    def _known_others(self) -> dict[NodeId, Peer]:
+        return {node_id: peer for node_id, peer in self._members.known.items() if node_id != self._self_id}
 
     def _stop(self, link: _Link) -> None:
         if link.task is not None:
