@@ -32,14 +32,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, NoReturn, Self
 
 import click
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 import spark_connector.errors  # noqa: F401  (registers its error classes)
-from dledger_core import ConfigError, DLedgerError, NoLeaderError, RequestTimedOutError, TlsOptions, UnreachableError
+from dledger_core import ConfigError, DLedgerError, NoLeaderError, RequestTimedOutError, UnreachableError
 from dledger_core.cli import (
     ACCESS_HELP,
     EXIT_FINDING,
@@ -130,17 +129,13 @@ class NodeAccess(JobOptions):
 
     @model_validator(mode="after")
     def _check_access(self) -> Self:
-        given = next((name for name in ("tls_cert", "tls_key", "token_file") if getattr(self, name) is not None), None)
-        if given is not None and self.tls_ca is None:
-            what = f"--{given.replace('_', '-')} needs --tls-ca"
-            raise ConfigError(what, "", "name the authority of the nodes' certificates, or set DLEDGER_TLS_CA")
+        _ = self.access
         return self
 
     @property
     def access(self) -> Access:
-        """The options as one value."""
-        tls = None if self.tls_ca is None else TlsOptions(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key)
-        return Access(tls=tls, token=None if self.token_file is None else Path(self.token_file))
+        """The options as one value; raises ConfigError if one of them lacks --tls-ca."""
+        return Access.of(tls_ca=self.tls_ca, tls_cert=self.tls_cert, tls_key=self.tls_key, token_file=self.token_file)
 
 
 def environment_access() -> Access:

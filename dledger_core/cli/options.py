@@ -75,6 +75,26 @@ class Access:
     tls: TlsOptions | None = None
     token: Path | None = None
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        tls_ca: Path | str | None,
+        tls_cert: Path | str | None,
+        tls_key: Path | str | None,
+        token_file: Path | str | None,
+    ) -> Access:
+        """Return the values of these options; raise ConfigError if one is given without --tls-ca."""
+        if tls_ca is not None:
+            tls = TlsOptions(ca=tls_ca, cert=tls_cert, key=tls_key)
+            return cls(tls=tls, token=None if token_file is None else Path(token_file))
+        others = {"tls-cert": tls_cert, "tls-key": tls_key, "token-file": token_file}
+        for name, value in others.items():
+            if value is not None:
+                what = f"--{name} needs --tls-ca"
+                raise ConfigError(what, "", "name the authority of the nodes' certificates, or set DLEDGER_TLS_CA")
+        return cls()
+
     def credentials(self) -> Credentials:
         """Return the credentials; raise ConfigError if a file cannot be used."""
         return Credentials(self.tls, self.token)
@@ -220,16 +240,8 @@ def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_access(
         *, tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, token_file: Path | None, **others: Any
     ) -> Any:
-        if tls_ca is None and (tls_cert is not None or tls_key is not None or token_file is not None):
-            given = next(
-                name
-                for name, value in {"tls-cert": tls_cert, "tls-key": tls_key, "token-file": token_file}.items()
-                if value is not None
-            )
-            what = f"--{given} needs --tls-ca"
-            raise ConfigError(what, "", "name the authority of the nodes' certificates, or set DLEDGER_TLS_CA")
-        tls = None if tls_ca is None else TlsOptions(ca=tls_ca, cert=tls_cert, key=tls_key)
-        return command(access=Access(tls=tls, token=token_file), **others)
+        access = Access.of(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token_file=token_file)
+        return command(access=access, **others)
 
     added = with_access
     for name, text in reversed(ACCESS_HELP.items()):
