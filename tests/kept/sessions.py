@@ -13,9 +13,9 @@ import itertools
 import socket
 import struct
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
@@ -29,17 +29,16 @@ from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.hello import HELLO, HELLO_OK, Hello
 from dledger_core.net.protocol import PREFACE, Type
 from dledger_core.record import Columns
-from dledger_core.server.config import ServerConfig
 from tests.support.field_values import good_value, header_of
 from tests.support.frames import frames_of
-from tests.support.server_group import ServerGroup, run
+from tests.support.links import Link, LinkedGroup, Streams
+from tests.support.server_group import run
 
 TABLES: dict[int, Table[Any]] = {
     table.number: table for table in (*messages.TABLES, *PEER_TABLES, *ATTACH_TABLES, HELLO, HELLO_OK)
 }
 ROUTING = ("t", "r", "g", "a", "lu", "cv", "hl")
 """Keys of headers that no table has."""
-NODES_HOST = "127.0.0.2"
 TIMEOUT_S = 60.0
 LARGE_BODY = bytes(150_000)
 OF_EACH = 3
@@ -214,45 +213,17 @@ def _bytes_of(header: dict[str, Any], *payload: Any) -> bytes:
 # --- links between nodes ----------------------------------------------------------------------------------------------
 
 
-class RecordingLink:
+class RecordingLink(Link):
     """Forwards a port to an address, and keeps the frames of both sides of each connection."""
 
     def __init__(self, target: tuple[str, int]) -> None:
-        self._target = target
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        super().__init__(target)
         self.connections: list[list[tuple[str, bytes]]] = []
 
-    async def listen(self, host: str, port: int) -> None:
-        self._server = await asyncio.start_server(self._accept, host, port)
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        far: asyncio.StreamWriter | None = None
+    def ways(self, near: Streams, far: Streams) -> Sequence[Coroutine[Any, Any, None]]:
         frames: list[tuple[str, bytes]] = []
         self.connections.append(frames)
-        try:
-            far_reader, far = await asyncio.open_connection(*self._target)
-            ways = (self._forward(">", reader, far, frames), self._forward("<", far_reader, writer, frames))
-            for way in asyncio.as_completed([asyncio.create_task(each) for each in ways]):
-                await way
-                break
-        except OSError:
-            pass
-        finally:
-            for each in (writer, far):
-                if each is not None:
-                    each.close()
-            self._tasks.discard(task)
+        return self._forward(">", near[0], far[1], frames), self._forward("<", far[0], near[1], frames)
 
     async def _forward(
         self, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: list[tuple[str, bytes]]
@@ -270,26 +241,17 @@ class RecordingLink:
                     rest = rest[len(frame) :]
 
 
-class RecordedGroup(ServerGroup):
-    """Two nodes that reach each other through recording links only; they themselves listen at another address."""
+class RecordedGroup(LinkedGroup):
+    """Two nodes that reach each other through recording links only."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, 2, storage=StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 16))
-        self.links = [RecordingLink((NODES_HOST, peer.port)) for peer in self.peers]
+        storage = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 16)
+        super().__init__(directory, RecordingLink, {}, nodes=2, storage=storage)
 
-    def config(self, node_id: str, **options: Any) -> ServerConfig:
-        return super().config(node_id, host=NODES_HOST, **options)
-
-    async def __aenter__(self) -> RecordedGroup:
-        for link, peer in zip(self.links, self.peers, strict=True):
-            await link.listen(peer.host, peer.port)
-        await super().__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await super().__aexit__(*error)
-        for link in self.links:
-            await link.close()
+    @property
+    def connections(self) -> list[list[tuple[str, bytes]]]:
+        """The frames of each connection."""
+        return [frames for link in self.links for frames in cast("RecordingLink", link).connections if frames]
 
 
 def record_links(directory: Path) -> list[list[dict[str, Any]]]:
@@ -302,7 +264,7 @@ def record_links(directory: Path) -> list[list[dict[str, Any]]]:
             await client.append([LARGE_BODY])
             await client.append([b"last"], p="recorded", pe=0, ps=0)
             await client.ask(Type.TRANSFER, node=(await group.followers())[0])
-            return [frames for link in group.links for frames in link.connections if frames]
+            return group.connections
 
     found = []
     for frames in run(record()):
