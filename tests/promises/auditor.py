@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Any, Final, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, NamedTuple, TypeVar
 
 from dledger_core import AsyncClient
 from dledger_core.client.protocol import END_OF_LOG
 from dledger_core.control import unpack
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError
 from tests.promises.ledger import Ledger
+
+T = TypeVar("T")
 
 DAY_MS: Final = 86_400_000
 LASTING_MS: Final = 7 * DAY_MS
@@ -78,16 +81,7 @@ class Auditor:
 
     async def follow_all(self) -> None:
         """Read every committed entry, until cancelled."""
-        while True:
-            try:
-                found = await self._client.records(self.next_index, END_OF_LOG)
-            except IndexOutOfRangeError as error:
-                self._ledger.violated(f"the auditor fell behind retention: {error}")
-                return
-            except DLedgerError as error:
-                self._ledger.counts[f"audit retried after {error.name}"] += 1
-                await asyncio.sleep(PAUSE_S)
-                continue
+        async for found in self._follow("auditor", lambda: self._client.records(self.next_index, END_OF_LOG)):
             batch = found.batch
             magic = batch.column("magic").to_pylist()
             rows = zip(batch.column("index").to_pylist(), magic, batch.column("body"), strict=True)
@@ -101,21 +95,28 @@ class Auditor:
 
     async def follow_visible(self) -> None:
         """Read what is visible, until cancelled."""
-        while True:
-            try:
-                found = await self._client.fetch(self.visible_index, END_OF_LOG, wait_ms=1000)
-            except IndexOutOfRangeError as error:
-                self._ledger.violated(f"the reader fell behind retention: {error}")
-                return
-            except DLedgerError as error:
-                self._ledger.counts[f"reader retried after {error.name}"] += 1
-                await asyncio.sleep(PAUSE_S)
-                continue
+        async for found in self._follow(
+            "reader", lambda: self._client.fetch(self.visible_index, END_OF_LOG, wait_ms=1000)
+        ):
             batch = found.batch
             for index, body in zip(batch.column("index").to_pylist(), batch.column("body").to_pylist(), strict=True):
                 self._ledger.saw(index, body)
             self.visible_index = found.next_index
             self._tell()
+
+    async def _follow(self, who: str, read: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
+        """Yield one read after the other; end, with a violation, once retention has deleted what is next."""
+        while True:
+            try:
+                found = await read()
+            except IndexOutOfRangeError as error:
+                self._ledger.violated(f"the {who} fell behind retention: {error}")
+                return
+            except DLedgerError as error:
+                self._ledger.counts[f"{who} retried after {error.name}"] += 1
+                await asyncio.sleep(PAUSE_S)
+                continue
+            yield found
 
     def _tell(self) -> None:
         """Wake the waiting callers."""
