@@ -37,7 +37,7 @@ class Link(ABC):
 
     @abstractmethod
     def ways(self, near: Streams, far: Streams) -> Sequence[Coroutine[Any, Any, None]]:
-        """Return what forwards each direction of a connection until it ends."""
+        """Return a coroutine per direction that forwards until the connection ends."""
 
     async def close(self) -> None:
         """End all connections."""

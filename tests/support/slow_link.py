@@ -53,7 +53,7 @@ class SlowLink(Link):
         return await asyncio.open_connection(sock=sock, limit=CHUNK_BYTES)
 
     def ways(self, near: Streams, far: Streams) -> Sequence[Coroutine[Any, Any, None]]:
-        """Return what forwards each direction of a connection until it ends."""
+        """Return a coroutine per direction that forwards until the connection ends."""
         return self._forward(near[0], far[1]), self._forward(far[0], near[1])
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
