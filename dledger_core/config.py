@@ -288,6 +288,8 @@ class Limits:
             reading from the connection.
         connection_requests: requests of one connection in progress [1024]; more get BUSY.
         connections: connections of clients [10,000], fewer where the process may open few files; more get BUSY.
+        address_connections: those of one address, or of one IPv6 network [5000], at most half of ``connections`` where
+            the process may open few files; more get QUOTA_EXCEEDED.
         principal_connections: connections of one principal [2048]; these quotas exist with security only, and more
             gets QUOTA_EXCEEDED.
         principal_append_bytes: appends of one principal without a response, in bytes [128 MiB].
@@ -298,6 +300,10 @@ class Limits:
         principal_digests: digests of one principal in progress or waiting [32].
         principal_linearizable_reads: linearizable reads of one principal in progress [256].
         principal_pins: pins of one principal on a group [500].
+        principal_producers: producers that one principal has added to a group's table since this node leads it
+            [250,000].
+        principal_open_transactions: open transactions that one principal has added to a group since this node leads
+            it [2500].
         client_frame_s: time from the start of a client's frame to its end [60 s].
         client_unsent_s: time in which a client must receive some of its responses [30 s].
         client_idle_s: time after which an unused connection of a client is closed [900 s]; above the longest request.
@@ -367,6 +373,7 @@ class Limits:
     connection_unsent_bytes: int = 8 << 20
     connection_requests: int = 1024
     connections: int = 10_000
+    address_connections: int = 5_000
     principal_connections: int = 2048
     principal_append_bytes: int = 128 << 20
     principal_response_bytes: int = 128 << 20
@@ -376,6 +383,8 @@ class Limits:
     principal_digests: int = 32
     principal_linearizable_reads: int = 256
     principal_pins: int = 500
+    principal_producers: int = 250_000
+    principal_open_transactions: int = 2_500
     client_frame_s: float = 60.0
     client_unsent_s: float = 30.0
     client_idle_s: float = 900.0

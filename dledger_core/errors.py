@@ -45,7 +45,7 @@
        |  '- LogContinuedError        retriable; that log continues the named one
        |- RequestTimedOutError        outcome_unknown
        |- BusyError                   retriable; retry_after_ms
-       |  '- QuotaExceededError       the principal uses too much at once; quota, limit
+       |  '- QuotaExceededError       the principal uses too much; quota, limit
        |- BehindError                 retriable; the replica has not reached min_commit
        |- UnauthenticatedError        no valid certificate or token
        |- ForbiddenError              the principal lacks a permission on the group
@@ -527,7 +527,7 @@ class BusyError(ClientError):
 
 
 class QuotaExceededError(BusyError):
-    """The principal uses too much of the node at once; values hold quota, limit and ``retry_after_ms``."""
+    """A principal, or an address, uses too much of the node; values hold quota, limit and ``retry_after_ms``."""
 
     code = 672
     name = "QUOTA_EXCEEDED"

@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol, cast
 
 from dledger_core.checksum import Buffer
 from dledger_core.errors import (
-    BusyError,
     ConfigError,
     DLedgerError,
     ProtocolError,
@@ -41,6 +40,7 @@ from dledger_core.net.protocol import (
     PREFACE,
     Type,
 )
+from dledger_core.net.room import Room, RoomLimits, source_of
 from dledger_core.net.tls import PeerCertificate, handshake_error
 from dledger_core.net.tls_listener import HandshakeLimits, TlsListener
 
@@ -56,9 +56,6 @@ KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _TLS_HANDSHAKE: Final = 0x16
 _FOREIGN: Final = (0, 1)
 _BACKLOG: Final = 1024
-_NOT_CLIENTS_MAX: Final = 32
-"""Connections of peers, and those without a hello, in addition to the clients."""
-_RETRY_AFTER_MS: Final = 500
 
 _log = logging.getLogger(__name__)
 _log.addFilter(BurstFilter())
@@ -90,8 +87,11 @@ class ServerSide(Protocol):
     refused: Counter[str]
     """Number of connections and frames that were refused before a service saw them, by the error's name."""
 
-    def check_room(self) -> None:
-        """Raise BusyError if no further connection of a client is accepted."""
+    def enter(self, connection: Connection) -> None:
+        """Count a new connection whose address is known; raise QuotaExceededError if that has far too many."""
+
+    def check_room(self, connection: Connection) -> None:
+        """Raise BusyError if no further connection of a client, or of one at this address, is accepted."""
 
     def on_hello(self, connection: Connection, hello: Hello) -> tuple[Hello, Handler]:
         """Return this side's hello and the connection's handler, or raise the error to respond with."""
@@ -140,6 +140,7 @@ class Connection(asyncio.BufferedProtocol):
         self.version = 0
         self.features: frozenset[str] = frozenset()
         self.peer_address = ""
+        self.source = ""
         self.principal = ""
         self.certificate: PeerCertificate | None = None
         self.received_bytes = 0
@@ -262,6 +263,9 @@ class Connection(asyncio.BufferedProtocol):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         peer = transport.get_extra_info("peername")
         self.peer_address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self.source = source_of(peer[0]) if isinstance(peer, tuple) else self.peer_address
+        if self._server is not None and not self._enter(self._server):
+            return
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         ssl_object = transport.get_extra_info("ssl_object")
         if ssl_object is not None:
@@ -272,6 +276,17 @@ class Connection(asyncio.BufferedProtocol):
         if self._hello is not None:
             self._transport.write(PREFACE)
             self.send(self._hello.to_header())
+
+    def _enter(self, server: ServerSide) -> bool:
+        """Whether the other side's address may have one more connection; it gets no response if not."""
+        try:
+            server.enter(self)
+        except DLedgerError as error:
+            server.refused[error.name] += 1
+            _log.warning("connection closed: peer=%s error=%s", self.peer_address, error)
+            self.abort(error)
+            return False
+        return True
 
     def _is_expected_node(self) -> bool:
         """Whether the other side is the node that was dialed; it gets nothing, above all no token, if it is not."""
@@ -355,7 +370,7 @@ class Connection(asyncio.BufferedProtocol):
         self._cancel_timer()
         try:
             if self._server is not None:
-                self._server.check_room()
+                self._server.check_room(self)
         except DLedgerError as error:
             self.abort(error)
             return
@@ -546,6 +561,7 @@ class Server(ServerSide):
     Attributes:
         port: the port it listens on (useful after asking for port 0).
         connections: the open ones whose hello was accepted.
+        room: counts the connections.
     """
 
     def __init__(
@@ -555,13 +571,13 @@ class Server(ServerSide):
         foreign: Callable[[], asyncio.Protocol] | None = None,
         budget: ByteBudget | None = None,
         deadlines: Deadlines | None = None,
-        clients_max: int | None = None,
+        room: RoomLimits | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         handshakes: HandshakeLimits | None = None,
     ) -> None:
+        self.room = Room(room or RoomLimits())
         self._tls = tls
         self._handshakes = handshakes or HandshakeLimits()
-        self._clients_max = clients_max
         self._accept = accept
         self._foreign = foreign
         self._budget = budget
@@ -588,8 +604,9 @@ class Server(ServerSide):
             )
             self._all.add(connection)
             connection.closed.add_done_callback(lambda _: self._forget(connection))
-            if self._clients_max is not None and len(self._all) > self._clients_max + _NOT_CLIENTS_MAX:
-                error = self._no_room()
+            try:
+                self.room.enter()
+            except DLedgerError as error:
                 self.refused[error.name] += 1
                 connection.abort(error)  # as soon as it is made
             return connection
@@ -626,28 +643,26 @@ class Server(ServerSide):
         """Negotiate version and features, call ``accept``, and return the connection's handler."""
         ours = self._accept(hello)
         if hello.role == "client":
-            self.check_room()
+            self.check_room(connection)
         version, features = negotiate(hello, ours)
         connection.peer_hello = hello
         handler = self._handler_for(connection)
         self.connections.add(connection)
+        if hello.role == "peer":
+            self.room.enter_as_node(connection.source)
         return replace(ours, versions=(version,), features=features), handler
 
-    def check_room(self) -> None:
+    def enter(self, connection: Connection) -> None:
         """See ``ServerSide``."""
-        peers = sum(connection.peer_hello.role == "peer" for connection in self.connections)
-        if self._clients_max is not None and len(self._all) - peers > self._clients_max:
-            raise self._no_room()
+        self.room.enter_from(connection.source)
 
-    def _no_room(self) -> BusyError:
-        return BusyError(
-            f"{self._clients_max} clients are connected, which is the limit",
-            "",
-            "close connections, or raise the limit on open files",
-            {"retry_after_ms": _RETRY_AFTER_MS},
-        )
+    def check_room(self, connection: Connection) -> None:
+        """See ``ServerSide``."""
+        self.room.check_client(connection.source)
 
     def _forget(self, connection: Connection) -> None:
+        is_node = connection in self.connections and connection.peer_hello.role == "peer"
+        self.room.leave(connection.source, is_node=is_node)
         self._all.discard(connection)
         self.connections.discard(connection)
 
@@ -689,7 +704,7 @@ async def serve(
     foreign: Callable[[], asyncio.Protocol] | None = None,
     budget: ByteBudget | None = None,
     deadlines: Deadlines | None = None,
-    clients_max: int | None = None,
+    room: RoomLimits | None = None,
     tls: Callable[[], ssl.SSLContext] | None = None,
     handshakes: HandshakeLimits | None = None,
 ) -> Server:
@@ -705,13 +720,13 @@ async def serve(
         foreign: creates the protocol of a connection that does not speak this one; None refuses such a connection.
         budget: memory for the large payloads of clients; None = no limit.
         deadlines: when to close clients' connections; None = never.
-        clients_max: connections of clients; more get BUSY. None = no limit.
+        room: connections of clients that it accepts; None = any number.
         tls: returns the context of each new connection; None = the port speaks plaintext.
         handshakes: rates of new connections with TLS.
 
     Raises:
         ConfigError: the port is not available.
     """
-    server = Server(accept, handler_for, foreign, budget, deadlines, clients_max, tls, handshakes)
+    server = Server(accept, handler_for, foreign, budget, deadlines, room, tls, handshakes)
     await server.start(host, port, hello_timeout_s)
     return server

@@ -7,7 +7,6 @@ present certificates, and none of the ClientHello is read before TLS starts.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import ssl
@@ -17,12 +16,12 @@ from typing import Any, Final
 
 from dledger_core.errors import UnreachableError
 from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.room import source_of
 
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
 
 _ADDRESSES_MAX: Final = 4096
-_IPV6_PREFIX: Final = 64
 _ACCEPT_PAUSE_S: Final = 0.2
 
 
@@ -82,7 +81,7 @@ class HandshakeRate:
 
     def admits(self, address: str, now: float) -> bool:
         """Count a connection of an address; whether it may start a handshake."""
-        source = _source(address)
+        source = source_of(address)
         bucket = self._addresses.get(source)
         if bucket is None:
             if len(self._addresses) >= _ADDRESSES_MAX:
@@ -94,17 +93,6 @@ class HandshakeRate:
         self._addresses = {source: bucket for source, bucket in self._addresses.items() if not bucket.is_full(now)}
         while len(self._addresses) >= _ADDRESSES_MAX:
             del self._addresses[next(iter(self._addresses))]
-
-
-def _source(address: str) -> str:
-    """Return the address; of IPv6 the network, because one host has a whole one."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if parsed.version == 4:
-        return address
-    return str(ipaddress.ip_network((parsed, _IPV6_PREFIX), strict=False))
 
 
 class TlsListener:

@@ -66,5 +66,9 @@ def within_descriptors(config: ServerConfig, limit: int) -> ServerConfig:
     return replace(
         config,
         storage=replace(config.storage, open_segments_max=shares.open_segments),
-        limits=replace(config.limits, connections=shares.connections),
+        limits=replace(
+            config.limits,
+            connections=shares.connections,
+            address_connections=min(config.limits.address_connections, shares.connections // 2),
+        ),
     )

@@ -23,6 +23,7 @@ from dledger_core.net.connection import Connection, Handler, Server, serve
 from dledger_core.net.credentials import PLAINTEXT
 from dledger_core.net.deadlines import Deadlines
 from dledger_core.net.hello import Hello
+from dledger_core.net.room import RoomLimits
 from dledger_core.raft import ConfigurationInForce, Message, even_group_warning
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
@@ -191,6 +192,7 @@ class NodeServer:
             connected=self.links.connected,
             clients=lambda: 0 if self._server is None else self._server.clients,
             refused_early=lambda: Counter() if self._server is None else self._server.refused,
+            address_refusals=lambda: 0 if self._server is None else self._server.room.address_refusals,
         )
 
     @property
@@ -234,7 +236,7 @@ class NodeServer:
                 foreign=None if self._foreign_port is None else self._foreign_port(port),
                 budget=self.budget,
                 deadlines=Deadlines(limits.client_frame_s, limits.client_unsent_s, limits.client_idle_s),
-                clients_max=limits.connections,
+                room=RoomLimits(total=limits.connections, per_address=limits.address_connections),
                 tls=None if self._authentication is None else self._authentication.context,
             )
             if self._site is not None and config.http is not None:

@@ -4,11 +4,19 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from dledger_core.errors import BadRequestError, BusyError, ConfigError, ProtocolError, UnreachableError
+from dledger_core.errors import (
+    BadRequestError,
+    BusyError,
+    ConfigError,
+    ProtocolError,
+    QuotaExceededError,
+    UnreachableError,
+)
 from dledger_core.net.connection import connect, serve
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import PREFACE
+from dledger_core.net.room import RoomLimits
 
 
 class Recorder:
@@ -267,13 +275,28 @@ async def test_connect_cancelled_at_hello_leaves_no_connection(monkeypatch):
 
 
 async def test_clients_above_limit_get_busy_and_peers_are_accepted():
-    async with Echo(clients_max=2) as echo:
+    async with Echo(room=RoomLimits(total=2)) as echo:
         first, _ = await echo.connect()
         second, _ = await echo.connect()
         with pytest.raises(BusyError):
             await echo.connect()
         peer, _ = await echo.connect(replace(NODE, node_id="n1"))
         assert all(connection.is_open for connection in (first, second, peer))
+        first.close()
+        await echo.handlers[0].until(lambda: echo.handlers[0].closed)
+        third, _ = await echo.connect()
+        assert third.is_open
+
+
+async def test_clients_of_one_address_above_limit_are_refused_and_peers_accepted():
+    async with Echo(room=RoomLimits(per_address=2)) as echo:
+        first, _ = await echo.connect()
+        await echo.connect(replace(NODE, node_id="n1"))
+        await echo.connect()
+        with pytest.raises(QuotaExceededError) as raised:
+            await echo.connect()
+        assert (raised.value.values["quota"], raised.value.values["limit"]) == ("address_connections", 2)
+        assert echo.server.room.address_refusals == 1
         first.close()
         await echo.handlers[0].until(lambda: echo.handlers[0].closed)
         third, _ = await echo.connect()

@@ -13,10 +13,11 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from dledger_core.config import LIMITS, Limits, ListenAddress
-from dledger_core.errors import BusyError
+from dledger_core.errors import BusyError, QuotaExceededError
 from dledger_core.server.monitoring.measures import BOUNDS_S, Durations, quantile
 from dledger_core.server.monitoring.metrics import METRICS
 from dledger_core.server.monitoring.site import SiteOptions
+from dledger_core.server.services.quotas import Quota
 from tests.support.http import afetch
 from tests.support.server_group import ServerGroup, eventually, stall
 
@@ -218,7 +219,19 @@ async def test_refused_connections_are_counted_too(tmp_path: Path) -> None:
             await group.channel("n0")
         found = await scrape(group)
         assert found.of("dledger_requests_refused_total") == {("BUSY",): 1}
+        assert found.value("dledger_quota_refusals_total", quota="address_connections") == 0
         assert (found.value("dledger_client_connections"), found.value("dledger_client_connections_limit")) == (1, 1)
+
+
+async def test_refusals_of_quotas_are_counted_by_quota(tmp_path: Path) -> None:
+    async with group_of(tmp_path, limits=Limits(address_connections=1)) as group:
+        await eventually(lambda: not group.nodes["n0"].service.flows)  # of the founding
+        await group.channel("n0")
+        with pytest.raises(QuotaExceededError):
+            await group.channel("n0")
+        found = (await scrape(group)).of("dledger_quota_refusals_total")
+        assert found.pop(("address_connections",)) == 1
+        assert found == {(quota.value,): 0 for quota in Quota}
 
 
 async def test_full_disk_pins_tables_and_transactions_are_shown(tmp_path: Path) -> None:

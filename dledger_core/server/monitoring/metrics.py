@@ -57,6 +57,7 @@ METRICS: Final = (
     MetricKind("dledger_peer_connected", "gauge", ("peer",), "1 if the link to another node is open."),
     MetricKind("dledger_requests_in_progress", "gauge", (), "Requests that wait for the disk or for a change."),
     MetricKind("dledger_requests_refused_total", "counter", ("error",), "Requests answered with this error."),
+    MetricKind("dledger_quota_refusals_total", "counter", ("quota",), "Refusals because a quota was used up."),
     MetricKind("dledger_append_inflight_bytes", "gauge", (), "Bytes of appends without a response."),
     MetricKind("dledger_append_inflight_limit_bytes", "gauge", (), "Limit on them; above it appends get BUSY."),
     MetricKind("dledger_response_inflight_bytes", "gauge", (), "Bytes of responses that clients have not taken."),
@@ -154,6 +155,7 @@ class Metrics:
             "dledger_build_info": [((self._version, str(config.self_id)), 1)],
             "dledger_peer_connected": [],
             "dledger_requests_refused_total": [((name,), count) for name, count in sorted(node.refused.items())],
+            "dledger_quota_refusals_total": [((name,), count) for name, count in node.quota_refusals.items()],
             "dledger_event_loop_delay_seconds": [((), _copy(self._delays))],
         }
         connected = node.connected()

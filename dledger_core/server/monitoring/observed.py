@@ -31,6 +31,7 @@ class ObservedNode:
         connected: the peers with an open connection.
         clients: number of connections of clients.
         refused_early: number of connections and frames refused before a service saw them, by the error's name.
+        address_refusals: number of connections refused because their address had too many.
     """
 
     config: ServerConfig
@@ -44,11 +45,18 @@ class ObservedNode:
     connected: Callable[[], list[NodeId]]
     clients: Callable[[], int]
     refused_early: Callable[[], Counter[str]]
+    address_refusals: Callable[[], int]
 
     @property
     def refused(self) -> Counter[str]:
         """Number of requests, frames and connections that were refused, by the error's name."""
         return self.service.refused + self.refused_early()
+
+    @property
+    def quota_refusals(self) -> dict[str, int]:
+        """Number of refusals by quota; most quotas are a principal's."""
+        by_quota = {quota.value: count for quota, count in self.service.quotas.refused.items()}
+        return by_quota | {"address_connections": self.address_refusals()}
 
     def requests(self) -> int:
         """Return the number of requests in progress that wait for the disk or for a change."""

@@ -26,6 +26,26 @@ class Quota(StrEnum):
     LONG_POLLS = "long_polls"
     DIGESTS = "digests"
     LINEARIZABLE_READS = "linearizable_reads"
+    PINS = "pins"
+    PRODUCERS = "producers"
+    OPEN_TRANSACTIONS = "open_transactions"
+
+    @property
+    def words(self) -> str:
+        """The name in a sentence."""
+        return self.value.replace("_", " ")
+
+
+def exceeded(
+    quota: Quota, principal: str, taken: str, limit: int, remedy: str, retry_after_ms: int
+) -> QuotaExceededError:
+    """Return the error of a principal that has taken its share, in words: ``taken``."""
+    return QuotaExceededError(
+        f"principal {principal} has {taken}, and the limit is {limit}",
+        "",
+        remedy,
+        {"quota": quota.value, "principal": principal, "limit": limit, "retry_after_ms": retry_after_ms},
+    )
 
 
 class Tenant:
@@ -58,17 +78,8 @@ class Tenant:
         limit, taken = self._limits[quota], self._taken[quota]
         if taken and taken + amount > limit:
             self._refused[quota] += 1
-            raise QuotaExceededError(
-                f"principal {self.name} has {taken} {quota.value.replace('_', ' ')} in use, and the limit is {limit}",
-                "",
-                f"retry after {self._retry_after_ms} ms, or use fewer at once",
-                {
-                    "quota": quota.value,
-                    "principal": self.name,
-                    "limit": limit,
-                    "retry_after_ms": self._retry_after_ms,
-                },
-            )
+            remedy = f"retry after {self._retry_after_ms} ms, or use fewer at once"
+            raise exceeded(quota, self.name, f"{taken} {quota.words} in use", limit, remedy, self._retry_after_ms)
         self._taken[quota] = taken + amount
 
     def give(self, quota: Quota, amount: int = 1) -> None:

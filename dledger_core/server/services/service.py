@@ -19,6 +19,7 @@ from dledger_core.errors import (
     ConfigError,
     DLedgerError,
     ProtocolError,
+    QuotaExceededError,
     UnknownGroupError,
     UnreachableError,
     one_line,
@@ -41,6 +42,7 @@ from dledger_core.server.services.flow import Budget, ClientFlow
 from dledger_core.server.services.membership import MembersReport
 from dledger_core.server.services.quotas import Quota, Quotas, Tenant
 from dledger_core.server.services.reads import grown_groups
+from dledger_core.server.services.row_quotas import WriterQuotas
 
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
@@ -111,6 +113,7 @@ class ClientService:
         self._is_draining = False
         self._digests = asyncio.Semaphore(config.limits.digests_at_once)
         self.quotas = Quotas(config.limits)
+        self._writers = WriterQuotas(config.limits, self.quotas.refused)
         self.refused: Counter[str] = Counter()
 
     @property
@@ -271,9 +274,15 @@ class ClientService:
         columns = codec.parse_columns(payload, message.count)
         columns.verify()
         nbytes = len(payload)
+        tenant, replica = request.flow.tenant, hosted.replica
+        settle = self._writers.admit(tenant, request.group.name, message, lambda: replica.tables)
+
+        def end() -> None:
+            settle()
+            request.flow.release(nbytes)
 
         def reply(outcome: AppendedRange | DLedgerError) -> None:
-            request.flow.release(nbytes)
+            end()
             if isinstance(outcome, DLedgerError):
                 request.refuse(outcome)
             else:
@@ -282,11 +291,15 @@ class ClientService:
                 )
                 request.respond(messages.APPEND_OK, response)
 
-        request.flow.hold(nbytes)  # before the append: its reply may be called within the call
+        try:
+            request.flow.hold(nbytes)  # before the append: its reply may be called within the call
+        except DLedgerError:
+            settle()
+            raise
         try:
             _append_columns(message, columns, hosted.appends, reply, request.connection)
         except DLedgerError:
-            request.flow.release(nbytes)
+            end()
             raise
 
     # --- transactions and producers --------------------------------------------------------------------------
@@ -352,6 +365,14 @@ class ClientService:
 
     # --- reads -----------------------------------------------------------------------------------------------
 
+    def _pin(self, request: GroupRequest, message: messages.MetadataRequest | messages.ReadRequest) -> None:
+        replica = request.hosted.replica
+        try:
+            replica.pins.set(message.pin, message.start, replica.pin_time_ms, request.connection.principal)
+        except QuotaExceededError:
+            self.quotas.refused[Quota.PINS] += 1
+            raise
+
     def _metadata(self, request: GroupRequest, message: messages.MetadataRequest) -> None:
         if message.space:
             self._start(request, partial(self._metadata_with_space, request, message))
@@ -366,8 +387,8 @@ class ClientService:
     def _metadata_of(
         self, request: GroupRequest, message: messages.MetadataRequest, orphaned: list[int] | None
     ) -> messages.MetadataResponse:
+        self._pin(request, message)
         replica = request.hosted.replica
-        replica.pins.set(message.pin, message.start, replica.pin_time_ms, request.connection.principal)
         status = replica.raft.status()
         me = [
             self._config.self_id,
@@ -399,8 +420,8 @@ class ClientService:
         )
 
     async def _read(self, request: GroupRequest, message: messages.ReadRequest) -> None:
-        reads, replica = request.hosted.reads, request.hosted.replica
-        replica.pins.set(message.pin, message.start, replica.pin_time_ms, request.connection.principal)
+        reads = request.hosted.reads
+        self._pin(request, message)
         await reads.ready(message)
         async with request.flow.large_response():
             result = await reads.read(message)

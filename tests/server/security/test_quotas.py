@@ -10,11 +10,12 @@ import pytest
 from dledger_core.certificates import CertificateFiles, digest_of, write_certificates
 from dledger_core.config import Limits
 from dledger_core.connect import AsyncClient
-from dledger_core.errors import QuotaExceededError
+from dledger_core.errors import ProducerUnknownError, QuotaExceededError
 from dledger_core.net import messages
 from dledger_core.net.protocol import Type
 from dledger_core.server.maintenance.retention import Pins
 from dledger_core.server.services.quotas import Quota, Quotas, Tenant
+from dledger_core.server.services.row_quotas import RowQuota
 from tests.server.security.secure_group import SecureGroup
 from tests.support.server_group import RawClient, eventually, run
 
@@ -27,6 +28,8 @@ LIMITS = Limits(
     principal_awaited_groups=3,
     principal_long_polls=3,
     principal_pins=2,
+    principal_producers=3,
+    principal_open_transactions=2,
 )
 
 
@@ -103,6 +106,101 @@ def test_appends_over_the_quota_are_retried_by_the_client(tmp_path, made) -> Non
             done = await asyncio.gather(*(client.append([bytes(300_000)]) for _ in range(12)))
             assert len({each.first_index for each in done}) == 12
             assert group.quotas.tenant("a").taken(Quota.APPEND_BYTES) == 0
+
+    run(test())
+
+
+async def produce(client: RawClient, producer: str, sequence: int = 0):
+    return await client.append([b"a"], p=producer, pe=0, ps=sequence)
+
+
+def test_producers_of_one_principal_are_limited_and_others_are_served(tmp_path, made) -> None:
+    async def test() -> None:
+        async with QuotaGroup(tmp_path, made) as group:
+            await group.leader()
+            greedy, other = await group.raw("a"), await group.raw("b")
+            for number in range(LIMITS.principal_producers):
+                await produce(greedy, f"p{number}")
+            with pytest.raises(QuotaExceededError) as raised:
+                await produce(greedy, "more")
+            assert raised.value.values["quota"] == "producers"
+            assert group.quotas.refused[Quota.PRODUCERS] == 1
+            await produce(greedy, "p0", 1)
+            await produce(other, "q0")
+            await produce(greedy, "q0", 1)  # the row of another one adds none
+            expired = asyncio.get_running_loop().create_future()
+            group.hosted("n0").appends.expire_producer("p1", expired.set_result)
+            await expired
+            await produce(greedy, "more")
+            with pytest.raises(QuotaExceededError):
+                await produce(greedy, "p1")
+
+    run(test())
+
+
+def test_refused_appends_take_no_producers_quota(tmp_path, made) -> None:
+    async def test() -> None:
+        async with QuotaGroup(tmp_path, made) as group:
+            await group.leader()
+            client = await group.raw("a")
+            for number in range(2 * LIMITS.principal_producers):
+                with pytest.raises(ProducerUnknownError):
+                    await produce(client, f"unknown{number}", 5)
+            done = [produce(client, f"p{number}") for number in range(LIMITS.principal_producers)]
+            await asyncio.gather(*done)
+
+    run(test())
+
+
+def test_open_transactions_of_one_principal_are_limited(tmp_path, made) -> None:
+    async def test() -> None:
+        async with QuotaGroup(tmp_path, made) as group:
+            await group.leader()
+            greedy, other = await group.raw("a"), await group.raw("b")
+
+            async def attempt(client: RawClient, number: int) -> None:
+                await client.attempt([b"a"], {"q": f"query{number}", "b": 0, "r": "run"})
+
+            for number in (0, 1, 1):
+                await attempt(greedy, number)
+            with pytest.raises(QuotaExceededError) as raised:
+                await attempt(greedy, 2)
+            assert raised.value.values["quota"] == "open_transactions"
+            assert group.quotas.refused[Quota.OPEN_TRANSACTIONS] == 1
+            await attempt(other, 3)
+            await greedy.ask(Type.TRANSACTION, op="abort", x={"q": "query0", "b": 0, "r": "run"})
+            await attempt(greedy, 2)
+            with pytest.raises(QuotaExceededError):
+                await attempt(greedy, 4)
+
+    run(test())
+
+
+def test_row_in_a_request_counts_although_the_table_lacks_it() -> None:
+    quota: RowQuota[str] = RowQuota(Quota.PRODUCERS, 2, Counter(), "", 1)
+    first, second = quota.take("a", "group", "x", ()), quota.take("a", "group", "y", ())
+    with pytest.raises(QuotaExceededError):
+        quota.take("a", "group", "z", ())
+    quota.take("a", "other", "z", ())
+    first(("x",))
+    second(())  # y was refused
+    quota.take("a", "group", "z", ("x",))(("x", "z"))
+    assert quota.taken("a", "group") == 2
+    quota.take("a", "group", "u", ("z",))  # x has left the table
+    with pytest.raises(QuotaExceededError):
+        quota.take("a", "group", "v", ("z",))
+
+
+def test_pins_above_the_quota_are_counted(tmp_path, made) -> None:
+    async def test() -> None:
+        async with QuotaGroup(tmp_path, made) as group:
+            await group.leader()
+            client = await group.raw("a")
+            for name in ("x", "y"):
+                await client.ask(Type.METADATA, pin=[name, 1000])
+            with pytest.raises(QuotaExceededError):
+                await client.ask(Type.METADATA, pin=["z", 1000])
+            assert group.quotas.refused[Quota.PINS] == 1
 
     run(test())
 
