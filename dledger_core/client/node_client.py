@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -49,6 +50,7 @@ from dledger_core.net.codec import columns_payload, parts_payload
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
 from dledger_core.record import Columns, Fetch, Isolation
+from dledger_core.tracing import append_call, current_traceparent
 
 
 class NodeClient:
@@ -113,9 +115,16 @@ class NodeClient:
         once: bool = False,
     ) -> AppendResult:
         columns = columns_of(bodies)
-        if producer_id is None:
-            return await self._batcher.append(columns)
-        return await self.append_columns(columns, producer_id=producer_id, epoch=epoch, sequence=sequence, once=once)
+        with append_call(self.group, columns.count, columns.record_bytes) as span:
+            if producer_id is None:
+                result = await self._batcher.append(columns)
+            else:
+                result = await self.append_columns(
+                    columns, producer_id=producer_id, epoch=epoch, sequence=sequence, once=once
+                )
+            if span is not None:
+                span.committed(result.first_index, result.last_index, result.term)
+            return result
 
     async def append_columns(
         self,
@@ -141,13 +150,18 @@ class NodeClient:
         columns = columns_of(bodies)
         part = {**transaction_map(transaction, once=once, elsewhere=elsewhere), "a": attempt}
         request = messages.AppendRequest(count=columns.count, transaction=part)
-        # Idempotent: if a first copy took effect, the commit does not list it, so it is orphaned.
-        result = await self._append(request, columns, idempotent=True)
+        with append_call(self.group, columns.count, columns.record_bytes) as span:
+            # Idempotent: if a first copy took effect, the commit does not list it, so it is orphaned.
+            result = await self._append(request, columns, idempotent=True)
+            if span is not None:
+                span.committed(result.first_index, result.last_index, result.term)
         return AttemptResult(
             result.first_index, result.last_index, result.term, columns.count, column_crc(columns.crcs)
         )
 
     async def _append(self, request: messages.AppendRequest, columns: Columns, *, idempotent: bool) -> AppendResult:
+        if (traceparent := current_traceparent()) is not None:
+            request = replace(request, traceparent=traceparent)
         header = messages.APPEND.encode(request, g=self.group)
         frame = await self._requests.to_leader(header, *columns_payload(columns), idempotent=idempotent)
         response = messages.APPEND_OK.decode(frame.header)

@@ -137,6 +137,9 @@ class AppendRequest:
     transaction: dict[str, Any] | None = wire(
         "x", "map", _TRANSACTION, low=3, high=6, accepts=_is_transaction, default=None, optional=True
     )
+    traceparent: str | None = wire(
+        "tp", "str", "the client's span as W3C traceparent, if it traces appends", default=None, optional=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,7 @@ from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.turns import Turns
 from dledger_core.storage.tables.producers import ProducerAppend, ProducerTable
 from dledger_core.storage.tables.transactions import TransactionTable
+from dledger_core.tracing import AppendSpan
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class Append:
         producer: set for a producer's append.
         crc: CRC of the lengths and bodies of a producer's append.
         once: whether the producer's id is used once.
+        span: of its request, if appends are traced.
     """
 
     payload: ProposedBatch
@@ -99,6 +101,7 @@ class Append:
     producer: ProducerKey | None = None
     crc: int = 0
     once: bool = False
+    span: AppendSpan | None = None
 
 
 @dataclass(slots=True)
@@ -265,14 +268,23 @@ class Appends:
 
     # --- requests --------------------------------------------------------------------------------------------
 
-    def append(self, columns: Columns, reply: Reply, *, source: Hashable = None) -> None:
+    def append(
+        self, columns: Columns, reply: Reply, *, source: Hashable = None, span: AppendSpan | None = None
+    ) -> None:
         """Append bodies without a producer; ``columns`` are verified. Sources take turns."""
         self._replica.space.check()
         payload = ProposedBatch(columns)
-        self._wait(source, Append(payload, [self._admit(payload, reply)]))
+        self._wait(source, Append(payload, [self._admit(payload, reply)], span=span))
 
     def append_produced(
-        self, columns: Columns, key: ProducerKey, reply: Reply, *, once: bool = False, source: Hashable = None
+        self,
+        columns: Columns,
+        key: ProducerKey,
+        reply: Reply,
+        *,
+        once: bool = False,
+        source: Hashable = None,
+        span: AppendSpan | None = None,
     ) -> None:
         """Append as the next or a repeated append of a producer, whose id is perhaps used once. Sources take turns."""
         self._check_profile("a producer id")
@@ -284,7 +296,7 @@ class Appends:
             fields["o"] = True
         payload = ProposedBatch(columns, control=self._replica.pack_control({"k": "producer"} | fields))
         reply = self._admit(payload, reply)
-        append = Append(payload, [reply], key, crc, once)
+        append = Append(payload, [reply], key, crc, once, span)
         self._when_ready(lambda: self._wait(source, append), reply)
 
     def _wait(self, source: Hashable, append: Append) -> None:
@@ -315,6 +327,7 @@ class Appends:
         *,
         once: bool = False,
         elsewhere: int = -1,
+        span: AppendSpan | None = None,
     ) -> None:
         """Append as part of a transaction's attempt.
 
@@ -325,6 +338,7 @@ class Appends:
             reply: called with the outcome.
             once: whether the query is used once.
             elsewhere: the query's newest committed micro-batch in the other groups, -1 if they do not know it.
+            span: of the request, if appends are traced.
         """
         self._check_profile("a transaction")
         self._check_ids({"attempt": attempt})
@@ -348,7 +362,7 @@ class Appends:
             self._transactions.check_attempt(transaction, once=once, elsewhere=elsewhere)
             self._attempts[transaction] += 1
             try:
-                self._propose_alone(payload, done)
+                self._propose_alone(payload, done, span)
             except DLedgerError:
                 landed()
                 raise
@@ -616,11 +630,11 @@ class Appends:
                 reply(AppendedRange(found.first_index, found.last_index, NO_TERM if term is None else term))
         return False
 
-    def _propose_alone(self, payload: ProposedBatch, reply: Reply) -> None:
+    def _propose_alone(self, payload: ProposedBatch, reply: Reply, span: AppendSpan | None = None) -> None:
         """Propose a batch after all appends that wait, so that the log has the order in which they arrived."""
         while self._waiting:
             self._propose_joined(self._limits.coalesced_bytes)
-        self._propose([Append(payload, [reply])], is_joined=False)
+        self._propose([Append(payload, [reply], span=span)], is_joined=False)
 
     def _propose(self, appends: Sequence[Append], *, is_joined: bool) -> None:
         batch = self._replica.propose(ProposedBatch.join([append.payload for append in appends]))
@@ -630,6 +644,9 @@ class Appends:
             BatchInFlight(batch.first_index, batch.last_index, batch.term, appends, is_joined, batch.nbytes, now_s())
         )
         self._joined_in_flight += is_joined
+        for append in appends:
+            if append.span is not None:
+                append.span.proposed(batch.first_index, batch.last_index)
 
     def committed(self, commit_index: Index) -> None:
         """Reply to the appends of the committed batches."""

@@ -43,6 +43,7 @@ from dledger_core.server.services.membership import MembersReport
 from dledger_core.server.services.quotas import Quota, Quotas, Tenant
 from dledger_core.server.services.reads import grown_groups
 from dledger_core.server.services.row_quotas import WriterQuotas
+from dledger_core.tracing import AppendSpan, request_span
 
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
@@ -268,6 +269,16 @@ class ClientService:
     # --- appends ---------------------------------------------------------------------------------------------
 
     def _append(self, request: GroupRequest, message: messages.AppendRequest) -> None:
+        span = request_span(message.traceparent, self._config.self_id, request.group.name, message.count)
+        try:
+            self._append_in(span, request, message)
+        except DLedgerError as error:
+            if span is not None:
+                span.failed(error)
+                span.end()
+            raise
+
+    def _append_in(self, span: AppendSpan | None, request: GroupRequest, message: messages.AppendRequest) -> None:
         payload, hosted = request.frame.payload, request.hosted
         if not hosted.replica.is_leader:
             raise hosted.replica.not_leader()
@@ -297,7 +308,7 @@ class ClientService:
             settle()
             raise
         try:
-            _append_columns(message, columns, hosted.appends, reply, request.connection)
+            _append_columns(message, columns, hosted.appends, _traced(span, reply), request.connection, span)
         except DLedgerError:
             end()
             raise
@@ -600,21 +611,44 @@ def _give(tenant: Tenant, quota: tuple[Quota, int], task: asyncio.Task[None]) ->
     tenant.give(*quota)
 
 
+def _traced(span: AppendSpan | None, reply: Reply) -> Reply:
+    """Return a reply that also ends the span."""
+    if span is None:
+        return reply
+
+    def traced(outcome: AppendedRange | DLedgerError) -> None:
+        if isinstance(outcome, DLedgerError):
+            span.failed(outcome)
+        else:
+            span.committed(outcome.first_index, outcome.last_index, outcome.term)
+        try:
+            reply(outcome)
+        finally:
+            span.end()
+
+    return traced
+
+
 def _append_columns(
-    message: messages.AppendRequest, columns: Columns, appends: Appends, reply: Reply, source: Connection
+    message: messages.AppendRequest,
+    columns: Columns,
+    appends: Appends,
+    reply: Reply,
+    source: Connection,
+    span: AppendSpan | None,
 ) -> None:
     if message.transaction is not None:
         if "a" not in message.transaction:
             raise BadRequestError("an append's transaction has no attempt", "", "send 'a' in field 'x'")
         transaction, attempt = _transaction_id(message.transaction), message.transaction["a"]
-        appends.append_attempt(columns, transaction, attempt, reply, **_introduction(message.transaction))
+        appends.append_attempt(columns, transaction, attempt, reply, span=span, **_introduction(message.transaction))
     elif message.producer_id is not None:
         if message.epoch is None or message.sequence is None:
             raise BadRequestError("a producer's append has no epoch or sequence", "", "send 'pe' and 'ps'")
         key = ProducerKey(message.producer_id, message.epoch, message.sequence)
-        appends.append_produced(columns, key, reply, once=message.once, source=source)
+        appends.append_produced(columns, key, reply, once=message.once, source=source, span=span)
     else:
-        appends.append(columns, reply, source=source)
+        appends.append(columns, reply, source=source, span=span)
 
 
 def _node_of(message: messages.MemberRequest) -> NodeId:
