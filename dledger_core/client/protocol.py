@@ -517,7 +517,8 @@ class OptionalOperations(Protocol):
     async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
         """Abort a transaction: its entries stay invisible. Idempotent.
 
-        Without a query id, it is the only open one with this batch id whose run id starts as the given one.
+        Without a query id, it is the only open one with this batch id whose run id starts as the given one. Without a
+        run id, it is aborted whatever run writes it, which with security needs the permission ``admin``.
         """
         ...
 

@@ -28,7 +28,8 @@ from spark_connector.writing.transactions import (
 class DLedgerBatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame completely or not at all; tasks and commit use pickled copies of this object.
 
-    The transaction has an id of its own, so no earlier write can have committed it.
+    The transaction has an id of its own, so no earlier write can have committed it. The id is also its run, because
+    with security only an operator may abort a transaction without naming its run.
     """
 
     def __init__(self, options: DLedgerOptions, schema: StructType, overwrite: bool) -> None:
@@ -36,7 +37,8 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
             raise OptionError("a log cannot be overwritten", "", "use .mode('append')")
         self._options = options
         self._shape = sink_shape(schema, options)
-        self._transaction = TransactionId(f"write-{uuid.uuid4()}", 0, "")
+        write_id = f"write-{uuid.uuid4()}"
+        self._transaction = TransactionId(write_id, 0, write_id)
         check_target(options, self._shape.group, started=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -1,7 +1,8 @@
 """The permission that each request needs: one table for all of them.
 
 Producers and sinks with ``append`` also ask for the state of their own producers and transactions, and end their
-transactions. Whatever changes a group, its members, its leader, its tables or what others wrote needs ``admin``.
+transactions, which they name by their run. Whatever changes a group, its members, its leader, its tables or what others
+wrote needs ``admin``, and so do the lists of producers and transactions, which name those of others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Final
 from dledger_core.net.protocol import Type
 from dledger_core.server.security.principals import Permission
 
+_TABLES_OF_READERS: Final = ("terms", "segments")
 Rule = Permission | None | Callable[[Mapping[str, Any]], Permission | None]
 """None = any permission on the group, or, for a request about no group, any principal."""
 
@@ -25,6 +27,17 @@ def _by_operation(default: str, **permissions: Permission) -> Callable[[Mapping[
     return lambda header: permissions.get(str(header.get("op", default)), "admin")
 
 
+def _table(header: Mapping[str, Any]) -> Permission:
+    return "read" if header.get("table") in _TABLES_OF_READERS else "admin"
+
+
+def _transaction(header: Mapping[str, Any]) -> Permission:
+    """Return the permission for a transaction: to abort it whatever its run is an operator's command."""
+    named = header.get("x")
+    is_own = isinstance(named, Mapping) and bool(named.get("r"))
+    return "admin" if header.get("op") == "abort" and not is_own else "append"
+
+
 REQUESTS: Final[Mapping[Type, Rule]] = {
     Type.ALIVE: None,
     Type.GROUPS: None,
@@ -34,11 +47,11 @@ REQUESTS: Final[Mapping[Type, Rule]] = {
     Type.TIME: "read",
     Type.AT: "read",
     Type.DIGEST: "read",
-    Type.DESCRIBE: "read",
+    Type.DESCRIBE: _table,
     Type.AWAIT: "read",
     Type.APPEND: "append",
     Type.PRODUCER: _by_operation("state", state="append"),
-    Type.TRANSACTION: "append",
+    Type.TRANSACTION: _transaction,
     Type.MEMBER: _by_operation("list", list="read"),
     Type.RECOVER: "admin",
     Type.TRANSFER: "admin",

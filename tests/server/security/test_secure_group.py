@@ -11,6 +11,7 @@ import pytest
 
 from dledger_core.certificates import CertificateFiles, digest_of, write_certificates
 from dledger_core.connect import AsyncClient
+from dledger_core.control import TransactionId
 from dledger_core.errors import (
     ConfigError,
     ForbiddenError,
@@ -108,6 +109,26 @@ def test_permissions_are_denied_by_default(tmp_path, made, token, allowed) -> No
                 else:
                     with pytest.raises(ForbiddenError):
                         await call()
+
+    run(test())
+
+
+def test_writer_ends_its_own_transactions_and_only_an_admin_lists_and_ends_any(tmp_path, made) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made) as group, group.open("all") as admin, group.open("append") as writer:
+            for batch_id in (0, 1):
+                own = TransactionId("query", batch_id, "run")
+                await writer.append_attempt([b"a"], transaction=own, attempt="x")
+            assert (await writer.transaction(own)).state == "open"
+            with pytest.raises(ForbiddenError):
+                await writer.abort_transaction(own._replace(run_id=""))
+            for table in ("transactions", "producers"):
+                with pytest.raises(ForbiddenError):
+                    await writer.describe(table)
+            assert (await writer.abort_transaction(own)).state == "aborted"
+            assert (await admin.describe("transactions"))["batch_id"].to_pylist() == [0]
+            await admin.abort_transaction(TransactionId("query", 0))
+            assert (await admin.describe("transactions")).num_rows == 0
 
     run(test())
 
