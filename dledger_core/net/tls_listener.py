@@ -107,7 +107,7 @@ class TlsListener:
 
     def __init__(
         self,
-        make: Callable[[], asyncio.BufferedProtocol],
+        make: Callable[[], asyncio.BaseProtocol],
         context: Callable[[], ssl.SSLContext],
         limits: HandshakeLimits,
         timeout_s: float,

@@ -34,7 +34,6 @@ from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.repair import EventLoopRepairs
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
 from dledger_core.server.monitoring.cluster_look import open_channel
-from dledger_core.server.monitoring.http_port import present_context
 from dledger_core.server.monitoring.observed import ObservedNode
 from dledger_core.server.monitoring.site import Site, SiteOptions
 from dledger_core.server.replica.attachments import ShownStore
@@ -159,7 +158,7 @@ class NodeServer:
             options,
             principal_of=principal_of,
             open_channel=partial(open_channel, credentials=found.credentials),
-            tls=present_context(found.context),
+            tls=found.context,
         )
 
     @property

@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server on the node's event loop: GET and HEAD, short requests, complete responses.
 
 h11 reads and writes the protocol. What a stranger can occupy is limited: connections, the size of a request, and the
-time to send it and to take the response.
+time to send it and to take the response; with TLS also the rate and the time of handshakes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import h11
 
 from dledger_core.errors import ConfigError
 from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.tls_listener import HandshakeLimits, TlsListener
 
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
@@ -30,6 +31,7 @@ REQUEST_S: Final = 10.0
 """Time for a request to arrive, and for a response to be taken."""
 IDLE_S: Final = 60.0
 _READ_BYTES: Final = 16 << 10
+_BACKLOG: Final = 100
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -66,18 +68,6 @@ class HttpResponse:
 Answer = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
-def present_context(context: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-    """Return a context that each handshake leaves for the present one, so that new certificates take effect."""
-    first = context()
-
-    def swap(socket: ssl.SSLObject, name: str | None, given: ssl.SSLContext) -> None:
-        del name, given
-        socket.context = context()
-
-    first.sni_callback = swap
-    return first
-
-
 def text_response(status: HTTPStatus, text: str, **headers: str) -> HttpResponse:
     """Return a response with one line of text."""
     return HttpResponse((text + "\n").encode(), status=status, headers=headers)
@@ -105,18 +95,37 @@ class HttpPort:
         self._connections_max = connections_max
         self._request_s = request_s
         self._idle_s = idle_s
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        """Start to listen, with TLS or without; raise ConfigError if the port is not available."""
+    async def start(self, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """Start to listen; raise ConfigError if the port is not available.
+
+        Args:
+            host: address to listen on.
+            port: TCP port; 0 takes a free one.
+            tls: returns the context of each new connection; None = the port speaks plaintext.
+        """
         try:
-            self._server = await asyncio.start_server(self._accept, host, port, limit=REQUEST_BYTES_MAX, ssl=tls)
+            self._server = await self._listen(host, port, tls)
         except OSError as error:
             remedy = "stop the process that uses the port, or choose another one with --http"
             raise ConfigError(f"cannot listen: {error.strerror or error}", f"{host}:{port}", remedy) from None
         self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _listen(
+        self, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None
+    ) -> asyncio.Server | TlsListener:
+        if tls is None:
+            return await asyncio.start_server(self._accept, host, port, limit=REQUEST_BYTES_MAX)
+
+        def make() -> asyncio.StreamReaderProtocol:
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(REQUEST_BYTES_MAX), self._accept)
+
+        listener = TlsListener(make, tls, HandshakeLimits(), self._request_s)
+        await listener.start(host, port, _BACKLOG)
+        return listener
 
     async def close(self) -> None:
         """Stop listening, and close every connection."""

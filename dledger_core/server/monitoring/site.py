@@ -54,14 +54,14 @@ class SiteOptions:
         open_metrics: whether metrics need no principal.
         open_channel: connects to another node, as a client that may read.
         messages: recognizes messages in bodies; None = bodies are bytes.
-        tls: the port speaks TLS; None = plain HTTP.
+        tls: returns the TLS context of each new connection; None = plain HTTP.
     """
 
     principal_of: PrincipalOf | None = None
     open_metrics: bool = False
     open_channel: OpenChannel = open_channel
     messages: Messages | None = None
-    tls: ssl.SSLContext | None = None
+    tls: Callable[[], ssl.SSLContext] | None = None
 
 
 class Open:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from dataclasses import replace
 
 import pytest
 
 from dledger_core.certificates import CertificateFiles, digest_of, write_certificates
+from dledger_core.config import ListenAddress
 from dledger_core.connect import AsyncClient
 from dledger_core.control import TransactionId
 from dledger_core.errors import (
@@ -170,6 +172,48 @@ def test_new_certificates_are_used_without_restart(tmp_path) -> None:
             assert after is not None
             assert before.der != after.der
             await client.append([b"b"])  # an open connection stays
+
+    run(test())
+
+
+def shown_certificate(port: int, made: CertificateFiles) -> bytes:
+    """Return the certificate of a node's second port, verified."""
+    context = ssl.create_default_context(cafile=str(made.nodes_ca))
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        found = connection.getpeercert(binary_form=True)
+    assert found is not None
+    return found
+
+
+def test_second_port_uses_new_certificates_without_restart(tmp_path) -> None:
+    made = write_certificates(tmp_path / "tls", [("n0", ["127.0.0.1"])])
+    made.tokens.write_text(PRINCIPALS)
+
+    async def test() -> None:
+        async with SecureGroup(tmp_path / "group", made, http=ListenAddress("127.0.0.1", 0)) as group:
+            port = group.nodes["n0"].http_port
+            before = await asyncio.to_thread(shown_certificate, port, made)
+            assert before == await asyncio.to_thread(shown_certificate, port, made)
+            write_certificates(made.directory, [("n0", ["127.0.0.1"])])
+            assert before != await asyncio.to_thread(shown_certificate, port, made)
+            made.cert("n0").write_text("not a certificate")
+            await asyncio.to_thread(shown_certificate, port, made)
+
+    run(test())
+
+
+def test_second_port_closes_connections_without_handshake(tmp_path, made) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made, http=ListenAddress("127.0.0.1", 0)) as group:
+            port = group.nodes["n0"].http_port
+            opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+            await asyncio.to_thread(shown_certificate, port, made)
+            for reader, writer in opened:
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+                writer.close()
 
     run(test())
 
