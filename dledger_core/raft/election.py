@@ -10,17 +10,19 @@ from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
 
-def tick_follower(state: RaftState) -> None:
-    """Count one tick on a member that does not lead."""
+def tick_follower(state: RaftState) -> bool:
+    """Count one tick on a member that does not lead; return whether it starts a campaign."""
     state.election_elapsed += 1
     if state.role is Role.LEARNER or state.is_recovering:
-        return
+        return False
     if state.role is Role.CANDIDATE and not state.is_hard_state_durable:
         # No request was sent yet: on a slow disk another campaign would only restart the wait.
-        return
+        return False
     alone = state.role is Role.FOLLOWER and state.configuration.is_sole_voter(state.member)
     if alone or state.election_elapsed >= state.election_timeout:
         campaign(state)
+        return True
+    return False
 
 
 def campaign(state: RaftState, *, transfer: bool = False) -> None:

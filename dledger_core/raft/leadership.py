@@ -130,8 +130,8 @@ def successor(state: RaftState) -> TimeoutNow | None:
     return None if target is None else TimeoutNow(sender=state.member, target=target, term=state.term)
 
 
-def tick_leader(state: RaftState) -> None:
-    """Count one tick on a leader."""
+def tick_leader(state: RaftState) -> bool:
+    """Count one tick on a leader; return whether a timer expired."""
     config = state.config
     state.ticks_in_office += 1
     state.heartbeat_elapsed += 1
@@ -146,14 +146,16 @@ def tick_leader(state: RaftState) -> None:
         active = _active_members(state)
         if not _has_quorum(state, active):
             state.become_follower(state.term, None)
-            return
+            return True
         if not state.may_campaign:
             _hand_over(state)
-            return
+            return True
         _forget_removed(state, active)
         _maybe_transfer_to_preferred(state, active)
     if state.heartbeat_elapsed >= config.heartbeat_ticks:
         _broadcast_heartbeat(state)
+        return True
+    return state.election_elapsed == 0
 
 
 def handle_append_entries_response(state: RaftState, message: AppendEntriesResponse) -> None:

@@ -147,9 +147,9 @@ class RawNode:
         self._emitted_committed_configuration = self._committed_configuration()
         self._catch_up_allowed = self._state.catch_up_bytes
 
-    def tick(self) -> None:
-        """Count one tick."""
-        raft.tick(self._state, persisting=self._persisting > 0)
+    def tick(self) -> bool:
+        """Count one tick; return whether a timer expired. Without that there is no new output."""
+        return raft.tick(self._state, persisting=self._persisting > 0)
 
     def allow_catch_up(self, nbytes: int) -> bool:
         """Let a leader read at most ``nbytes`` from the files for members that lag, until the next call.
@@ -158,8 +158,9 @@ class RawNode:
             Whether any were read since the last call.
         """
         used = self._state.catch_up_bytes < self._catch_up_allowed
-        replication.allow_catch_up(self._state, nbytes)
-        self._catch_up_allowed = self._state.catch_up_bytes
+        if used or nbytes != self._catch_up_allowed:
+            replication.allow_catch_up(self._state, nbytes)
+            self._catch_up_allowed = self._state.catch_up_bytes
         return used
 
     def step(self, message: Message) -> None:

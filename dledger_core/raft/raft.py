@@ -25,13 +25,10 @@ from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
 
-def tick(state: RaftState, *, persisting: bool) -> None:
-    """Count one tick; ``persisting`` tells whether a Ready is in flight to the disk."""
+def tick(state: RaftState, *, persisting: bool) -> bool:
+    """Count one tick; ``persisting`` tells whether a Ready is in flight to the disk. Return whether a timer expired."""
     state.persist_elapsed = state.persist_elapsed + 1 if persisting else 0
-    if state.role is Role.LEADER:
-        leadership.tick_leader(state)
-    else:
-        election.tick_follower(state)
+    return leadership.tick_leader(state) if state.role is Role.LEADER else election.tick_follower(state)
 
 
 def step(state: RaftState, message: Message) -> None:

@@ -100,6 +100,48 @@ class RaftState:
             recovering voter without exception.
     """
 
+    # CPython reads the attributes of an object with more than 30 slowly, unless they are slots.
+    __slots__ = (
+        "catch_up_bytes",
+        "complete_to",
+        "config",
+        "configuration_entry",
+        "durable_hard_state",
+        "election_elapsed",
+        "election_timeout",
+        "elects_from",
+        "ends_below_members",
+        "heartbeat_elapsed",
+        "heartbeat_round",
+        "incoming_snapshot",
+        "leader_id",
+        "log",
+        "log_time",
+        "member",
+        "messages",
+        "noop",
+        "persist_elapsed",
+        "persisted_messages",
+        "preferred_pause",
+        "progress",
+        "reads",
+        "recovering_above",
+        "restart",
+        "role",
+        "send_due",
+        "snapshot_number",
+        "snapshot_payloads",
+        "term",
+        "ticks_in_office",
+        "transfer_campaign",
+        "transfer_elapsed",
+        "transferee",
+        "voted_for",
+        "votes",
+        "votes_again",
+        "_random",
+    )
+
     def __init__(
         self,
         *,

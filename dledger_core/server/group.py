@@ -657,7 +657,11 @@ class Group:
         """Count one tick."""
         if (hosted := self.hosted) is not None:
             hosted.replica.tick()
-            hosted.membership.tick()
+
+    def change_members(self) -> None:
+        """Take the next step of a change of members, if this node leads and one is due."""
+        if (hosted := self.hosted) is not None:
+            hosted.membership.take_next_step()
 
     def report_unreachable(self, peer: NodeId) -> None:
         """Record that the connection to a peer was lost."""

@@ -46,6 +46,7 @@ from dledger_core.server.security.authentication import Authentication
 from dledger_core.server.security.guard import Guard
 from dledger_core.server.security.principals import Principal, Principals
 from dledger_core.server.services.flow import Budget
+from dledger_core.server.services.membership import LOOK_S
 from dledger_core.server.services.port import ForeignPort, PortNode
 from dledger_core.server.services.quotas import Quota
 from dledger_core.server.services.reads import OpenLogPrefix
@@ -251,6 +252,7 @@ class NodeServer:
             self._founder.start()
             self._scrub.start()
             self._every("tick", config.tick_ms / 1000, self._tick)
+            self._every("members", LOOK_S, self._change_members)
             self._every("checkpoint", limits.checkpoint_s, self._checkpoint)
             self._every("space", limits.space_s, self.disk_rounds.start_look)
             self._every("retention", limits.retention_s, self.disk_rounds.start_retention)
@@ -358,6 +360,10 @@ class NodeServer:
         self.links.tick()
         for group in self.groups.values():
             group.tick()
+
+    def _change_members(self) -> None:
+        for group in self.groups.values():
+            group.change_members()
 
     def _checkpoint(self) -> None:
         for group in self.groups.values():

@@ -101,7 +101,7 @@ class Cluster(ReplicaGroup):
         self.ticks += 1
         self.tick()
         for service in self.services.values():
-            service.tick()
+            service.take_next_step()
         for _ in range(3):
             await asyncio.sleep(0)
         self.deliver()

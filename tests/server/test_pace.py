@@ -11,7 +11,7 @@ class Leader:
 
     def __init__(self) -> None:
         self.now_ms, self.index, self.end = 0, 0, 0
-        self.pace = CatchUpPace(lambda: self.now_ms)
+        self.pace = CatchUpPace(lambda: self.now_ms, lambda: self.end)
 
     def run(self, windows: int, latency_ms: int = 5, *, used: bool = False, nbytes: int = 0) -> int:
         """Return the pace after some windows of ten ticks."""
@@ -21,7 +21,7 @@ class Leader:
             self.pace.proposed(Index(self.index))
             self.now_ms += latency_ms
             self.pace.committed(Index(self.index))
-            self.pace.tick(self.end, used=used)
+            self.pace.tick(used=used)
         return self.pace.bytes_per_tick
 
 
@@ -63,13 +63,13 @@ def test_append_that_hangs_counts_before_it_ends() -> None:
     leader.pace.proposed(Index(leader.index + 1))
     for _ in range(10):
         leader.now_ms += 20
-        leader.pace.tick(leader.end, used=True)
+        leader.pace.tick(used=True)
     assert leader.pace.bytes_per_tick == before // 2
 
 
 def test_pace_rises_while_nothing_is_appended() -> None:
-    pace = CatchUpPace(lambda: 0)
+    pace = CatchUpPace(lambda: 0, lambda: 0)
     before = pace.bytes_per_tick
     for _ in range(20):
-        pace.tick(0, used=True)
+        pace.tick(used=True)
     assert pace.bytes_per_tick > before

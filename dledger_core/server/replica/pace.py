@@ -28,10 +28,12 @@ class CatchUpPace:
 
     Args:
         now_ms: a clock that never jumps.
+        end: position of the end of the log.
     """
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
+    def __init__(self, now_ms: Callable[[], int], end: Callable[[], int]) -> None:
         self._now_ms = now_ms
+        self._end = end
         self._in_flight: deque[tuple[Index, int]] = deque()
         self._worst_ms = -1
         self._usual_ms = _USUAL_MS
@@ -55,17 +57,13 @@ class CatchUpPace:
         """Drop the batches in flight: this member no longer leads."""
         self._in_flight.clear()
 
-    def tick(self, end: int, *, used: bool) -> None:
-        """Count a tick.
-
-        Args:
-            end: position of the end of the log.
-            used: whether files were read for a member that lags since the last tick.
-        """
+    def tick(self, *, used: bool) -> None:
+        """Count a tick; ``used`` tells whether files were read for a member that lags since the last one."""
         self._is_catching_up |= used
         self._ticks += 1
         if self._ticks < _WINDOW_TICKS:
             return
+        end = self._end()
         self._lowest = min(max(_LOWEST_BYTES, 2 * (end - self._appended_to) // _WINDOW_TICKS), _HIGHEST_BYTES)
         if self._in_flight:  # an append that takes long counts before it ends
             self._worst_ms = max(self._worst_ms, self._now_ms() - self._in_flight[0][1])

@@ -169,6 +169,43 @@ class Replica:
         measures: counters of the group; they outlive the replica.
     """
 
+    # CPython reads the attributes of an object with more than 30 slowly, unless they are slots.
+    __slots__ = (
+        "acknowledged",
+        "changes",
+        "commit_index",
+        "contested",
+        "group",
+        "log",
+        "log_time",
+        "measures",
+        "member",
+        "node_id",
+        "pins",
+        "raft",
+        "soft_state",
+        "space",
+        "_append_clock",
+        "_closing",
+        "_controls",
+        "_disk",
+        "_environment",
+        "_failed",
+        "_leading_from",
+        "_log_time_interval_ms",
+        "_log_time_recorded_ms",
+        "_next_read",
+        "_observers",
+        "_on_configuration",
+        "_on_failed",
+        "_pace",
+        "_reads",
+        "_scheduled",
+        "_send",
+        "_uuid_recorded",
+        "_was_member",
+    )
+
     def __init__(
         self,
         *,
@@ -199,7 +236,7 @@ class Replica:
         self._environment = environment
         self._log_time_interval_ms = int(limits.log_time_s * 1000)
         self._append_clock = AppendClock(environment.wall_ms, environment.monotonic_ms)
-        self._pace = CatchUpPace(environment.monotonic_ms)
+        self._pace = CatchUpPace(environment.monotonic_ms, lambda: self.log.staged_end)
         log.clock_ms = self._append_clock.now_ms
         self._controls = Controls(log)
         self.log_time = LogTime(environment.running_ms)
@@ -303,14 +340,15 @@ class Replica:
 
     def tick(self) -> None:
         """Count one tick of the clock."""
+        self._guard(self._tick)
 
-        def tick() -> None:
-            self.raft.tick()
-            if self.is_leader:
-                used = self.raft.allow_catch_up(self._pace.bytes_per_tick)
-                self._pace.tick(self.log.staged_end, used=used)
-
-        self._guard(tick)
+    def _tick(self) -> bool:
+        expired = self.raft.tick()
+        if self.is_leader:
+            used = self.raft.allow_catch_up(self._pace.bytes_per_tick)
+            self._pace.tick(used=used)
+            return expired or used
+        return expired
 
     def step(self, message: Message) -> None:
         """Deliver a peer's message; raise ProtocolError if it is malformed, which concerns its connection only."""
@@ -400,14 +438,15 @@ class Replica:
             self._environment.call_soon(self._pump)
 
     def _guard(self, function: Callable[[], object]) -> None:
+        """Run a step of the replica; one that returns False has no output."""
         if self._failed or self._closing:
             return
         try:
-            function()
+            result = function()
         except BaseException as error:  # noqa: BLE001 - a broken invariant stops the replica
             self._fail(error)
             return
-        if self.raft.has_ready():
+        if result is not False and self.raft.has_ready():
             self.schedule()
 
     def _ask(self, function: Callable[[], T]) -> T:
@@ -484,7 +523,8 @@ class Replica:
             self._disk.run(partial(self.log.end_recovery, self.commit_index))
         if ready.soft_state is not None:
             self._role_changed(ready.soft_state)
-        self._report_configuration(ready)
+        if ready.configuration is not None or ready.committed_configuration is not None:
+            self._report_configuration(ready)
         for read in ready.reads:
             reply = self._reads.pop(read.request_id, None)
             if reply is not None:

@@ -41,8 +41,8 @@ from dledger_core.server.replica.replica import Replica
 Admit = Callable[[NodeId, str | None, Configuration], Awaitable[tuple[str, str]]]
 """Makes the store of a waiting node a store of the log; returns its uuid and the node's address (``Admissions``)."""
 
-_LOOK_S: Final = 0.2
-"""Interval at which a leader checks whether a step is due; a check costs more than a tick."""
+LOOK_S: Final = 0.2
+"""Interval at which a node checks whether a step is due."""
 LEADER: Final = "leader"
 """Who, in the admin log, takes the steps that no client asked for."""
 
@@ -142,7 +142,6 @@ class Membership:
         self._samples: dict[MemberId, tuple[float, int]] = {}
         self._led_term: Term = NO_TERM
         self._led_since = 0.0
-        self._next_look = 0.0
         self._steps: set[asyncio.Task[None]] = set()
 
     # --- reports ---------------------------------------------------------------------------------------------
@@ -340,16 +339,13 @@ class Membership:
         if not is_loopback(host):
             self._addresses[node] = address
 
-    def tick(self) -> None:
-        """Take the next step, if this node leads and a step is due; called at each tick."""
+    def take_next_step(self) -> None:
+        """Take the next step, if this node leads and a step is due; called each ``LOOK_S``."""
         replica = self._replica
         configuration = replica.raft.configuration
         if not (configuration.learners or self._addresses) or not replica.leader_ready:
             return
         now = self._now_s()
-        if now < self._next_look:
-            return
-        self._next_look = now + _LOOK_S
         status = replica.raft.status()
         if status.term != self._led_term:
             self._led_term, self._led_since = status.term, now
@@ -387,7 +383,7 @@ class Membership:
         try:
             await self._run(_command_of(step), LEADER, _given(step))
         except (MemberChangeRefusedError, TransferringError):
-            await asyncio.sleep(self._limits.member_settle_s)  # it is due again at a later tick
+            await asyncio.sleep(self._limits.member_settle_s)  # it is due again at a later look
         except DLedgerError:
             pass  # recorded; a later leader continues
 
