@@ -171,20 +171,6 @@ class Replica:
 
     # CPython reads the attributes of an object with more than 30 slowly, unless they are slots.
     __slots__ = (
-        "acknowledged",
-        "changes",
-        "commit_index",
-        "contested",
-        "group",
-        "log",
-        "log_time",
-        "measures",
-        "member",
-        "node_id",
-        "pins",
-        "raft",
-        "soft_state",
-        "space",
         "_append_clock",
         "_closing",
         "_controls",
@@ -204,6 +190,20 @@ class Replica:
         "_send",
         "_uuid_recorded",
         "_was_member",
+        "acknowledged",
+        "changes",
+        "commit_index",
+        "contested",
+        "group",
+        "log",
+        "log_time",
+        "measures",
+        "member",
+        "node_id",
+        "pins",
+        "raft",
+        "soft_state",
+        "space",
     )
 
     def __init__(
