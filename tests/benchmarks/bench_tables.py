@@ -1,7 +1,7 @@
 """A million producers: start-up, appends while the log rolls and the tables are stored, memory.
 
 Method: two clusters of one real node on loopback. The log and the tables of one contain ``--producers`` producers, each
-with one append; the other one is the control. Both nodes start again, which is measured until they lead; then a few
+with one append of 100 bytes; the other one is the control. Both nodes start again, which is measured until they lead; then a few
 producers append 4 KiB each without a pause, for ``--seconds``, in turns. Segments have 8 MiB, so the log rolls often,
 and each second a checkpoint stores what changed in the tables. Each number is the median of ``--rounds`` rounds.
 ``load_s`` is the time to open the store and read its tables within this process; ``rss_mb`` is of the node's process.
@@ -42,7 +42,7 @@ def open_log(directory: Path) -> CommitLog:
 def fill(directory: Path, producers: int) -> None:
     """Append one entry of each producer to the store of a stopped node, as its replica would."""
     log, batches = open_log(directory), list[Batch]()
-    tables, columns = log.load_tables(), Columns.from_bodies([b"x"])
+    tables, columns = log.load_tables(), Columns.from_bodies([bytes(100)])
     for index, time_ms, body in log.control_entries(log.first_index(), Index(log.last_index() + 1)):
         tables.apply(index, time_ms, body)
     first = log.last_index() + 1

@@ -8,16 +8,18 @@ A producer leaves the table by log time, or because an operator removes it; neve
 rejects a new one while the table is full (``check_room``). An id that its client declares as used once expires sooner,
 and such ids fill at most half of the table, so that they cannot keep others out.
 
-One row is one ``bytes``: a million of them take a third of the memory of objects, and none is built or examined by the
-garbage collector until its producer appends.
+One row is one ``bytes``, as it is stored: a million of them take a third of the memory of objects. The garbage
+collector examines neither a row nor a ``dict`` of rows; of an ``OrderedDict`` it would visit each item, which stops the
+event loop::
+
+    number of appends (1) | head (33): _HEAD | appends (20 each), oldest first: _APPEND | id
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - a module's `error` says nothing
 from typing import Any, Final
@@ -38,8 +40,9 @@ ONCE_EXPIRY_MS: Final = 24 * 3600 * 1000
 EXPIRED_PER_ENTRY: Final = 1000
 """Producers of each kind that one control entry expires: a million at once would stop the event loop."""
 
-_HEAD: Final = Struct(">QQQQB")
+_HEAD: Final = Struct(">xQQQQB")
 """Epoch, sequence of the newest append, its append time, its log time, whether the id is used once."""
+_ONCE_AT: Final = _HEAD.size - 1
 _APPEND: Final = Struct(">QQI")
 """First and last index of an append, and the CRC of its CRCs; the newest one is last."""
 _APPENDS_BYTES: Final = REMEMBERED_COUNT * _APPEND.size
@@ -86,7 +89,7 @@ class ProducerEntry:
     def unpack(cls, row: bytes) -> ProducerEntry:
         """Return the producer of a row."""
         epoch, newest, time_ms, log_time_ms, once = _HEAD.unpack_from(row)
-        found = list(_APPEND.iter_unpack(row[_HEAD.size :]))
+        found = list(_APPEND.iter_unpack(row[_HEAD.size : _id_at(row)]))
         oldest = newest - len(found) + 1  # the sequences of one epoch are consecutive
         appends = tuple(
             ProducerAppend(oldest + at, Index(first), Index(last), crc) for at, (first, last, crc) in enumerate(found)
@@ -104,8 +107,8 @@ class ProducerTable:
     def __init__(self, changes: RowChanges | None = None) -> None:
         self._changes = changes or RowChanges()
         # Least recently active first, so expired producers are at the front.
-        self._lasting: OrderedDict[str, bytes] = OrderedDict()
-        self._once: OrderedDict[str, bytes] = OrderedDict()
+        self._lasting: dict[str, bytes] = {}
+        self._once: dict[str, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._lasting) + len(self._once)
@@ -217,17 +220,19 @@ class ProducerTable:
                 return  # no leader proposes one; if there is one, the first result stays valid
             once = once and bool(was_once)  # forgetting it too early would duplicate, too late only takes room
             if epoch == current and sequence == newest + 1:
-                earlier = row[_HEAD.size :][_APPEND.size - _APPENDS_BYTES :]
+                earlier = row[_HEAD.size : _id_at(row)][_APPEND.size - _APPENDS_BYTES :]
         if max(epoch, sequence) > NUMBER_MAX:
             raise ValueError("a number exceeds its limit")
         try:
-            head = _HEAD.pack(epoch, sequence, time_ms, log_time_ms, once)
-            row = b"".join((head, earlier, _APPEND.pack(index + 1, index + count, int(fields["c"]))))
+            head = bytearray(_HEAD.pack(epoch, sequence, time_ms, log_time_ms, once))
+            head[0] = len(earlier) // _APPEND.size + 1
+            newest_append = _APPEND.pack(index + 1, index + count, int(fields["c"]))
+            row = b"".join((head, earlier, newest_append, producer_id.encode()))
         except StructError as error:
             raise ValueError(str(error)) from None
         self.remove(producer_id)
         (self._once if once else self._lasting)[producer_id] = row
-        self._changes.add(_key(row), _stored(producer_id, row))
+        self._changes.add(_key(row), row)
 
     def remove(self, producer_id: str) -> None:
         """Apply a committed ``expire`` control entry: the id is unknown from now on."""
@@ -245,53 +250,55 @@ class ProducerTable:
     def expire(self, log_time_ms: int) -> None:
         """Remove inactive producers as of a log time that a control entry carries, at most ``EXPIRED_PER_ENTRY``."""
         for rows, expiry_ms in self._kinds():
-            for _ in range(EXPIRED_PER_ENTRY):
-                if not _is_expired(rows, log_time_ms - expiry_ms):
+            # One walk from the front: each new one would pass the places of all removed rows again.
+            for producer_id, row in list(islice(rows.items(), EXPIRED_PER_ENTRY)):
+                if not _is_expired(row, log_time_ms - expiry_ms):
                     break
-                self._changes.remove(_key(rows.popitem(last=False)[1]))
+                del rows[producer_id]
+                self._changes.remove(_key(row))
 
     def has_expired(self, log_time_ms: int) -> bool:
         """Whether a control entry with this log time would expire a producer."""
-        return any(_is_expired(rows, log_time_ms - expiry_ms) for rows, expiry_ms in self._kinds())
+        return any(
+            _is_expired(row, log_time_ms - expiry_ms)
+            for rows, expiry_ms in self._kinds()
+            for row in islice(rows.values(), 1)
+        )
 
-    def _kinds(self) -> tuple[tuple[OrderedDict[str, bytes], int], ...]:
+    def _kinds(self) -> tuple[tuple[dict[str, bytes], int], ...]:
         return (self._lasting, EXPIRY_MS), (self._once, ONCE_EXPIRY_MS)
 
     @staticmethod
-    def unpack(value: bytes) -> tuple[str, ProducerEntry]:
-        """Return id and producer of a stored row."""
-        end = value[0] * _APPEND.size + _HEAD.size + 1
-        return value[end:].decode(), ProducerEntry.unpack(value[1:end])
+    def unpack(row: bytes) -> tuple[str, ProducerEntry]:
+        """Return id and producer of a row."""
+        return row[_id_at(row) :].decode(), ProducerEntry.unpack(row)
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield key and value of each stored row."""
-        for producer_id, row in chain(self._lasting.items(), self._once.items()):
-            yield _key(row), _stored(producer_id, row)
+        for row in chain(self._lasting.values(), self._once.values()):
+            yield _key(row), row
 
     def restore(self, stored: Iterable[tuple[bytes, bytes]]) -> None:
-        """Add stored rows, in the order of their keys; raise ValueError or IndexError if one is none."""
-        once, lasting, head_bytes, append_bytes = self._once, self._lasting, _HEAD.size, _APPEND.size
-        begin, newest = head_bytes + 1, 8 - append_bytes
-        for key, value in stored:
-            appends = value[0]
-            end = appends * append_bytes + begin
-            row = value[1:end]
-            if not 0 < appends <= REMEMBERED_COUNT or len(row) != end - 1 or row[-append_bytes:newest] != key[1:]:
+        """Add stored rows, in the order of their keys; raise ValueError or LookupError if one is none."""
+        once, lasting, append_bytes = self._once, self._lasting, _APPEND.size
+        id_at = {count: _HEAD.size + count * _APPEND.size for count in range(1, REMEMBERED_COUNT + 1)}
+        for key, row in stored:
+            at = id_at[row[0]]
+            if row[at - append_bytes : at - append_bytes + 8] != key[1:] or len(row) < at:
                 raise ValueError("not a producer's row")
-            (once if row[head_bytes - 1] else lasting)[value[end:].decode()] = row
+            (once if row[_ONCE_AT] else lasting)[row[at:].decode()] = row
+
+
+def _id_at(row: bytes) -> int:
+    return _HEAD.size + row[0] * _APPEND.size
 
 
 def _key(row: bytes) -> bytes:
-    return PREFIX + row[-_APPEND.size : 8 - _APPEND.size]
+    newest = _id_at(row) - _APPEND.size
+    return PREFIX + row[newest : newest + 8]
 
 
-def _stored(producer_id: str, row: bytes) -> bytes:
-    return b"".join((((len(row) - _HEAD.size) // _APPEND.size).to_bytes(1, "big"), row, producer_id.encode()))
-
-
-def _is_expired(rows: OrderedDict[str, bytes], before_ms: int) -> bool:
-    """Whether the least recently active one was active before a log time."""
-    if before_ms <= 0 or not rows:
-        return False
-    log_time_ms: int = _HEAD.unpack_from(rows[next(iter(rows))])[3]
+def _is_expired(row: bytes, before_ms: int) -> bool:
+    """Whether a row's producer was active last before a log time."""
+    log_time_ms: int = _HEAD.unpack_from(row)[3]
     return log_time_ms < before_ms
