@@ -1,9 +1,10 @@
 """A million producers: start-up, appends while the log rolls and the tables are stored, memory.
 
 Method: two clusters of one real node on loopback. The log and the tables of one contain ``--producers`` producers, each
-with one append of 100 bytes; the other one is the control. Both nodes start again, which is measured until they lead; then a few
-producers append 4 KiB each without a pause, for ``--seconds``, in turns. Segments have 8 MiB, so the log rolls often,
-and each second a checkpoint stores what changed in the tables. Each number is the median of ``--rounds`` rounds.
+with one append of 100 bytes; the other one is the control. Both nodes start again, which is measured until they lead;
+then a few producers append 4 KiB each without a pause, for ``--seconds``, in turns. Segments have 8 MiB, so the log
+rolls often, and each second a checkpoint stores what changed in the tables. Each number is the median of ``--rounds``
+rounds.
 ``load_s`` is the time to open the store and read its tables within this process; ``rss_mb`` is of the node's process.
 
 Run: ``python -m tests.benchmarks.bench_tables [--producers 1000000] [--seconds 10] [--rounds 3]``. Prints one JSON
