@@ -102,6 +102,7 @@ class RaftState:
 
     # CPython reads the attributes of an object with more than 30 slowly, unless they are slots.
     __slots__ = (
+        "_random",
         "catch_up_bytes",
         "complete_to",
         "config",
@@ -139,7 +140,6 @@ class RaftState:
         "voted_for",
         "votes",
         "votes_again",
-        "_random",
     )
 
     def __init__(
