@@ -27,6 +27,19 @@ def test_lock_pins_each_requirement_with_hashes() -> None:
     assert [entry.splitlines()[0] for entry in entries[1:] if "--hash=sha256:" not in entry] == []
 
 
+def test_lock_of_image_is_part_of_the_lock_with_the_node_only() -> None:
+    whole, image = (
+        set(re.findall(r"^([a-z0-9-]+)==([^ ]+)", (ROOT / name).read_text(), re.MULTILINE))
+        for name in ("requirements.lock", "deploy/requirements.lock")
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {*project["dependencies"], *project["optional-dependencies"]["tls"], "setuptools"}
+    names = {name for name, _ in image}
+    assert {named(each) for each in wanted} - names == set(), "run .ci/lock"
+    assert image <= whole, "run .ci/lock"
+    assert not {"pytest", "pyspark"} & names
+
+
 def test_bill_of_materials_lists_the_locked_packages() -> None:
     done = subprocess.run([sys.executable, ROOT / ".ci/sbom"], capture_output=True, text=True, check=True)
     bill = json.loads(done.stdout)
