@@ -76,6 +76,14 @@ def test_foreign_text_is_shown_and_never_rendered(page: Page) -> None:
     assert page.evaluate("[...document.scripts].length") == 1
 
 
+def test_body_without_message_is_shown_as_text_or_in_hexadecimal_digits(page: Page) -> None:
+    bodies = page.locator("#messages .message").filter(has_not=page.locator(".tag"))
+    expect(bodies).to_have_count(2)
+    expect(bodies.locator(".text")).to_have_text([EVIL, "00 ff 20 62 79 74 65 73"])
+    bodies.last.click()
+    expect(bodies.last.locator(".about")).to_contain_text("bytes in hexadecimal")
+
+
 def test_messages_are_found_by_key_and_topic(page: Page) -> None:
     page.get_by_label("Key").fill("order-7")
     page.get_by_role("button", name="Search", exact=True).click()

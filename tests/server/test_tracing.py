@@ -18,7 +18,7 @@ Span = dict[str, Any]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.programs.traced_appends", str(tmp_path_factory.mktemp("traced"))],
+        [sys.executable, "-m", "tests.support.traced_appends", str(tmp_path_factory.mktemp("traced"))],
         cwd=ROOT,
         capture_output=True,
         text=True,
