@@ -55,6 +55,30 @@ def test_reader_without_append_is_forbidden_to_write(dledger: Any, secure: Local
         rows.write.format("dledger").options(**options(secure, token)).mode("append").save()
 
 
+def test_token_is_in_nothing_that_spark_shows_or_stores(
+    dledger: Any, secure: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert secure.token is not None
+    token = secure.token.read_text().strip()
+    with secure.client() as client:
+        client.append([b"x"])
+    rows = dledger.readStream.format("dledger").options(**options(secure), startingOffsets="earliest").load()
+    writer = rows.select("body").writeStream.format("dledger").options(**options(secure), group="default")
+    query = writer.option("checkpointLocation", str(tmp_path / "done")).trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    query.explain(extended=True)
+    dledger.read.format("dledger").options(**options(secure)).load().explain(mode="formatted")
+    shown = capsys.readouterr()
+    assert "dledger" in shown.out
+    settings = dledger.sparkContext.getConf().getAll()  # the page Environment of Spark's UI
+    progress = [each.json for each in query.recentProgress]
+    assert progress
+    assert [text for text in (shown.out, shown.err, *map(str, settings), *progress) if token in text] == []
+    stored = [path for path in (tmp_path / "done").rglob("*") if path.is_file()]
+    assert any(path.parent.name == "offsets" for path in stored)
+    assert [path for path in stored if token.encode() in path.read_bytes()] == []
+
+
 def test_missing_token_file_is_reported_before_any_task(dledger: Any, secure: LocalCluster, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="CONFIG"):
         dledger.read.format("dledger").options(**options(secure, tmp_path / "none")).load().count()
