@@ -46,6 +46,7 @@ from dledger_core.cli import (
     EXIT_OK,
     EXIT_USAGE,
     Access,
+    access_variable,
     emit,
     interrupt_on_sigterm,
 )
@@ -140,14 +141,14 @@ class NodeAccess(JobOptions):
 
 def environment_access() -> Access:
     """Return the access that the environment names, for notebooks: DLEDGER_TLS_CA and the others."""
-    names = {name.replace("-", "_") for name in ACCESS_HELP}
-    return NodeAccess.parse({name: os.environ.get(f"DLEDGER_{name.upper()}") for name in names}).access
+    given = {name.replace("-", "_"): os.environ.get(access_variable(name)) for name in ACCESS_HELP}
+    return NodeAccess.parse(given).access
 
 
 def node_access_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """Add the options of ``NodeAccess``."""
     for name, text in reversed(ACCESS_HELP.items()):
-        variable = f"DLEDGER_{name.replace('-', '_').upper()}"
+        variable = access_variable(name)
         command = click.option(f"--{name}", metavar="FILE", envvar=variable, show_envvar=True, help=text)(command)
     return command
 

@@ -233,6 +233,11 @@ def timeout_option(command: _F) -> _F:
     return timeout(command)
 
 
+def access_variable(name: str) -> str:
+    """Return the environment variable of an option of ``Access``."""
+    return f"DLEDGER_{name.replace('-', '_').upper()}"
+
+
 def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of ``Access``, passed on as ``access``."""
 
@@ -248,7 +253,7 @@ def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
         added = option(
             f"--{name}",
             type=click.Path(path_type=Path),
-            envvar=f"DLEDGER_{name.replace('-', '_').upper()}",
+            envvar=access_variable(name),
             metavar="FILE",
             section="Security",
             help=text,

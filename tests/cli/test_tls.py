@@ -109,7 +109,9 @@ def test_commands_use_secure_cluster_by_environment(monkeypatch: pytest.MonkeyPa
         secret = cluster.token.read_text().strip() if cluster.token is not None else ""
         for node in cluster.node_ids:
             assert secret not in cluster.log_path(node).read_text()
+            assert secret not in Path(f"/proc/{cluster.pid(node)}/cmdline").read_text()
         assert secret not in run("status").output
+        assert secret not in (cluster.directory / "admin.log").read_text()
         monkeypatch.delenv("DLEDGER_TOKEN_FILE")
         assert UnauthenticatedError.name in error_of("append", "hello")
         lines = [json.loads(line) for line in (cluster.directory / "admin.log").read_text().splitlines()]

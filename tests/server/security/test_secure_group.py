@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import ssl
@@ -358,6 +359,44 @@ def test_tls_1_1_is_refused(tmp_path, made) -> None:
         async with SecureGroup(tmp_path, made) as group:
             with pytest.raises((ssl.SSLError, ConnectionError)):  # the alert may be lost with the connection
                 await asyncio.open_connection(group.peers[0].host, group.peers[0].port, ssl=context)
+
+    run(test())
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_tls_1_2_and_1_3_are_spoken(tmp_path, made, version) -> None:
+    context = ssl.create_default_context(cafile=str(made.nodes_ca))
+    context.minimum_version = context.maximum_version = version
+
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made) as group:
+            peer = group.peers[0]
+            _, writer = await asyncio.open_connection(peer.host, peer.port, ssl=context)
+            assert writer.get_extra_info("ssl_object").version() == version.name.replace("_", ".")
+            writer.close()
+
+    run(test())
+
+
+def test_remoting_protocol_is_not_served_with_security(tmp_path, made) -> None:
+    served = []
+
+    class Foreign(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            served.append(transport)
+
+    context = ssl.create_default_context(cafile=str(made.nodes_ca))
+
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made, foreign_port=lambda node: Foreign) as group:
+            peer = group.peers[0]
+            for tls in (None, context):
+                reader, writer = await asyncio.open_connection(peer.host, peer.port, ssl=tls)
+                writer.write((8).to_bytes(4, "big") + bytes(8))
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), 30) == b""
+                writer.close()
+        assert served == []
 
     run(test())
 
