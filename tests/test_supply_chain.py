@@ -46,3 +46,7 @@ def test_bill_of_materials_lists_the_locked_packages() -> None:
     assert bill["bomFormat"] == "CycloneDX"
     assert {"pyarrow", "cryptography", "pyspark"} <= {each["name"] for each in bill["components"]}
     assert all(each["hashes"] for each in bill["components"])
+
+
+def test_ci_installs_what_the_lock_names() -> None:
+    assert "export DLEDGER_LOCKED=1" in (ROOT / ".ci/run").read_text()
