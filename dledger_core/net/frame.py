@@ -76,6 +76,11 @@ def encode_frame(header: dict[str, Any], *payload: Buffer) -> list[Buffer]:
     return [head, *payload]
 
 
+def _receive_buffer(nbytes: int) -> memoryview:
+    """Return memory that takes no pages before bytes arrive: thousands of connections may be idle."""
+    return np.empty(nbytes, np.uint8).data
+
+
 def _unpack_header(packed: Buffer) -> dict[str, Any]:
     size = len(packed)
     count = min(size, ARRAY_LENGTH_MAX)
@@ -133,7 +138,7 @@ class FrameDecoder:
         self._header_bytes_max = HEADER_BYTES_MAX
         self._large_types = LARGE_TYPES
         self._admit: Admit | None = None
-        self._view = memoryview(bytearray(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES)))
+        self._view = _receive_buffer(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES))
         self._begin = 0  # of the bytes not yet consumed
         self._end = 0
         self._large: memoryview | None = None
@@ -209,7 +214,7 @@ class FrameDecoder:
         view = self._view
         if needed > len(view):
             target = min(RECEIVE_BYTES, self.max_bytes + _PREFIX_BYTES)
-            view = memoryview(bytearray(max(needed, target)))
+            view = _receive_buffer(max(needed, target))
             view[:kept] = self._view[self._begin : self._end]
         elif self._begin:
             view[:kept] = bytes(view[self._begin : self._end])

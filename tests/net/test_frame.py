@@ -2,6 +2,7 @@ import struct
 import tracemalloc
 
 import msgpack
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -144,3 +145,12 @@ def test_only_messages_with_bodies_may_claim_much_memory(number):
     error, peak = peak_of(claimed, FRAME_BYTES_MAX)
     assert error is not None
     assert peak < 1 << 20
+
+
+def test_idle_decoders_take_little_memory():
+    process = psutil.Process()
+    before = process.memory_info().rss
+    decoders = [FrameDecoder(100) for _ in range(1000)]
+    for decoder in decoders:
+        decoder.raise_limit(FRAME_BYTES_MAX)
+    assert process.memory_info().rss - before < 1000 * (32 << 10)
