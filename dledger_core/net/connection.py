@@ -1,13 +1,14 @@
 """Connections between two sides that speak our protocol: ``connect`` to a node, ``serve`` a port; hello first.
 
-A connection belongs to the event loop that made it. Handlers are plain callbacks: all frames of one read are
-delivered in one iteration of the loop, without a task for any of them.
+A connection belongs to the event loop that made it. Handlers are plain callbacks: the frames of one read are delivered
+in one iteration of the loop, without a task for any of them; those of a client that sends very many in several turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 from collections import Counter
@@ -51,6 +52,9 @@ CLIENT_WRITE_LOW_BYTES: Final = 256 << 10
 PEER_UNSENT_BYTES: Final = 128 << 10
 """Bytes between nodes that the transport, and the kernel, take before the network does: a heartbeat waits for them."""
 CLOSE_TIMEOUT_S: Final = 5.0
+TURN_S: Final = 0.0005
+"""Time in which the frames of one client are handled before other connections have their turn; at least one frame is.
+One read has up to 128 KiB, that is, thousands of small requests."""
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds, seconds and count: an idle connection to a lost machine ends after half a minute."""
 _TLS_HANDSHAKE: Final = 0x16
@@ -131,6 +135,9 @@ class Connection(asyncio.BufferedProtocol):
         self._preface_done = server is None
         self._writable: asyncio.Future[None] | None = None
         self._bulk = BulkQueue()
+        self._takes_turns = False
+        self._turn_ended = False
+        self._is_paused = False
         self._connected = False
         self._closing = False
         self._error: Exception | None = None
@@ -195,8 +202,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_reading(self) -> bool:
-        """Whether this side reads from the socket."""
-        return not self._closing and self._transport.is_reading()
+        """Whether this side reads from the socket, now or in its next turn."""
+        return not self._closing and not self._is_paused
 
     @property
     def write_buffer_bytes(self) -> int:
@@ -210,13 +217,22 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_reading(self) -> None:
         """Stop reading from the socket; frames in the receive buffer are still delivered."""
-        if not self._closing:
-            self._transport.pause_reading()
+        self._is_paused = True
+        self._update_reading()
 
     def resume_reading(self) -> None:
         """Read again after ``pause_reading``."""
-        if not self._closing:
+        self._is_paused = False
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        if self._closing:
+            return
+        reads = not self._is_paused and not self._turn_ended
+        if reads and not self._transport.is_reading():
             self._transport.resume_reading()
+        elif not reads and self._transport.is_reading():
+            self._transport.pause_reading()
 
     def limit_unacknowledged(self, seconds: float) -> None:
         """Let the kernel break the connection if sent bytes stay unacknowledged for this time, where it supports that.
@@ -308,13 +324,17 @@ class Connection(asyncio.BufferedProtocol):
         return self._decoder.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Deliver every complete frame."""
-        decoder = self._decoder
-        decoder.buffer_updated(nbytes)
+        """Deliver every complete frame, those of a client turn by turn."""
+        self._decoder.buffer_updated(nbytes)
         self.received_bytes += nbytes
         if self._other is not None:
             self._pass_on(self._other)
-            return
+        elif not self._turn_ended:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        decoder, loop = self._decoder, self._loop
+        ends = loop.time() + TURN_S if self._takes_turns else math.inf
         try:
             if not self._preface_done and not self._take_preface():
                 return
@@ -326,8 +346,19 @@ class Connection(asyncio.BufferedProtocol):
                     self._handler.on_frame(self, frame)
                 else:
                     self._on_hello_frame(frame)
+                if loop.time() >= ends:
+                    self._turn_ended = True
+                    loop.call_soon(self._next_turn)
+                    break
         except ProtocolError as error:
             self._refuse(error)
+        self._update_reading()
+
+    def _next_turn(self) -> None:
+        """Go on with the frames that were received; the other connections had their turn meanwhile."""
+        self._turn_ended = False
+        if not self._closing:
+            self._deliver()
 
     def pause_writing(self) -> None:
         """Record that the queue of bytes to send is long."""
@@ -438,6 +469,7 @@ class Connection(asyncio.BufferedProtocol):
         self.version, self.features = theirs.versions[0], theirs.features
         self._cancel_timer()
         if self._server is not None and theirs.role == "client":
+            self._takes_turns = True
             self._decoder.raise_limit(
                 CLIENT_FRAME_BYTES_MAX,
                 header_bytes=CLIENT_HEADER_BYTES_MAX,

@@ -1,4 +1,6 @@
 import asyncio
+import itertools
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,7 @@ from dledger_core.errors import (
     QuotaExceededError,
     UnreachableError,
 )
-from dledger_core.net.connection import connect, serve
+from dledger_core.net.connection import TURN_S, connect, serve
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import PREFACE
@@ -116,7 +118,7 @@ async def test_hello_is_negotiated_and_frames_flow():
 
 async def test_frames_of_one_read_are_delivered_in_one_iteration():
     async with Echo() as node:
-        connection, _ = await node.connect()
+        connection, _ = await node.connect(Hello("peer", "n1", "uuid-2", (1, 2), "127.0.0.1:1"))
         turns = []
         handler = node.handlers[0]
         loop = asyncio.get_running_loop()
@@ -133,6 +135,36 @@ async def test_frames_of_one_read_are_delivered_in_one_iteration():
         connection.send_buffers([b"".join(b"".join(encode_frame({"t": 12, "r": n})) for n in range(50))])
         await handler.until(lambda: len(handler.frames) == 50)
         assert len(set(turns)) == 1
+
+
+@pytest.mark.parametrize("user_pauses", [False, True])
+async def test_clients_with_many_slow_frames_take_turns(user_pauses):
+    """Each frame takes longer than a turn, so that two clients' frames alternate, whatever they have sent at once."""
+    async with Echo() as node:
+        order = []
+
+        def slow(handler):
+            def on_frame(connection, frame):
+                order.append(handler)
+                if user_pauses:
+                    connection.pause_reading()
+                    connection.resume_reading()
+                time.sleep(2 * TURN_S)
+                Recorder.on_frame(handler, connection, frame)
+
+            return on_frame
+
+        connections = [(await node.connect())[0] for _ in range(2)]
+        for handler in node.handlers:
+            handler.on_frame = slow(handler)
+        for connection in connections:
+            connection.send_buffers([b"".join(b"".join(encode_frame({"t": 12, "r": n})) for n in range(1, 41))])
+        for handler in node.handlers:
+            await handler.until(lambda handler=handler: len(handler.frames) == 40)
+            assert [frame.header["r"] for frame in handler.frames] == [*range(1, 41)]
+        begun = order.index(next(each for each in order if each is not order[0]))
+        runs = [len(list(group)) for _, group in itertools.groupby(order[begun : begun + 2 * (40 - begun)])]
+        assert max(runs) <= 2, "one client at a time was served"
 
 
 @pytest.mark.parametrize(
