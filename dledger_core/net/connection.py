@@ -234,6 +234,10 @@ class Connection(asyncio.BufferedProtocol):
         elif not reads and self._transport.is_reading():
             self._transport.pause_reading()
 
+    def charge_to(self, budget: ByteBudget) -> None:
+        """Charge the large payloads that begin from now on to another budget than the port's."""
+        self._budget = budget
+
     def limit_unacknowledged(self, seconds: float) -> None:
         """Let the kernel break the connection if sent bytes stay unacknowledged for this time, where it supports that.
 

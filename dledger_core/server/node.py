@@ -48,7 +48,7 @@ from dledger_core.server.security.principals import Principal, Principals
 from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.membership import LOOK_S
 from dledger_core.server.services.port import ForeignPort, PortNode
-from dledger_core.server.services.quotas import Quota
+from dledger_core.server.services.quotas import PayloadBudget, Quota
 from dledger_core.server.services.reads import OpenLogPrefix
 from dledger_core.server.services.role_events import OnRole, RoleCommand
 from dledger_core.server.services.service import ClientService
@@ -394,10 +394,11 @@ class NodeServer:
         return Guard(self.service, self._authentication, grant, self._admin_log, limits, refused)
 
     def _count(self, connection: Connection, principal: str) -> None:
-        """Count a connection of a principal until it is closed; raise QuotaExceededError."""
+        """Count a connection of a principal, and what it sends, until it is closed; raise QuotaExceededError."""
         tenant = self.service.quotas.tenant(principal)
         if tenant is not None:
             tenant.take(Quota.CONNECTIONS)
+            connection.charge_to(PayloadBudget(tenant, self.budget))
             connection.closed.add_done_callback(lambda _: tenant.give(Quota.CONNECTIONS))
 
     def _deliver(self, name: str, message: Message) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from dledger_core.config import Limits
-from dledger_core.errors import QuotaExceededError
+from dledger_core.errors import DLedgerError, QuotaExceededError
+from dledger_core.net.connection import ByteBudget
 
 
 class Quota(StrEnum):
@@ -94,6 +95,33 @@ class Tenant:
             yield
         finally:
             self.give(quota, amount)
+
+
+class PayloadBudget:
+    """Memory for the large payloads of one principal, from the first byte of a frame: its share, and the node's.
+
+    Args:
+        tenant: the principal's shares.
+        node: the memory for all clients.
+    """
+
+    def __init__(self, tenant: Tenant, node: ByteBudget) -> None:
+        self._tenant = tenant
+        self._node = node
+
+    def take(self, nbytes: int) -> None:
+        """Take bytes; raise QuotaExceededError or BusyError and take none if they do not fit."""
+        self._tenant.take(Quota.APPEND_BYTES, nbytes)
+        try:
+            self._node.take(nbytes)
+        except DLedgerError:
+            self._tenant.give(Quota.APPEND_BYTES, nbytes)
+            raise
+
+    def give(self, nbytes: int) -> None:
+        """Give bytes back."""
+        self._node.give(nbytes)
+        self._tenant.give(Quota.APPEND_BYTES, nbytes)
 
 
 class Quotas:

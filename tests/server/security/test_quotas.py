@@ -11,8 +11,12 @@ from dledger_core.certificates import CertificateFiles, digest_of, write_certifi
 from dledger_core.config import Limits
 from dledger_core.connect import AsyncClient
 from dledger_core.errors import ProducerUnknownError, QuotaExceededError
-from dledger_core.net import messages
+from dledger_core.net import codec, messages
+from dledger_core.net.credentials import Credentials
+from dledger_core.net.frame import encode_frame
+from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type
+from dledger_core.record import Columns
 from dledger_core.server.maintenance.retention import Pins
 from dledger_core.server.services.quotas import Quota, Quotas, Tenant
 from dledger_core.server.services.row_quotas import RowQuota
@@ -228,3 +232,25 @@ def test_one_request_above_a_quota_is_served_alone() -> None:
 
 def test_connection_without_principal_has_no_quota() -> None:
     assert Quotas(LIMITS).tenant("") is None
+
+
+def test_unfinished_frames_count_from_their_first_byte(tmp_path, made) -> None:
+    async def test() -> None:
+        async with QuotaGroup(tmp_path, made) as group:
+            await group.leader()
+            greedy, other = await group.raw("a"), await group.raw("b")
+            columns = Columns.from_bodies([bytes(600_000)])
+            payload = codec.columns_payload(columns)
+            unfinished = await group.dial(Hello(), Credentials(group.tls, "a"))
+            begun = b"".join(map(bytes, encode_frame({"t": Type.APPEND, "r": 1, "g": "default", "n": 1}, *payload)))
+            unfinished.send_buffers([begun[:-1]])
+            tenant = group.quotas.tenant("a")
+            await eventually(lambda: tenant.taken(Quota.APPEND_BYTES) > 600_000)
+            with pytest.raises(QuotaExceededError):
+                await greedy.append([bytes(600_000)])
+            await other.append([bytes(600_000)])
+            unfinished.abort()
+            await eventually(lambda: tenant.taken(Quota.APPEND_BYTES) == 0)
+            await greedy.append([bytes(600_000)])
+
+    run(test())
