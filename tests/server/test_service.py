@@ -355,10 +355,10 @@ async def test_await_returns_grown_groups_of_many(tmp_path):
         assert await grown(client, seen | {"g005": seen["g005"] - 1, "g006": 0}) == ["g005", "g006"]
         assert await grown(client, seen, wait=20) == [], "the wait timed out"
         waiting = asyncio.ensure_future(grown(client, seen))
-        await eventually(lambda: len(cluster.hosted("n0", "g069").replica.changes) == 1)
+        await eventually(lambda: len(cluster.hosted("n0", "g069").reads.growth) == 1)
         await RawClient(client.channel, "g042").append([b"new"])
         assert await waiting == ["g042"]
-        await eventually(lambda: not any(len(h.replica.changes) for h in cluster.nodes["n0"].hosted.values()))
+        await eventually(lambda: not any(len(h.reads.growth) for h in cluster.nodes["n0"].hosted.values()))
 
 
 async def test_await_counts_open_attempts_only_without_isolation(tmp_path):
@@ -378,7 +378,7 @@ async def test_await_fails_at_once_when_node_knows_no_leader(tmp_path):
         await eventually(lambda: cluster.hosted(left).replica.visible_end)
         client = RawClient(await cluster.channel(left))
         waiting = asyncio.ensure_future(grown(client, {"default": ends(cluster, left)["default"] + 1}))
-        await eventually(lambda: len(cluster.hosted(left).replica.changes) == 1)
+        await eventually(lambda: len(cluster.hosted(left).reads.growth) == 1)
         for node in (leader, other):
             await cluster.stop(node)
         with pytest.raises(NoLeaderError):
@@ -534,18 +534,18 @@ async def test_metadata_has_time_of_last_entry_and_orphaned_space_on_request(tmp
 @pytest.mark.parametrize("kind", ["read", "await"])
 async def test_waiting_requests_end_with_their_connection(tmp_path, kind):
     async with one_node(tmp_path) as (group, _):
-        replica = group.hosted("n0").replica
+        growth = group.hosted("n0").reads.growth
         other = RawClient(await group.channel("n0"))
         ask = {
             "read": lambda: other.read(1 << 30, 1 << 31, wait=30_000),
             "await": lambda: grown(other, ends(group)),
         }[kind]
         asked = [asyncio.create_task(ask()) for _ in range(50)]
-        await eventually(lambda: len(replica.changes) == 50)
+        await eventually(lambda: len(growth) == 50)
         _, flow = server_side(group)
         await other.channel.close()
         await eventually(lambda: not flow.tasks)
-        assert len(replica.changes) == 0
+        assert len(growth) == 0
         assert not group.nodes["n0"].service.flows
         errors = await asyncio.gather(*asked, return_exceptions=True)
         assert {type(error) for error in errors} == {ConnectionLostError}
@@ -554,7 +554,7 @@ async def test_waiting_requests_end_with_their_connection(tmp_path, kind):
 async def test_requests_of_one_connection_are_limited_in_number(tmp_path):
     async with one_node(tmp_path, limits=Limits(connection_requests=8)) as (group, client):
         asked = [asyncio.create_task(client.read(1 << 30, 1 << 31, wait=30_000)) for _ in range(8)]
-        await eventually(lambda: len(group.hosted("n0").replica.changes) == 8)
+        await eventually(lambda: len(group.hosted("n0").reads.growth) == 8)
         with pytest.raises(BusyError) as refused:
             await client.read(0, 1)
         assert refused.value.values["retry_after_ms"] == 50

@@ -28,8 +28,8 @@ from dledger_core.errors import (
 from dledger_core.ids import Index
 from dledger_core.net.messages import AwaitRequest, DigestRequest, Isolation, ReadRequest
 from dledger_core.record import DESCRIPTIONS, Records, key_of
-from dledger_core.server.replica.change_signal import wait_any
 from dledger_core.server.replica.replica import Replica
+from dledger_core.server.services.growth import GrowthWatch, wait_grown
 from dledger_core.storage.read.log_queries import segment_rows, stored_producer_rows, term_rows, transaction_rows
 from dledger_core.storage.read.visibility import Visibility
 from dledger_core.storage.tables import producers
@@ -51,9 +51,14 @@ class ReadResult:
 
 
 class Reads:
-    """The read service of one replica; coroutines run on the node's event loop, disk work in ``executor``."""
+    """The read service of one replica; coroutines run on the node's event loop, disk work in ``executor``.
+
+    Attributes:
+        growth: the requests that wait for entries.
+    """
 
     def __init__(self, replica: Replica, executor: Executor | None, limits: Limits = LIMITS) -> None:
+        self.growth = GrowthWatch(replica)
         self._replica = replica
         self._executor = executor
         self._limits = limits
@@ -118,7 +123,7 @@ class Reads:
                     "ask another replica",
                     {"min_commit": min_commit, "commit_index": self._replica.commit_index},
                 )
-            await self._replica.wait_change(left)
+            await wait_grown({self.growth: min_commit}, "uncommitted", left)
 
     async def _wait_readable(self, request: ReadRequest, deadline: float) -> None:
         """Wait until ``deadline`` for an entry at or after ``start``; not for long without a leader."""
@@ -133,7 +138,7 @@ class Reads:
             until = deadline if alone_since is None else min(deadline, alone_since + self._limits.alone_wait_ms / 1000)
             if until <= now:
                 return
-            await self._replica.wait_change(until - now)
+            await wait_grown({self.growth: request.start}, request.isolation, until - now)
 
     def _readable_end(self, request: ReadRequest) -> int:
         """Return the end (exclusive) of the part of the request's range that is readable now."""
@@ -258,11 +263,11 @@ def _bytes_between(position_of: Callable[[int], int], ranges: Sequence[tuple[int
     return sum(position_of(high) - position_of(low) for low, high in ranges)
 
 
-async def grown_groups(seen: Mapping[Replica, int], request: AwaitRequest, limits: Limits = LIMITS) -> list[str]:
+async def grown_groups(seen: Mapping[GrowthWatch, int], request: AwaitRequest, limits: Limits = LIMITS) -> list[str]:
     """Return the groups that have more entries than the client has seen; none if the wait times out.
 
     Args:
-        seen: the end that the client has seen of each group.
+        seen: the end that the client has seen of each group, by the requests that wait for it.
         request: which entries count, and how long to wait.
         limits: the node's limits.
 
@@ -272,18 +277,14 @@ async def grown_groups(seen: Mapping[Replica, int], request: AwaitRequest, limit
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(request.wait_ms, limits.read_wait_ms) / 1000
     while True:
-        grown = [replica.group for replica, end in seen.items() if _end(replica, request.isolation) > end]
+        grown = [watch.replica.group for watch, end in seen.items() if watch.end(request.isolation) > end]
         left = deadline - loop.time()
         if grown or left <= 0:
             return grown
-        for replica in seen:
-            if replica.soft_state.leader_id is None:
-                raise NoLeaderError("this node knows no leader", f"group {replica.group}", "ask another node")
-        await wait_any([replica.changes for replica in seen], left)
-
-
-def _end(replica: Replica, isolation: Isolation) -> int:
-    return replica.visible_end if isolation == "committed" else replica.readable_end
+        for watch in seen:
+            if watch.replica.soft_state.leader_id is None:
+                raise NoLeaderError("this node knows no leader", f"group {watch.replica.group}", "ask another node")
+        await wait_grown(seen, request.isolation, left)
 
 
 # --- by position ------------------------------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ class ClientService:
             group = self._group(name)
             if log.log_uuid is not None:
                 group.check_log(log.log_uuid)
-            watched[group.services().replica] = log.end
+            watched[group.services().reads.growth] = log.end
         grown = await grown_groups(watched, message, self._limits)
         request.respond(messages.AWAIT_OK, messages.AwaitResponse(grown=grown))
 
