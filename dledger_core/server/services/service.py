@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
@@ -113,6 +114,8 @@ class ClientService:
         self._responses = Budget(config.inflight_bytes_max, config.limits.retry_after_ms)
         self._is_draining = False
         self._digests = asyncio.Semaphore(config.limits.digests_at_once)
+        # A response is charged when its size is known: few are read at once, so that few are not charged.
+        self._reading = asyncio.Semaphore(config.limits.digests_at_once + 1)
         self.quotas = Quotas(config.limits)
         self._writers = WriterQuotas(config.limits, self.quotas.refused)
         self.refused: Counter[str] = Counter()
@@ -435,22 +438,29 @@ class ClientService:
         self._pin(request, message)
         await reads.ready(message)
         async with request.flow.large_response():
-            result = await reads.read(message)
-            records = result.records
-            response = messages.ReadResponse(
-                count=records.count if records is not None else 0,
-                next_index=result.next_index,
-                commit_index=result.commit_index,
-                visible_end=result.visible_end,
-                first_index=result.first_index,
-                skip=[list(pair) for pair in result.skip],
-            )
-            payload = codec.records_payload([records]) if records is not None else []
-            nbytes = records.nbytes if records is not None else 0
-            with self._responses.lend(nbytes), request.flow.lend_response(nbytes):
+            with contextlib.ExitStack() as charged:
+                async with self._reading:
+                    result = await reads.read(message)
+                    records = result.records
+                    nbytes = records.nbytes if records is not None else 0
+                    self._charge(charged, request, nbytes)
+                response = messages.ReadResponse(
+                    count=records.count if records is not None else 0,
+                    next_index=result.next_index,
+                    commit_index=result.commit_index,
+                    visible_end=result.visible_end,
+                    first_index=result.first_index,
+                    skip=[list(pair) for pair in result.skip],
+                )
+                payload = codec.records_payload([records]) if records is not None else []
                 await request.connection.drained()
                 request.respond(messages.READ_OK, response, *payload)
                 await request.connection.drained()  # the bytes are charged until the socket took them
+
+    def _charge(self, charged: contextlib.ExitStack, request: GroupRequest, nbytes: int) -> None:
+        """Charge a response to the node and the principal, until the stack is closed."""
+        charged.enter_context(self._responses.lend(nbytes))
+        charged.enter_context(request.flow.lend_response(nbytes))
 
     async def _time(self, request: GroupRequest, message: messages.TimeRequest) -> None:
         index = await request.hosted.reads.index_at_time(message.time_ms, message.min_commit)
@@ -459,12 +469,15 @@ class ClientService:
     async def _at(self, request: GroupRequest, message: messages.AtRequest) -> None:
         async with request.flow.large_response():
             max_bytes = min(message.max_bytes, self._limits.read_bytes)
-            found = await request.hosted.positions.at(message.position, max_bytes)
-            if isinstance(found, int):
-                request.respond(messages.AT_OK, messages.AtResponse(index=found))
-                return
-            response = messages.AtResponse(index=None, count=found.count, next_position=found.next_position)
-            with self._responses.lend(len(found.data)), request.flow.lend_response(len(found.data)):
+            with contextlib.ExitStack() as charged:
+                async with self._reading:
+                    found = await request.hosted.positions.at(message.position, max_bytes)
+                    if not isinstance(found, int):
+                        self._charge(charged, request, len(found.data))
+                if isinstance(found, int):
+                    request.respond(messages.AT_OK, messages.AtResponse(index=found))
+                    return
+                response = messages.AtResponse(index=None, count=found.count, next_position=found.next_position)
                 await request.connection.drained()
                 request.respond(messages.AT_OK, response, found.sizes.astype("<u4").tobytes(), found.data)
                 await request.connection.drained()
