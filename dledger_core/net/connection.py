@@ -138,6 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         self._takes_turns = False
         self._turn_ended = False
         self._is_paused = False
+        self._reads = True
         self._connected = False
         self._closing = False
         self._error: Exception | None = None
@@ -226,12 +227,13 @@ class Connection(asyncio.BufferedProtocol):
         self._update_reading()
 
     def _update_reading(self) -> None:
-        if self._closing:
-            return
         reads = not self._is_paused and not self._turn_ended
-        if reads and not self._transport.is_reading():
+        if reads is self._reads or self._closing:
+            return
+        self._reads = reads
+        if reads:
             self._transport.resume_reading()
-        elif not reads and self._transport.is_reading():
+        else:
             self._transport.pause_reading()
 
     def charge_to(self, budget: ByteBudget) -> None:
@@ -359,7 +361,7 @@ class Connection(asyncio.BufferedProtocol):
         self._update_reading()
 
     def _next_turn(self) -> None:
-        """Go on with the frames that were received; the other connections had their turn meanwhile."""
+        """Continue with the frames that were received; the other connections had their turn meanwhile."""
         self._turn_ended = False
         if not self._closing:
             self._deliver()

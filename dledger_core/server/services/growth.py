@@ -1,7 +1,7 @@
 """Requests that wait for entries of a log: each is woken when its entry is readable, and not at every commit.
 
-Thousands of requests may wait for entries far behind the end of a log, by mistake or on purpose. To wake all of them at
-each commit would cost the event loop milliseconds.
+Thousands of requests may wait for entries far ahead of the end of a log, by mistake or on purpose. To wake all of them
+at each commit would cost the event loop milliseconds.
 """
 
 from __future__ import annotations
