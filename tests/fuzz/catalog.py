@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from tests.fuzz import seeds
 from tests.fuzz.finding import unmeasured
+from tests.fuzz.targets.client_answers import run_client_answers
 from tests.fuzz.targets.frames import run_connection, run_frame
 from tests.fuzz.targets.messages import run_message, run_records, run_request
+from tests.fuzz.targets.peers import run_peer_session
 from tests.fuzz.targets.remoting import run_remoting
 from tests.fuzz.targets.rocketmq import run_properties, run_rocketmq
 from tests.fuzz.targets.scanning import run_scan
@@ -44,6 +46,8 @@ TARGETS = {
     "connection": Target(run_connection, seeds.connection),
     "message": Target(run_message, seeds.message),
     "request": Target(run_request, seeds.request),
+    "peer_session": Target(run_peer_session, seeds.peer_session),
+    "client_answers": Target(run_client_answers, seeds.client_answers),
     "records": Target(run_records, seeds.records),
     "remoting": Target(run_remoting, seeds.remoting),
     "scan": Target(run_scan, seeds.scan),

@@ -12,7 +12,7 @@ import msgpack
 import pyarrow as pa
 
 from dledger_core.control import Part, pack
-from dledger_core.errors import NotLeaderError
+from dledger_core.errors import BusyError, NotLeaderError
 from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, NodeId, Term
 from dledger_core.net import codec
 from dledger_core.net.frame import encode_frame
@@ -32,6 +32,7 @@ from dledger_core.storage.files.meta_files import Checkpoint, hard_state_file, s
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.tables.tables import LogTables
 from tests.fuzz.targets.messages import packed
+from tests.fuzz.targets.peers import step
 from tests.fuzz.targets.scanning import SEGMENT_BYTES
 from tests.rocketmq.golden import NAMES as GOLDEN_MESSAGES
 from tests.rocketmq.golden import messages
@@ -122,6 +123,34 @@ def message() -> Seeds:
     record = encoded([b"x"], huge, 3)
     header = {"t": 42, "g": "g", "s": "n0", "to": "n1", "term": 3, "pi": huge - 1, "pt": 1, "c": -1, "n": 1}
     yield "last-index", packed(header | {"b": [[huge, 1, 3]]}, _joined(codec.records_payload([record])), 1)
+
+
+def peer_session() -> Seeds:
+    frames = dict(message())
+    yield "frames", b"".join(step(0, data) for data in frames.values())
+    for name, data in frames.items():
+        yield f"{name}-restart", step(0, data) + step(4) + step(0, data) + step(3)
+    yield "continue", step(1, b"\2\14\14new") + step(1, b"\3\15\15newer") + step(4) + step(1, b"\3\16\16")
+    yield "overwrite-committed", step(1, b"\3\5\13other") + step(4) + step(1, b"\4\5\5other")
+    yield "overwrite-tail", step(1, b"\3\14\13a") + step(1, b"\4\14\14b") + step(3) + step(1, b"\5\14\14c")
+    yield "campaign", step(2, b"\170") + step(0, frames["requestvoteresponse"]) + step(4) + step(2, b"\170")
+    vote = raft.RequestVote(sender=N1, target=N0, term=Term(9), last_index=Index(99), last_term=Term(8), pre=False)
+    sent = _joined(codec.message_to_frame(7, vote))
+    size = int.from_bytes(sent[4:8], "big")
+    yield "vote", step(0, packed(sent[12 : 12 + size], sent[12 + size :])) + step(4) + step(2, b"\170")
+
+
+def client_answers() -> Seeds:
+    yield "right", b""
+    yield "all-kinds", b"".join(step(kind % 6, msgpack.packb({"n": kind, "next": 3})) for kind in range(24))
+    for kind in (1, 3, 5):
+        for fields in ({"first": -1}, {"n": 1 << 62}, {"next": 1}, {"rows": [[1]]}, {"code": 401, "values": {"x": []}}):
+            yield f"{kind}-{next(iter(fields))}", step(kind, msgpack.packb(fields)) * 12
+    yield "payload", step(0) + step(0) + step(2, b"\0\x60\1\2\3") * 8
+    yield "indexes", (step(0) + step(2, b"\0\x10\0\0\0\0\0\0\0\1")) * 6
+    yield "garbage", step(4, PREFACE + bytes(40)) * 6
+    busy = {"code": BusyError.code, "what": "busy", "values": {"retry_after_ms": 1 << 40}}
+    yield "retry-later", step(5, msgpack.packb(busy)) * 9
 
 
 def request() -> Seeds:

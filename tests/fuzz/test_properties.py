@@ -17,7 +17,7 @@ from tests.fuzz.targets.messages import packed
 from tests.support.field_values import MISSING, good_value, wrong_values
 
 EXAMPLES = 60
-FEWER = {"store": 30, "connection": 30}
+FEWER = {"store": 30, "connection": 30, "peer_session": 30, "client_answers": 20}
 INTERESTING = (0, 1, 7, 47, 48, 127, 128, 255, 256, 4095, 32767, 32768, 65535, 1 << 24, (1 << 31) - 1, 1 << 31)
 
 

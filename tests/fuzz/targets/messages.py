@@ -31,7 +31,7 @@ def packed(header: bytes | dict[str, Any], payload: bytes, flags: int = 0) -> by
     return bytes([flags]) + struct.pack(">H", len(raw)) + raw + payload
 
 
-def _frame(data: bytes) -> Frame | None:
+def frame_of(data: bytes) -> Frame | None:
     """Input: flags (1 = the right CRC of the payload), u16 length of the header, header, payload."""
     if len(data) < 3:
         return None
@@ -80,7 +80,7 @@ def _stage(message: AppendEntries) -> None:
 def run_message(data: bytes) -> None:
     """A message between replicas; input as ``_frame`` says."""
     with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
-        frame = _frame(data)
+        frame = frame_of(data)
         if frame is None:
             return
         try:
@@ -120,7 +120,7 @@ def columns_of(data: Any, sizes: Any) -> bytes:
 def run_request(data: bytes) -> None:
     """A request of a client, as far as it is taken apart before a replica decides; input as ``_frame`` says."""
     with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
-        frame = _frame(data)
+        frame = frame_of(data)
         if frame is None:
             return
         header = frame.header
