@@ -119,6 +119,9 @@ OURS = Hello("peer", "n0", "0" * 32, (1, 2), "127.0.0.1:1")
 
 
 class _Server:
+    def enter(self, connection: Connection) -> None:
+        pass
+
     def on_hello(self, connection: Connection, hello: Hello) -> tuple[Hello, _Handler]:
         version, features = negotiate(hello, OURS)
         hash(hello.process)  # what a node does with it: compare
