@@ -1,15 +1,16 @@
 """The latency of a well-behaved client's appends during each attack, compared with idle load of equal CPU time.
 
 Method: three nodes as processes of their own, with security unless the attack is one without. A process of its own runs
-an attack of ``tests.server.attacks.attackers`` with its full count, again and again; this process appends one entry of
-100 bytes each 5 ms on average on an open connection, and measures until the acknowledgement. The control is a process
-that burns as much CPU time as the attacker's own process did, and sends nothing. Reported: p50 and p99 in ms for both,
-and their ratios; the target is at most 2. Attack and control alternate for ``--rounds`` rounds, and the median counts.
-The processors that nodes spend on the attack are no part of the control. Not included: a network; nodes, attack and
-measurement share one machine's processors.
+an attack of ``tests.server.attacks.attackers`` with its full count; this process appends one entry of 100 bytes each
+5 ms on average on an open connection, and measures until the acknowledgement. An attack that lasts is built up once and
+then held for ``--seconds``; another one is repeated for ``--seconds``. The control is a process that burns as much CPU
+time as the attacker's own process did, and sends nothing. Reported: p50 and p99 in ms while the attack is built up, if
+it lasts, and then while it is held or repeated; next to the control; and the ratios to it, with a target of at most 2.
+Attack and control alternate for ``--rounds`` rounds, and the median counts. The processors that nodes spend on the
+attack are no part of the control. Not included: a network; nodes, attack and measurement share one machine.
 
 Run: ``python -m tests.benchmarks.bench_attacks [--seconds 5] [--rounds 3] [--attack NAME]``. Prints one JSON object per
-attack; ``--attack`` may be repeated. All attacks take about six minutes by default.
+attack; ``--attack`` may be repeated. All attacks take some fifteen minutes by default.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +37,8 @@ from dledger_core.net.tls import TlsOptions
 from tests.server.attacks.attacked_cluster import AttackedCluster, attacked_cluster
 from tests.server.attacks.attackers import ATTACKS, Attack, Enemy, Target
 
-HOLD_S = 2.0
 SLICE_S = 0.01
+SAMPLES_MIN = 20
 
 
 def name_of(attack: Attack) -> str:
@@ -45,33 +47,41 @@ def name_of(attack: Attack) -> str:
 
 
 async def attack_until_stopped(attack: Attack, target: Target) -> None:
-    """Run an attack again and again; print the CPU share of this process once standard input ends."""
+    """Run an attack until standard input ends; say when it is built up, and at the end this process' CPU share."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: stopped.set())
     begun, used = time.perf_counter(), time.process_time()
-    sys.stdout.write("begun\n")
-    sys.stdout.flush()
+    say("begun")
 
-    async def repeat() -> None:
+    async def go() -> None:
+        if not attack.lasts:
+            say("built")
         while True:
             async with Enemy(target) as enemy:
                 await attack.run(enemy, attack.full)
-                await asyncio.sleep(HOLD_S)
+                if attack.lasts:
+                    say("built")
+                    await stopped.wait()
 
-    repeating = asyncio.ensure_future(repeat())
-    await asyncio.wait([repeating, asyncio.ensure_future(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
-    if repeating.done():
-        repeating.result()
-    sys.stdout.write(f"{(time.process_time() - used) / (time.perf_counter() - begun)}\n")
+    running = asyncio.ensure_future(go())
+    await asyncio.wait([running, asyncio.ensure_future(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
+    say(str((time.process_time() - used) / (time.perf_counter() - begun)))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-    repeating.cancel()
-    await asyncio.gather(repeating, return_exceptions=True)
 
 
 def burn(share: float) -> None:
     """Use a share of one processor until standard input ends; this process is killed then."""
-    sys.stdout.write("begun\n")
-    sys.stdout.flush()
+    say("begun")
+    say("built")
     while True:
         ends = time.perf_counter() + SLICE_S * min(share, 1.0)
         while time.perf_counter() < ends:
@@ -79,84 +89,109 @@ def burn(share: float) -> None:
         time.sleep(SLICE_S * max(0.0, 1.0 - share))
 
 
-async def latencies(client: AsyncClient, seconds: float) -> list[float]:
-    """Append for a time, one entry each 5 ms on average; return the latencies in ms."""
-    found: list[float] = []
+Times = list[tuple[float, float]]
+"""When each append was sent, and its latency in ms."""
+
+
+async def latencies(client: AsyncClient, ends: Callable[[], bool]) -> Times:
+    """Append one entry each 5 ms on average until ``ends``."""
+    found: Times = []
 
     async def one() -> None:
         begun = time.perf_counter()
         await client.append([bytes(100)])
-        found.append(1000 * (time.perf_counter() - begun))
+        found.append((begun, 1000 * (time.perf_counter() - begun)))
 
-    ends, running = time.perf_counter() + seconds, set()
-    while time.perf_counter() < ends:
+    running = set()
+    while not ends():
         await asyncio.sleep(random.expovariate(200))
         running.add(asyncio.ensure_future(one()))
     await asyncio.gather(*running)
     return found
 
 
+def quantiles(found: Times) -> dict[str, float]:
+    """Return p50 and p99; nothing if there are too few."""
+    if len(found) < SAMPLES_MIN:
+        return {}
+    ordered = sorted(latency for _, latency in found)
+    return {"p50": statistics.median(ordered), "p99": ordered[int(len(ordered) * 0.99)]}
+
+
 @dataclass
 class Measured:
-    """p50 and p99 of one measurement in ms."""
+    """p50 and p99 in ms until the attack was built up, and then; and the CPU share of the attacker."""
 
-    p50: float
-    p99: float
-
-    @classmethod
-    def of(cls, found: list[float]) -> Measured:
-        """Return the quantiles."""
-        ordered = sorted(found)
-        return cls(statistics.median(ordered), ordered[int(len(ordered) * 0.99)])
+    build_up: dict[str, float]
+    built: dict[str, float]
+    share: float
 
 
-def beside(cluster: AttackedCluster, arguments: list[str], seconds: float) -> tuple[Measured, str]:
-    """Measure next to a process of this module; return the latencies and its last line."""
+def measure_next_to(cluster: AttackedCluster, arguments: list[str], seconds: float) -> Measured:
+    """Measure next to a process of this module."""
     token = None if cluster.nodes.tls is None else "good"
-
-    async def measure() -> list[float]:
-        async with AsyncClient(cluster.nodes.peers, tls=cluster.nodes.tls, token=token, timeout_ms=60_000) as client:
-            await client.append([b"connect"])
-            await asyncio.to_thread(process.stdout.readline)
-            return await latencies(client, seconds)
-
     command = [sys.executable, "-m", "tests.benchmarks.bench_attacks", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        lines = process.stdout
+        built = [float("inf")]
+
+        def wait_built() -> None:
+            lines.readline()
+            built[0] = time.perf_counter()
+
+        async def measure() -> Times:
+            async with AsyncClient(
+                cluster.nodes.peers, tls=cluster.nodes.tls, token=token, timeout_ms=60_000
+            ) as client:
+                await client.append([b"connect"])
+                await asyncio.to_thread(lines.readline)
+                waiting = asyncio.ensure_future(asyncio.to_thread(wait_built))
+                found = await latencies(client, lambda: time.perf_counter() > built[0] + seconds)
+                await waiting
+                return found
+
         try:
-            measured = Measured.of(uvloop.run(measure()))
+            found = uvloop.run(measure())
             process.stdin.close()
-            line = "" if arguments[0] == "--burn" else process.stdout.readline()
+            line = "0" if arguments[0] == "--burn" else lines.readline()
         finally:
             process.kill()
-    return measured, line
+    if not line:
+        raise RuntimeError(f"the attack failed: {' '.join(arguments)}")
+    before, after = ([row for row in found if (row[0] < built[0]) is early] for early in (True, False))
+    return Measured(quantiles(before), quantiles(after), float(line))
+
+
+def median_of(rows: list[dict[str, float]], key: str) -> float | None:
+    """Return the median of the rows that have a figure, rounded."""
+    found = [row[key] for row in rows if key in row]
+    return round(statistics.median(found), 1) if found else None
 
 
 def case(cluster: AttackedCluster, attack: Attack, seconds: float, rounds: int) -> dict[str, object]:
     """Return the result of one attack."""
-    found: dict[str, list[Measured]] = {"attack": [], "control": []}
-    shares = []
+    attacked, controls = [], []
     for _ in range(rounds):
         target, tls = cluster.target(), cluster.nodes.tls
         node = f"{target.node.node_id}-{target.node.address}"
-        measured, line = beside(cluster, ["--run", name_of(attack), node, "" if tls is None else str(tls.ca)], seconds)
-        found["attack"].append(measured)
-        if not line:
-            raise RuntimeError(f"the attack {name_of(attack)} failed")
-        shares.append(float(line))
-        found["control"].append(beside(cluster, ["--burn", line.strip()], seconds)[0])
-    medians = {
-        kind: {each: statistics.median(getattr(row, each) for row in rows) for each in ("p50", "p99")}
-        for kind, rows in found.items()
-    }
-    return {
-        "attack": name_of(attack),
-        "count": attack.full,
-        "attacker_cpu": round(statistics.median(shares), 2),
-        **{f"{each}_ratio": round(medians["attack"][each] / medians["control"][each], 2) for each in ("p50", "p99")},
-        **{f"{kind}_{each}_ms": round(value, 1) for kind, values in medians.items() for each, value in values.items()},
-    }
+        authority = "" if tls is None else str(tls.ca)
+        attacked.append(measure_next_to(cluster, ["--run", name_of(attack), node, authority], seconds))
+        controls.append(measure_next_to(cluster, ["--burn", str(attacked[-1].share)], seconds))
+    share = round(statistics.median(row.share for row in attacked), 2)
+    result: dict[str, object] = {"attack": name_of(attack), "count": attack.full, "attacker_cpu": share}
+    for quantile in ("p50", "p99"):
+        control = median_of([row.built for row in controls], quantile)
+        result[f"control_{quantile}_ms"] = control
+        for phase, rows in (
+            ("held" if attack.lasts else "repeated", [row.built for row in attacked]),
+            ("build_up", [row.build_up for row in attacked]),
+        ):
+            value = median_of(rows, quantile)
+            if value is not None and control:
+                result |= {f"{phase}_{quantile}_ms": value, f"{phase}_{quantile}_ratio": round(value / control, 2)}
+    return result
 
 
 def main() -> None:

@@ -120,7 +120,7 @@ class _Session:
             self.node.run()
 
     def look(self) -> None:
-        """Compare what is served with what was; remember what is new."""
+        """Compare what is served with what was; remember new entries."""
         for error in self.node.failures:
             named = isinstance(error, (DLedgerError, InvariantViolationError))
             expect(named and bool(str(error)), "the replica stopped without a reason", it=error)
@@ -139,7 +139,7 @@ def run_peer_session(data: bytes) -> None:
     """Input: steps; 0 = a frame as in ``message``, 1 = an append, 2 = ticks, 3 = a restart, 4 = kill -9."""
     session = _Session()
     session.look()
-    expect(len(session.served) <= len(_BODIES), "entries that nobody sent")
+    expect(len(session.served) <= len(_BODIES), "entries that no node sent")
     for kind, content in steps_of(data):
         match kind % 5:
             case 0:

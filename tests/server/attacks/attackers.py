@@ -46,12 +46,12 @@ _ADDRESSES: Iterator[str] = (f"127.{a}.{b}.{c}" for a, b, c in itertools.product
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What an attacker knows.
+    """The knowledge of an attacker.
 
     Attributes:
         node: the node that is attacked.
         credentials: the attacker's own.
-        group: the group of everybody, which the attacker may read.
+        group: the group of all clients, which the attacker may read.
         own: a group to which the attacker may append.
     """
 
@@ -194,7 +194,7 @@ async def idle_connections(enemy: Enemy, count: int) -> None:
 
 
 async def connection_flood(enemy: Enemy, count: int) -> None:
-    """Connections that are closed at once, or send half of a hello or garbage first, one after the other."""
+    """Connections that are closed at once, or send half of a hello or garbage first."""
     contents = itertools.cycle((b"", PREFACE, b"\x16\x03\x01", PREFACE + b"\0\0\0\x40", bytes(64)))
     left = iter(range(count))
 
@@ -282,7 +282,7 @@ async def readers_that_take_nothing(enemy: Enemy, count: int) -> None:
 
 
 async def unread_metadata(enemy: Enemy, count: int) -> None:
-    """``count`` MiB of requests for metadata, whose responses nobody receives."""
+    """``count`` MiB of requests for metadata, whose responses are never received."""
     one = frame(request(Type.METADATA, 1, enemy.target.group))
     for session in await enemy.sessions(max(1, count // 8)):
         session.connection.pause_reading()
@@ -290,7 +290,7 @@ async def unread_metadata(enemy: Enemy, count: int) -> None:
 
 
 async def awaits(enemy: Enemy, count: int) -> None:
-    """Requests that wait for entries far behind the end of the log."""
+    """Requests that wait for entries far ahead of its end."""
     sessions = await enemy.sessions(-(-count // WAITING))
     payload = b"".join(map(bytes, codec.seen_payload({enemy.target.group: codec.SeenLog(1 << 40, None)})))
     for session in sessions:
@@ -300,7 +300,7 @@ async def awaits(enemy: Enemy, count: int) -> None:
 
 
 async def long_polls(enemy: Enemy, count: int) -> None:
-    """Reads that wait for an entry far behind the end of the log."""
+    """Reads that wait for an entry far ahead of its end."""
     sessions = await enemy.sessions(-(-count // WAITING))
     read = messages.READ.encode(messages.ReadRequest(start=1 << 40, end=1 << 41, wait_ms=30_000))
     for session in sessions:
@@ -389,7 +389,7 @@ async def forged_log_lines(enemy: Enemy, count: int) -> None:
 
 
 async def fake_peer(enemy: Enemy, count: int) -> None:
-    """Votes, entries and snapshots of one that is no node: by a client, and by one that says it is a node."""
+    """Votes, entries and snapshots of an impostor: by a client, and by one that claims to be a node."""
     if enemy.target.is_secure:
         for name in ("n0", "n1", "n2", "n9"):
             with pytest.raises(UnauthenticatedError):
@@ -410,12 +410,21 @@ Run = Callable[[Enemy, int], Awaitable[None]]
 
 
 class Attack(NamedTuple):
-    """A row: what runs, how often in ``make test``, how often in ``make soak``, and whether the nodes have security."""
+    """A row.
+
+    Attributes:
+        run: the attack.
+        count: how many of it ``make test`` runs.
+        full: how many ``make soak`` and the benchmark run.
+        secure: whether the nodes have security.
+        lasts: whether it weighs on the node once it is built up.
+    """
 
     run: Run
     count: int
     full: int
     secure: bool = True
+    lasts: bool = True
 
 
 ATTACKS = (
@@ -423,21 +432,21 @@ ATTACKS = (
     Attack(half_open_connections, 300, 2000),
     Attack(idle_connections, 2000, 2000, secure=False),
     Attack(idle_connections, 150, 2000),
-    Attack(connection_flood, 3000, 30_000, secure=False),
-    Attack(connection_flood, 500, 10_000),
+    Attack(connection_flood, 3000, 10_000, secure=False, lasts=False),
+    Attack(connection_flood, 500, 10_000, lasts=False),
     Attack(slow_frames, 100, 1000),
-    Attack(giant_lengths, 12, 120),
-    Attack(empty_lists, 1_000_000, 10_000_000),
+    Attack(giant_lengths, 12, 120, lasts=False),
+    Attack(empty_lists, 1_000_000, 1_000_000, lasts=False),
     Attack(unfinished_frames, 20, 48),
-    Attack(nested_peer_pieces, 4, 40),
-    Attack(readers_that_take_nothing, 40, 100),
-    Attack(unread_metadata, 56, 560),
-    Attack(awaits, 10_000, 16_000),
-    Attack(long_polls, 2000, 20_000),
-    Attack(watches, 22_000, 44_000),
-    Attack(pins, 1000, 10_000),
-    Attack(producer_ids, 1000, 100_000),
-    Attack(open_transactions, 1000, 24_000),
-    Attack(forged_log_lines, 10, 100),
-    Attack(fake_peer, 8, 80),
+    Attack(nested_peer_pieces, 4, 40, lasts=False),
+    Attack(readers_that_take_nothing, 40, 40),
+    Attack(unread_metadata, 56, 56),
+    Attack(awaits, 10_000, 10_000),
+    Attack(long_polls, 2000, 2000),
+    Attack(watches, 22_000, 22_000),
+    Attack(pins, 1000, 1000, lasts=False),
+    Attack(producer_ids, 1000, 100_000, lasts=False),
+    Attack(open_transactions, 1000, 24_000, lasts=False),
+    Attack(forged_log_lines, 10, 100, lasts=False),
+    Attack(fake_peer, 8, 80, lasts=False),
 )

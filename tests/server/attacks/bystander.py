@@ -49,7 +49,7 @@ class Bystander:
         except Exception as error:  # noqa: BLE001 - raised in the test's thread
             self.error = error
 
-    def goes_on(self, requests: int) -> None:
+    def proceeds(self, requests: int) -> None:
         """Wait until so many further appends were acknowledged and read back; raise the first error."""
         wanted = self.done + requests
         soon(lambda: self.error is not None or self.done >= wanted)

@@ -25,7 +25,7 @@ IDLE_BYTES = 256 << 20
 """A node of two groups without clients: interpreter, libraries, tables, and memory that the allocator keeps."""
 DEFAULTS = ServerConfig(self_id=NodeId("n0"), peers=parse_peers("n0-127.0.0.1:1"))
 DECLARED_BYTES = IDLE_BYTES + 2 * DEFAULTS.inflight_bytes_max + len(GROUPS) * DEFAULTS.raft.recent_bytes_max
-"""What a node may take by its settings: appends and responses in flight, and recent entries of each group."""
+"""The memory of a node by its settings: appends and responses in flight, and recent entries of each group."""
 REQUESTS = 10
 
 
@@ -67,15 +67,15 @@ def check_service(cluster: AttackedCluster, attack: Run, count: int) -> None:
     pids = [cluster.nodes.pid(node) for node in cluster.nodes.node_ids]
     with cluster.client() as client, Bystander(client) as bystander, Memory(pids) as memory:
         before = client.metadata()
-        bystander.goes_on(1)
+        bystander.proceeds(1)
 
         async def run() -> None:
             async with Enemy(cluster.target()) as enemy:
                 await attack(enemy, count)
-                bystander.goes_on(REQUESTS)
+                bystander.proceeds(REQUESTS)
 
         uvloop.run(run())
-        bystander.goes_on(REQUESTS)
+        bystander.proceeds(REQUESTS)
         after = client.metadata()
     assert (after.leader_id, after.term) == (before.leader_id, before.term)
     assert memory.highest_bytes <= DECLARED_BYTES
