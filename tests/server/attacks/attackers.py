@@ -21,7 +21,7 @@ import pytest
 
 from dledger_core.checksum import crc32
 from dledger_core.config import Peer
-from dledger_core.errors import DLedgerError, UnauthenticatedError, error_from_wire
+from dledger_core.errors import DLedgerError, UnauthenticatedError, UnreachableError, error_from_wire
 from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection
 from dledger_core.net.credentials import PLAINTEXT, Credentials
@@ -149,8 +149,15 @@ class Enemy:
         return found
 
     async def sessions(self, count: int) -> list[Session]:
-        """Connect ``count`` times."""
-        return await at_once(self.session, count)
+        """Connect ``count`` times; the node may close a connection whose handshake takes too long."""
+
+        async def one() -> Session:
+            async with asyncio.timeout(TIMEOUT_S):
+                while True:
+                    with contextlib.suppress(OSError, UnreachableError):
+                        return await self.session()
+
+        return await at_once(one, count)
 
 
 async def at_once(open_one: Callable[[], Awaitable[Any]], count: int) -> list[Any]:
