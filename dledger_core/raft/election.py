@@ -18,11 +18,15 @@ def tick_follower(state: RaftState) -> bool:
     if state.role is Role.CANDIDATE and not state.is_hard_state_durable:
         # No request was sent yet: on a slow disk another campaign would only restart the wait.
         return False
-    alone = state.role is Role.FOLLOWER and state.configuration.is_sole_voter(state.member)
-    if alone or state.election_elapsed >= state.election_timeout:
+    if state.election_elapsed >= state.election_timeout or _is_alone(state):
         campaign(state)
         return True
     return False
+
+
+def _is_alone(state: RaftState) -> bool:
+    """Whether nobody else can lead, so that there is nothing to wait for."""
+    return state.leader_id is None and state.role is Role.FOLLOWER and state.configuration.is_sole_voter(state.member)
 
 
 def campaign(state: RaftState, *, transfer: bool = False) -> None:

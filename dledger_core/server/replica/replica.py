@@ -352,22 +352,14 @@ class Replica:
 
     def step(self, message: Message) -> None:
         """Deliver a peer's message; raise ProtocolError if it is malformed, which concerns its connection only."""
-        refused: list[ProtocolError] = []
-        message = without_deleted(message, self.raft.first_index)
+        self._guard(partial(self._step, without_deleted(message, self.raft.first_index)))
 
-        def take() -> None:
-            try:
-                if self.space.admits(message, self.raft):
-                    self.raft.step(message)
-                    self.acknowledged.observe(message)
-                    if isinstance(message, Heartbeat) and message.term >= self.soft_state.term:
-                        self.log_time.observe(message.log_time_ms)
-            except ProtocolError as error:
-                refused.append(error)
-
-        self._guard(take)
-        if refused:
-            raise refused[0]
+    def _step(self, message: Message) -> None:
+        if self.space.admits(message, self.raft):
+            self.raft.step(message)
+            self.acknowledged.observe(message)
+            if isinstance(message, Heartbeat) and message.term >= self.soft_state.term:
+                self.log_time.observe(message.log_time_ms)
 
     def propose(self, proposal: ProposedBatch) -> Batch:
         """Append a batch as leader; raise BadRequestError if it exceeds a limit of the log, else as the core does.
@@ -438,11 +430,13 @@ class Replica:
             self._environment.call_soon(self._pump)
 
     def _guard(self, function: Callable[[], object]) -> None:
-        """Run a step of the replica; one that returns False has no output."""
+        """Run a step of the replica; one that returns False has no output. A ProtocolError is the caller's."""
         if self._failed or self._closing:
             return
         try:
             result = function()
+        except ProtocolError:
+            raise
         except BaseException as error:  # noqa: BLE001 - a broken invariant stops the replica
             self._fail(error)
             return
