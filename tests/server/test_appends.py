@@ -29,7 +29,7 @@ from dledger_core.record import MAGIC_CONTROL, Columns, ProposedBatch
 from dledger_core.server.services.flow import Budget
 from dledger_core.storage.tables.producers import EXPIRY_MS
 from tests.support.logs import rows_between
-from tests.support.replica_group import Asker, BrokenObserver, HandDriven, entries
+from tests.support.replica_group import Asker, HandDriven, break_invariant, entries
 from tests.support.server_group import STORAGE
 
 THREE = ("n0", "n1", "n2")
@@ -596,7 +596,7 @@ def test_broken_invariant_stops_replica_and_each_append_gets_reply(tmp_path):
         n0.lead()
         n0.run()
         ask = Asker(n0)
-        n0.replica.observe(BrokenObserver())
+        n0.replica.call_before_ready(break_invariant)
         n0.replica.propose(ProposedBatch(Columns.from_bodies([b"ready"])))
         ask.plain(b"gathered")
         ask.produced("p", 0, 0, b"proposed")

@@ -33,7 +33,7 @@ from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import verification_reason
 from dledger_core.storage.files.quarantine import quarantine_reason
-from tests.support.replica_group import BrokenObserver
+from tests.support import replica_group
 from tests.support.server_group import RAFT, STORAGE, RawClient, ServerGroup, eventually, free_peers
 
 GROUPS = ("a", "b")
@@ -125,7 +125,7 @@ async def test_even_number_of_nodes_is_warned_about(tmp_path, caplog, count, adv
 
 def break_invariant(cluster, node_id, group):
     replica = cluster.hosted(node_id, group).replica
-    replica.observe(BrokenObserver())
+    replica.call_before_ready(replica_group.break_invariant)
     replica.schedule()
 
 

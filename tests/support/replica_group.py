@@ -28,7 +28,6 @@ from dledger_core.raft import (
     RequestVote,
     RequestVoteResponse,
     Role,
-    SoftState,
 )
 from dledger_core.record import MAGIC_DATA, Columns, encode
 from dledger_core.server.replica.environment import Environment
@@ -45,17 +44,9 @@ from tests.support.server_group import RAFT, STORAGE
 LEADER_TICKS_MAX = 400
 
 
-class BrokenObserver:
-    """Breaks an invariant at the next run of the Ready loop."""
-
-    def before_ready(self) -> None:
-        invariant(False, "broken on purpose")
-
-    def committed(self, commit_index: Index) -> None:
-        pass
-
-    def role_changed(self, soft_state: SoftState) -> None:
-        pass
+def break_invariant() -> None:
+    """Break an invariant; ``Replica.call_before_ready`` calls it at the next run of the Ready loop."""
+    invariant(False, "broken on purpose")
 
 
 def entries(

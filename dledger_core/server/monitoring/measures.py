@@ -107,9 +107,6 @@ class GroupMeasures:
         self.read_entries += entries
         self.read_bytes += nbytes
 
-    def before_ready(self) -> None:
-        """Do nothing."""
-
     def committed(self, commit_index: Index) -> None:
         """Do nothing."""
 

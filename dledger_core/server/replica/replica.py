@@ -141,9 +141,6 @@ T = TypeVar("T")
 class ReplicaObserver(Protocol):
     """A service that follows a replica; called on the event loop, must not block."""
 
-    def before_ready(self) -> None:
-        """Propose gathered appends: the Ready loop is about to run."""
-
     def committed(self, commit_index: Index) -> None:
         """The commit index advanced, and the tables with it."""
 
@@ -172,6 +169,7 @@ class Replica:
     # CPython reads the attributes of an object with more than 30 slowly, unless they are slots.
     __slots__ = (
         "_append_clock",
+        "_before_ready",
         "_closing",
         "_controls",
         "_disk",
@@ -248,6 +246,7 @@ class Replica:
         self.contested: LogContestedError | None = None
         self.changes = ChangeSignal()
         self._observers: tuple[ReplicaObserver, ...] = ()
+        self._before_ready: tuple[Callable[[], None], ...] = ()
         self._reads: dict[int, Callable[[Index | None], None]] = {}
         self._next_read = 1
         self.soft_state = SoftState(Role.FOLLOWER, None, log.hard_state.term)
@@ -278,6 +277,10 @@ class Replica:
     def observe(self, *observers: ReplicaObserver) -> None:
         """Call these services at each change from now on, in this order, after those that observe already."""
         self._observers += observers
+
+    def call_before_ready(self, function: Callable[[], None]) -> None:
+        """Call a function before each run of the Ready loop, which writes and sends what it proposes."""
+        self._before_ready += (function,)
 
     @property
     def tables(self) -> LogTables:
@@ -491,11 +494,12 @@ class Replica:
         self._scheduled = False
         self._guard(self._iterate)
 
-    def _iterate(self) -> None:
-        for observer in self._observers:
-            observer.before_ready()
+    def _iterate(self) -> bool:
+        for function in self._before_ready:
+            function()
         while self.raft.has_ready() and not self._failed:
             self._handle(self.raft.ready())
+        return False
 
     def _handle(self, ready: Ready) -> None:
         if ready.restart is not None:

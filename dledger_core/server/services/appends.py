@@ -255,6 +255,7 @@ class Appends:
         self._renewed_ms: dict[tuple[str, int], int] = {}
         self._until_ready: list[Callable[[], None]] = []
         self._is_draining = False
+        replica.call_before_ready(self._propose_waiting)
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -589,7 +590,7 @@ class Appends:
 
     # --- propose and reply -----------------------------------------------------------------------------------
 
-    def before_ready(self) -> None:
+    def _propose_waiting(self) -> None:
         """Propose the appends that wait, unless enough batches are in flight to wait for more appends."""
         in_flight_max, bytes_max = self._limits.batches_in_flight, self._limits.coalesced_bytes
         while self._waiting and (self._joined_in_flight < in_flight_max or self._waiting.nbytes >= bytes_max):

@@ -342,6 +342,8 @@ class Membership:
     def take_next_step(self) -> None:
         """Take the next step, if this node leads and a step is due; called each ``LOOK_S``."""
         replica = self._replica
+        if not replica.is_leader:
+            return
         configuration = replica.raft.configuration
         if not (configuration.learners or self._addresses) or not replica.leader_ready:
             return

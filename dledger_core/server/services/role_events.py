@@ -74,9 +74,6 @@ class RoleFeed:
         found = self._replica.soft_state
         return RoleEvent(self._replica.group, self._replica.node_id, found.role, found.term, self._replica.leader_node)
 
-    def before_ready(self) -> None:
-        """Do nothing."""
-
     def committed(self, commit_index: Index) -> None:
         """Report a new leader once it has committed an entry of its term."""
         del commit_index
