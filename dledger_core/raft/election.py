@@ -25,7 +25,7 @@ def tick_follower(state: RaftState) -> bool:
 
 
 def _is_alone(state: RaftState) -> bool:
-    """Whether nobody else can lead, so that there is nothing to wait for."""
+    """Whether no other member can lead, so that it need not wait for one."""
     return state.leader_id is None and state.role is Role.FOLLOWER and state.configuration.is_sole_voter(state.member)
 
 
