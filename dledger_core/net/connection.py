@@ -108,6 +108,44 @@ class Connection(asyncio.BufferedProtocol):
     frame of that protocol) is passed to a protocol that ``foreign`` creates, and then only forwards bytes and events.
     """
 
+    # CPython reads the attributes of an object with more than 30 slowly, unless they are slots.
+    __slots__ = (
+        "_budget",
+        "_bulk",
+        "_charged",
+        "_closing",
+        "_connected",
+        "_decoder",
+        "_error",
+        "_foreign",
+        "_handler",
+        "_hello",
+        "_hello_timeout_s",
+        "_identity",
+        "_is_paused",
+        "_loop",
+        "_other",
+        "_preface_done",
+        "_reads",
+        "_server",
+        "_takes_turns",
+        "_timer",
+        "_transport",
+        "_turn_ended",
+        "_writable",
+        "accepted",
+        "certificate",
+        "closed",
+        "features",
+        "peer_address",
+        "peer_hello",
+        "principal",
+        "received_bytes",
+        "received_frames",
+        "source",
+        "version",
+    )
+
     def __init__(
         self,
         *,
