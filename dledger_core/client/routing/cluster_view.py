@@ -153,10 +153,26 @@ class ClusterView:
             self._follow(successor)
         ours = [response for response in found if response.log in (None, self.log_uuid)]
         newest = max(ours, key=_configuration, default=None)
-        if newest is not None and newest.members and _configuration(newest) > self._newest:
+        if newest is not None and newest.members and _configuration(newest) >= self._newest:
+            members = [parse_peer(f"{node}-{address}") for node, _, address, _ in newest.members]
+            if _configuration(newest) == self._newest:
+                members = [self._next_way(peer, responses) for peer in members]
             self._newest = _configuration(newest)
-            await self._set_members(parse_peer(f"{node}-{address}") for node, _, address, _ in newest.members)
+            await self._set_members(members)
         return {node: self._of_this_log(node, response) for node, response in responses.items()}
+
+    def _next_way(self, reported: Peer, responses: Described) -> Peer:
+        """Return where to ask a node next, of which a newer address is not recorded.
+
+        A node that did not respond is asked at the reported address and at that of the list in turn: after a start at
+        other addresses, the log's are the old ones until the nodes have found each other.
+        """
+        node_id = str(reported.node_id)
+        present = self.pool.peers.get(node_id, reported)
+        if not isinstance(responses.get(node_id), UnreachableError):
+            return present
+        ways = (reported, *(peer for peer in self._listed if peer.node_id == reported.node_id))
+        return next((way for way in ways if way != present), present)
 
     def metadata_request(self, *, space: bool = False) -> dict[str, Any]:
         """Return METADATA; a node whose log continues this one says whether it contains what the client has seen."""

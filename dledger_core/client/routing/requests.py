@@ -124,7 +124,11 @@ class Requests:
         when_silent: WhenSilent = WhenSilent.WAIT,
     ) -> _T:
         connect_s = min(timeout_s, CONNECT_S) if when_silent is WhenSilent.LEAVE else timeout_s
-        channel = await self._view.pool.channel(node_id, connect_s)
+        try:
+            channel = await self._view.pool.channel(node_id, connect_s)
+        except UnreachableError:
+            self._view.refresh()  # it may have moved
+            raise
         return decode(await self._request(channel, header, payload, timeout_s, when_silent))
 
     def _served(self, node_id: str, decode: Callable[[Frame], _T], frame: Frame) -> _T:
