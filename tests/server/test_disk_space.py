@@ -259,7 +259,7 @@ def test_leader_stays_while_all_disks_are_full(tmp_path):
             for replica in replicas.values():
                 fill(replica, RESERVE - 1)
             await eventually(lambda: all(replica.space.is_full for replica in replicas.values()))
-            # Offers that nobody takes; a busy machine may elect another leader meanwhile.
+            # No node takes the offers; a busy machine may elect another leader meanwhile.
             await eventually(lambda: any(replica.raft.transferee is not None for replica in replicas.values()))
             await group.leader()
             client = await group.client()
