@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import ssl
 
 import pytest
@@ -61,7 +60,11 @@ def test_half_open_connections_leave_room_for_others(tmp_path, made) -> None:
     run(test())
 
 
-@pytest.mark.parametrize("content", [b"\0" * 100, b"DLGR\1" + b"\xff" * 20, b"\x16\x03\x01" + os.urandom(200)])
+@pytest.mark.parametrize(
+    "content",
+    [b"\0" * 100, b"DLGR\1" + b"\xff" * 20, b"\x16\x03\x01\xff\xff" + bytes(range(200))],
+    ids=["zeros", "preface", "record of TLS that is too long"],
+)
 def test_port_survives_connections_with_other_content(tmp_path, made, content) -> None:
     async def test() -> None:
         async with SecureGroup(tmp_path, made) as group:
