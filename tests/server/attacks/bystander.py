@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from typing import Self
 
 import psutil
 
@@ -11,7 +12,26 @@ from dledger_core import Client
 from tests.support.soon import soon
 
 
-class Bystander:
+class _InThread:
+    """Work in a thread of its own until the context ends."""
+
+    def __init__(self) -> None:
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Bystander(_InThread):
     """Appends and reads in a thread of its own, one request after the other; a context manager.
 
     Attributes:
@@ -21,20 +41,11 @@ class Bystander:
     """
 
     def __init__(self, client: Client) -> None:
+        super().__init__()
         self.acknowledged: dict[int, bytes] = {}
         self.done = 0
         self.error: Exception | None = None
         self._client = client
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Bystander:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
 
     def _run(self) -> None:
         try:
@@ -67,22 +78,13 @@ class Bystander:
         return [index for index, body in self.acknowledged.items() if found.get(index) != body]
 
 
-class Memory:
+class Memory(_InThread):
     """The highest resident memory of processes, sampled in a thread; a context manager."""
 
     def __init__(self, pids: Iterable[int]) -> None:
+        super().__init__()
         self.highest_bytes = 0
         self._processes = [psutil.Process(pid) for pid in pids]
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Memory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
 
     def _run(self) -> None:
         while True:
