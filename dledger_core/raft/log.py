@@ -454,10 +454,11 @@ class RaftLog:
             durable_index=durable,
             emitted_index=self.emitted_index,
         )
-        rose = durable > self.durable_index
+        if durable == self.durable_index:
+            return False
         self.durable_index = durable
         self._recent.evict(durable)
-        return rose
+        return True
 
     def restart(self, first_index: Index, previous_term: Term, in_force: ConfigurationInForce) -> None:
         """Remove all entries and restart at ``first_index``; entries before it are committed and trimmed.

@@ -219,7 +219,7 @@ STREAMING: dict[str, tuple[str, ...]] = {
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("job", OUTPUTS)
+@pytest.mark.parametrize("job", [INGEST, pytest.param(REBUILD, marks=pytest.mark.soak), AUDIT])
 def test_sigterm_stops_job_and_next_run_completes(
     job: str, cluster: LocalCluster, spark: Any, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ print(json.dumps({{"codes": codes, "active": spark.range(3).count()}}))
 """
 
 
+@pytest.mark.soak
 def test_jobs_run_in_notebook_session_and_leave_it_running(cluster: Any, tmp_path: Path) -> None:
     jobs = {job: arguments(job, cluster.peers, tmp_path / job) for job in JOBS}
     program = NOTEBOOK.format(checkout=str(CHECKOUT), jobs=jobs, warehouse=str(tmp_path / "warehouse"))

@@ -380,8 +380,11 @@ class Writers:
         async def look() -> None:
             other = TransactionId(name, 0, "")  # a request of its own run would renew it
             state = await self._until_known(lambda: self._client.transaction(other), f"state of {name}")
-            if state is not None and state.state in ("open", "committed"):
-                self._ledger.violated(f"{name} was abandoned and is {state.state}")
+            if state is not None and state.state == "committed":
+                self._ledger.violated(f"{name} was abandoned and is committed")
+            if state is not None and state.state == "open":  # a new leader counts inactivity from its election
+                self._later(self._auditor.log_time_ms + self._load.timeout_ms, look)
+                return
             self._ledger.counts["abandoned and looked at"] += 1
 
         self._later(self._auditor.log_time_ms + self._load.timeout_ms + late_ms, look)

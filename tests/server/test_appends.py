@@ -596,13 +596,16 @@ def test_broken_invariant_stops_replica_and_each_append_gets_reply(tmp_path):
         n0.lead()
         n0.run()
         ask = Asker(n0)
-        n0.replica.call_before_ready(break_invariant)
+        ask.plain(b"in flight")
+        ask.produced("p", 0, 0, b"in flight")
+        n0.run()
+        end = n0.log.last_index()
         n0.replica.propose(ProposedBatch(Columns.from_bodies([b"ready"])))
         ask.plain(b"gathered")
-        ask.produced("p", 0, 0, b"proposed")
+        n0.replica.propose_soon(break_invariant)
         n0.sent.clear()
         n0.run()
-        assert sorted(kind.__name__ for kind in ask.ranges) == ["LeadershipLostError"] * 2
+        assert [kind.__name__ for kind in ask.ranges] == [*["LeadershipLostError"] * 2, "NotLeaderError"]
         assert [type(error) for error in n0.failures] == [InvariantViolationError]
         with pytest.raises(NotLeaderError):
             ask.plain(b"later")
@@ -611,7 +614,7 @@ def test_broken_invariant_stops_replica_and_each_append_gets_reply(tmp_path):
         n0.replica.tick()
         n0.run()
         assert n0.sent == []
-        assert n0.log.last_index() == 0
+        assert n0.log.last_index() == end
 
 
 def test_leader_that_stops_refuses_appends_and_waits_for_those_in_flight(n0, ask):

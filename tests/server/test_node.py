@@ -125,9 +125,7 @@ async def test_even_number_of_nodes_is_warned_about(tmp_path, caplog, count, adv
 
 
 def break_invariant(cluster, node_id, group):
-    replica = cluster.hosted(node_id, group).replica
-    replica.call_before_ready(replica_group.break_invariant)
-    replica.schedule()
+    cluster.hosted(node_id, group).replica.propose_soon(replica_group.break_invariant)
 
 
 async def quarantined(cluster, node_id, group):

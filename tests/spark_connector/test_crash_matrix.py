@@ -187,7 +187,11 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
         yield History(cluster, tmp_path_factory.mktemp("matrix"))
 
 
-@pytest.mark.parametrize("step", MATRIX)
+LONG = {"offset log written", "tasks done"}
+"""Other pipelines of the quick rows die at the same points."""
+
+
+@pytest.mark.parametrize("step", [pytest.param(step, marks=[pytest.mark.soak] * (step in LONG)) for step in MATRIX])
 def test_driver_that_dies(history: History, step: str) -> None:
     steps = MATRIX[step]
     history.write()

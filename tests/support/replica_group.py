@@ -45,7 +45,7 @@ LEADER_TICKS_MAX = 400
 
 
 def break_invariant() -> None:
-    """Break an invariant; ``Replica.call_before_ready`` calls it at the next run of the Ready loop."""
+    """Break an invariant; ``Replica.propose_soon`` calls it at the next run of the Ready loop."""
     invariant(False, "broken on purpose")
 
 

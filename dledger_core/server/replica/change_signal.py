@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class ChangeSignal:
 
     async def wait(self, timeout_s: float) -> None:
         """Wait until ``notify`` is called or the timeout expires."""
-        await wait_any((self,), timeout_s)
+        await wait_woken(timeout_s, self.add, self.discard)
 
     def add(self, waiter: asyncio.Future[None]) -> None:
         """Complete ``waiter`` with the next ``notify``."""
@@ -39,19 +39,19 @@ class ChangeSignal:
                     waiter.set_result(None)
 
 
-async def wait_any(signals: Collection[ChangeSignal], timeout_s: float) -> None:
-    """Wait until any of the signals is notified or the timeout expires."""
+async def wait_woken(
+    timeout_s: float, add: Callable[[asyncio.Future[None]], None], discard: Callable[[asyncio.Future[None]], None]
+) -> None:
+    """Wait until the future that ``add`` gets is completed or the timeout expires; then call ``discard`` with it."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    for signal in signals:
-        signal.add(waiter)
+    add(waiter)
     try:
         async with asyncio.timeout(timeout_s):
             await waiter
     except TimeoutError:
         pass
     finally:
-        for signal in signals:
-            signal.discard(waiter)
+        discard(waiter)
 
 
 async def response_within(

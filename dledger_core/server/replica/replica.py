@@ -169,7 +169,7 @@ class Replica:
     # CPython reads the attributes of an object with more than 30 slowly, unless they are slots.
     __slots__ = (
         "_append_clock",
-        "_before_ready",
+        "_checkpoint_due",
         "_closing",
         "_controls",
         "_disk",
@@ -183,6 +183,7 @@ class Replica:
         "_on_configuration",
         "_on_failed",
         "_pace",
+        "_propose",
         "_reads",
         "_scheduled",
         "_send",
@@ -246,7 +247,8 @@ class Replica:
         self.contested: LogContestedError | None = None
         self.changes = ChangeSignal()
         self._observers: tuple[ReplicaObserver, ...] = ()
-        self._before_ready: tuple[Callable[[], None], ...] = ()
+        self._propose: Callable[[], None] | None = None
+        self._checkpoint_due = True
         self._reads: dict[int, Callable[[Index | None], None]] = {}
         self._next_read = 1
         self.soft_state = SoftState(Role.FOLLOWER, None, log.hard_state.term)
@@ -277,10 +279,6 @@ class Replica:
     def observe(self, *observers: ReplicaObserver) -> None:
         """Call these services at each change from now on, in this order, after those that observe already."""
         self._observers += observers
-
-    def call_before_ready(self, function: Callable[[], None]) -> None:
-        """Call a function before each run of the Ready loop, which writes and sends what it proposes."""
-        self._before_ready += (function,)
 
     @property
     def tables(self) -> LogTables:
@@ -432,6 +430,11 @@ class Replica:
             self._scheduled = True
             self._environment.call_soon(self._pump)
 
+    def propose_soon(self, propose: Callable[[], None]) -> None:
+        """Call ``propose`` once before the next run of the Ready loop, which writes and sends what it proposes."""
+        self._propose = propose
+        self.schedule()
+
     def _guard(self, function: Callable[[], object]) -> None:
         """Run a step of the replica; one that returns False has no output. A ProtocolError is the caller's."""
         if self._failed or self._closing:
@@ -495,8 +498,9 @@ class Replica:
         self._guard(self._iterate)
 
     def _iterate(self) -> bool:
-        for function in self._before_ready:
-            function()
+        propose, self._propose = self._propose, None
+        if propose is not None:
+            propose()
         while self.raft.has_ready() and not self._failed:
             self._handle(self.raft.ready())
         return False
@@ -510,6 +514,7 @@ class Replica:
             self._controls.stage(batch)
         for message in ready.messages:
             self._send(self.group, message)
+        self._checkpoint_due |= ready.must_persist or ready.committed is not None
         if ready.must_persist or self._disk.busy:
             self._disk.submit(ready)
         else:
@@ -742,7 +747,7 @@ class Replica:
         self._disk.run(partial(self.log.begin_recovery, above))
 
     def save_checkpoint(self) -> None:
-        """Queue a checkpoint: durable index and commit index, what other stores acknowledged, changes of the tables.
+        """Queue a checkpoint of what changed: durable and commit index, acknowledgements of other stores, tables.
 
         The disk writes the entries that the tables include before, so these never contain an entry that it lacks.
         """
@@ -750,7 +755,9 @@ class Replica:
         self.tables.trim(self.log.first_index())
         if (known := self.acknowledged.unwritten()) is not None:
             self._disk.run(partial(self.log.save_acknowledged, known))
-        self._disk.run(partial(self.log.save_checkpoint, self.commit_index))
+        if self._checkpoint_due:
+            self._checkpoint_due = False
+            self._disk.run(partial(self.log.save_checkpoint, self.commit_index))
         if (changes := self.tables.take_changes()).rows:
             self._disk.run(partial(self.log.save_tables, changes))
 

@@ -255,7 +255,6 @@ class Appends:
         self._renewed_ms: dict[tuple[str, int], int] = {}
         self._until_ready: list[Callable[[], None]] = []
         self._is_draining = False
-        replica.call_before_ready(self._propose_waiting)
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -302,7 +301,7 @@ class Appends:
 
     def _wait(self, source: Hashable, append: Append) -> None:
         self._waiting.add(source, append, append.payload.nbytes)
-        self._replica.schedule()
+        self._replica.propose_soon(self._propose_waiting)
 
     def expire_producer(self, producer_id: str, reply: Reply) -> None:
         """Remove a producer from the table. Idempotent."""
@@ -661,7 +660,7 @@ class Appends:
             else:
                 self._reply_lost(proposed)
         if self._waiting:
-            self._replica.schedule()
+            self._replica.propose_soon(self._propose_waiting)
         if self._until_ready and self._replica.leader_ready:
             self._run_ready()
 

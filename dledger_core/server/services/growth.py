@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from dledger_core.net.messages import Isolation
+from dledger_core.server.replica.change_signal import wait_woken
 from dledger_core.server.replica.replica import Replica
 
 _DEAD_ROWS_MAX: Final = 64
@@ -94,14 +95,13 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 async def wait_grown(seen: Mapping[GrowthWatch, int], isolation: Isolation, timeout_s: float) -> None:
     """Wait until a replica has entries beyond the end that was seen of it, a role changes, or the timeout expires."""
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    for watch, end in seen.items():
-        watch.add(waiter, end, isolation)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await waiter
-    except TimeoutError:
-        pass
-    finally:
+
+    def add(waiter: asyncio.Future[None]) -> None:
+        for watch, end in seen.items():
+            watch.add(waiter, end, isolation)
+
+    def discard(waiter: asyncio.Future[None]) -> None:
         for watch in seen:
             watch.discard(waiter)
+
+    await wait_woken(timeout_s, add, discard)
