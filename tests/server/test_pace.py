@@ -73,3 +73,10 @@ def test_pace_rises_while_nothing_is_appended() -> None:
     for _ in range(20):
         pace.tick(used=True)
     assert pace.bytes_per_tick > before
+
+
+def test_usual_latency_is_soon_that_of_small_appends_after_large_ones() -> None:
+    leader = Leader()
+    leader.run(50, 40)
+    before = leader.run(5, used=True)
+    assert leader.run(2, 15, used=True) < before, "three times the usual time of a small append"

@@ -19,8 +19,12 @@ _LOWEST_BYTES: Final = 64 << 10
 _HIGHEST_BYTES: Final = 16 << 20
 _USUAL_MS: Final = 10.0
 _SLOWER: Final = 2.0
-_SHARE: Final = 0.1
-"""Weight of a window in the usual latency."""
+_RISE: Final = 0.1
+_FALL: Final = 0.5
+"""Weights of a slower and of a faster window in the usual latency.
+
+It falls fast: large appends, for which a window takes long, may have gone before the small ones of now.
+"""
 
 
 class CatchUpPace:
@@ -75,7 +79,7 @@ class CatchUpPace:
         if worst_ms >= 0 and (
             not self._is_catching_up or worst_ms < self._usual_ms or self.bytes_per_tick <= self._lowest
         ):
-            self._usual_ms += _SHARE * (worst_ms - self._usual_ms)
+            self._usual_ms += (_RISE if worst_ms > self._usual_ms else _FALL) * (worst_ms - self._usual_ms)
         if self._is_catching_up:
             pace = self.bytes_per_tick // 2 if is_slow else self.bytes_per_tick * 5 // 4
             self.bytes_per_tick = min(max(pace, self._lowest), _HIGHEST_BYTES)
