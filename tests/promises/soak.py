@@ -88,6 +88,7 @@ class Soak:
         self.load = plan.load
         self.ledger = Ledger()
         self.measures = Measures(plan.seconds)
+        self._unsettled: list[str] = []
         self.directory = directory
         self.cluster = FastCluster(
             directory,
@@ -214,7 +215,10 @@ class Soak:
     # --- judging ---------------------------------------------------------------------------------------------
 
     async def _settle(self, client: AsyncClient, auditor: Auditor) -> None:
-        """Wait until abandoned transactions are aborted and all is read; compare the tables with the model."""
+        """Wait until abandoned transactions are aborted, all is read, and the tables have the rows of the model.
+
+        Metadata has the rows of the node with the most of them, and a follower may expire its rows late.
+        """
         while True:
             await auditor.catch_up()
             most = auditor.counts()
@@ -224,13 +228,16 @@ class Soak:
                 rows = {}
             await auditor.catch_up()
             least = auditor.counts()
-            if rows and not rows["open transactions"]:
+            # No writer is left: ids can only expire.
+            self._unsettled = [
+                f"{table}: {rows.get(table)} rows, the model has {least.get(table, 0)} to {most.get(table, 0)}"
+                for table in ("open transactions", *least)
+                if not least.get(table, 0) <= rows.get(table, -1) <= most.get(table, 0)
+            ]
+            if not self._unsettled:
                 break
             await asyncio.sleep(0.2)
-        # No writer is left: ids can only expire.
-        for table, count in least.items():
-            if not count <= rows[table] <= most[table]:
-                self.ledger.violated(f"{table}: {rows[table]} rows, the model has {count} to {most[table]}")
+        for table in least:
             self.ledger.counts[f"{table} at the end"] = rows[table]
         await auditor.reach_visible()
         self.ledger.counts["settled"] = 1
@@ -238,7 +245,7 @@ class Soak:
     def _judge_stores(self, auditor: Auditor) -> None:
         """Compare the stopped nodes' stores with the model: the ids, their newest appends, and no old orphans."""
         if not self.ledger.counts["settled"]:
-            self.ledger.violated("the run did not settle: a transaction stayed open, or entries were not read")
+            self.ledger.violated(f"the run did not settle, or entries were not read: {self._unsettled}")
             return
         lasting, once = dict(auditor.producers.known), dict(auditor.producers_once.known)
         queries = {**auditor.queries.known, **auditor.dormant}

@@ -9,7 +9,7 @@ from tests.promises.soak import Plan, Soak
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-SMALL = Plan(minutes=0.25, days=10, producers=900, queries=150, timeout_s=3.0, starts_per_quarter=1, seed=32)
+SMALL = Plan(minutes=0.25, days=10, producers=900, queries=150, timeout_s=4.0, starts_per_quarter=1, seed=32)
 
 
 def test_ids_that_come_and_go_are_known_until_log_time_expires_them(tmp_path) -> None:
