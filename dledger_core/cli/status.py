@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
@@ -18,6 +18,9 @@ from dledger_core.raft import even_group_warning
 
 if TYPE_CHECKING:
     from dledger_core.client import Metadata, RoleChange
+
+_JSON_ONLY: Final = ("is_recovering", "is_disk_full", "reason", "disk_size_bytes")
+"""Columns that the table has no space for; warnings below it name such nodes."""
 
 
 @command(
@@ -35,11 +38,11 @@ if TYPE_CHECKING:
 def status(connection: Connection, all_groups: bool, watch: bool, output: Format) -> int:
     """Show the nodes of a group.
 
-    For each node: its role, the range of its log, and the space of orphaned attempts of Spark tasks, which readers do
-    not see and retention removes. Then how many more voters may fail before the group has no majority. Exit 1 if a node
-    or the leader is missing, a disk is nearly full, or a table of writers is 80 % full. With --watch, one line per
-    change (JSON: one object per line); a leader is RocketMQ's master, all others are slaves. With --all-groups, the
-    same for all groups, with one line per group.
+    For each node: its role, the range of its log, its free disk space, and the space of orphaned attempts of Spark
+    tasks, which readers do not see and retention removes. Then how many more voters may fail before the group has no
+    majority. Exit 1 if a node or the leader is missing, a disk is nearly full, or a table of writers is 80 % full. With
+    --watch, one line per change (JSON: one object per line); a leader is RocketMQ's master, all others are slaves. With
+    --all-groups, the same for all groups, with one line per group.
     """
     if all_groups:
         return _all_groups(connection, watch, output)
@@ -79,14 +82,17 @@ def _as_json(group: str, metadata: Metadata, survival: Survival | None) -> dict[
 def _show_nodes(connection: Connection, metadata: Metadata) -> None:
     nodes = [dataclasses.asdict(node) for node in metadata.nodes]
     leader = metadata.leader_id or "none"
-    # Show values that an unreachable node, or Java's protocol, does not report as "-".
+    # Show values that an unreachable node, Java's protocol, or 0.2 does not report as "-".
     shown = [
-        {k: None if v == -1 and (connection.is_java or not node["reachable"]) else v for k, v in node.items()}
+        {
+            k: None if v == -1 and (connection.is_java or not node["reachable"] or k.startswith("disk_")) else v
+            for k, v in node.items()
+        }
         for node in nodes
     ]
     if not any(node["lost_entries"] for node in shown):
         shown = [{k: v for k, v in node.items() if not k.startswith("lost_")} for node in shown]
-    shown = [{k: v for k, v in node.items() if k not in ("is_recovering", "is_disk_full", "reason")} for node in shown]
+    shown = [{k: v for k, v in node.items() if k not in _JSON_ONLY} for node in shown]
     preferred = f", preferred {', '.join(metadata.preferred_leaders)}" if metadata.preferred_leaders else ""
     show_rows(shown, "table", f"group {connection.group}: leader {leader}, term {metadata.term}{preferred}")
 

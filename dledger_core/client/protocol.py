@@ -97,7 +97,8 @@ class NodeStatus:
 
     The size of orphaned attempts (``lost_entries``, ``lost_bytes``) is -1 also if it was not queried. A node that
     ``is_recovering`` does not vote, because the end of its log, with entries it acknowledged, may be lost. A node
-    that ``is_disk_full`` rejects appends. ``reason`` is the error of a node that did not respond or does not serve the
+    that ``is_disk_full`` rejects appends. The free bytes and the size of the disk with its store are -1 also if it does
+    not report them (0.2, or a Java group). ``reason`` is the error of a node that did not respond or does not serve the
     group.
     """
 
@@ -115,6 +116,8 @@ class NodeStatus:
     is_recovering: bool = False
     is_disk_full: bool = False
     reason: str = ""
+    disk_free_bytes: int = -1
+    disk_size_bytes: int = -1
 
 
 NEARLY_FULL_PERCENT: Final = 80

@@ -86,6 +86,8 @@ def _node_status(peer: Peer, response: messages.MetadataResponse | None, reason:
     node_id, role, _, first, last, commit, visible_end, data_bytes = response.node
     status = NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
     status = replace(status, is_recovering=response.is_recovering, is_disk_full=response.is_disk_full)
+    if response.disk is not None:
+        status = replace(status, disk_free_bytes=response.disk[0], disk_size_bytes=response.disk[1])
     if response.orphaned is None:
         return status
     return replace(status, lost_entries=response.orphaned[0], lost_bytes=response.orphaned[1])

@@ -115,6 +115,10 @@ class MetadataResponse:
     time: int | None = wire("time", "int", "append time of the last entry in ms, nil if not known", optional=True)
     is_recovering: bool = wire("is_recovering", "bool", "whether the node is a recovering voter")
     is_disk_full: bool = wire("is_disk_full", "bool", "whether the node's disk is nearly full", default=False)
+    disk: list[int] | None = wire(
+        "disk", "list", "[free bytes, size] of the disk with the node's store", low=2, high=2,
+        accepts=all_of(int), default=None, optional=True,
+    )  # fmt: skip
     orphaned: list[int] | None = wire(
         "orphaned", "list", "[entries, bytes] of orphaned attempts stored here, if requested", low=2, high=2,
         accepts=all_of(int), default=None, optional=True,

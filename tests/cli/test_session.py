@@ -209,6 +209,7 @@ def test_status_shows_leader_transfer_and_orphaned_entries(cluster: LocalCluster
     before = result_of("status", *peers)
     assert [node["node_id"] for node in before["nodes"]] == list(cluster.node_ids)
     assert all(node["reachable"] for node in before["nodes"])
+    assert all(0 < node["disk_free_bytes"] < node["disk_size_bytes"] for node in before["nodes"])
     target = next(node for node in cluster.node_ids if node != before["leader_id"])
     result_of("transfer", *peers, target)
     assert cluster.leader() == target

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from dledger_core import Client, LocalCluster
 from dledger_core.control import TransactionId
@@ -59,6 +59,21 @@ def test_page_shows_verdict_groups_and_nodes(page: Page) -> None:
         card = page.locator("details.group").filter(has=page.locator(".name", has_text=name))
         expect(card.locator("tbody tr")).to_have_count(3)
         expect(card.locator(".badge.leader")).to_have_count(1)
+
+
+def test_page_shows_the_disk_of_each_node_as_far_as_it_is_reported(page: Page) -> None:
+    disks = page.locator("details.group").first.locator(".disks .disk")
+    expect(disks).to_have_text([re.compile(rf"^{name}.*free of") for name in ("n0", "n1", "n2")])
+
+    def as_of_older_nodes(route: Route) -> None:
+        report = route.fetch().json()
+        for node in report["groups"][0]["nodes"][1:]:
+            node |= {"disk_free_bytes": None, "disk_size_bytes": None, "is_disk_full": node["node_id"] == "n2"}
+        route.fulfill(json=report)
+
+    page.route("**/api/status", as_of_older_nodes)
+    page.reload()
+    expect(disks).to_have_text([re.compile("^n0.*free of"), re.compile("^n1.$"), "n2nearly full"])
 
 
 def test_foreign_text_is_shown_and_never_rendered(page: Page) -> None:

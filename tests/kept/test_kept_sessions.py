@@ -9,10 +9,14 @@ from typing import Any
 import msgpack
 import pytest
 
+from dledger_core.client.status import metadata_of
+from dledger_core.config import Peer
 from dledger_core.errors import error_from_wire
+from dledger_core.ids import NodeId
 from dledger_core.net import codec
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.hello import HELLO, HELLO_OK, Hello, negotiate
+from dledger_core.net.messages import METADATA_OK
 from dledger_core.net.protocol import PREFACE, Type
 from tests.kept.clusters import KeptCluster
 from tests.kept.make import VERSIONS, address_of, extract, load
@@ -67,6 +71,18 @@ def fields_of(table: Any) -> set[str]:
 def is_refused(row: Row) -> bool:
     """Whether the recorded client sent a malformed request on purpose."""
     return row["header"].get("start") == -5
+
+
+@RELEASES
+def test_metadata_of_release_without_disk_has_an_unknown_one(release: Path) -> None:
+    for row in load(release / "sessions.json.xz")["client"]:
+        if row["type"] == "METADATA_OK":
+            response = METADATA_OK.decode(frame_of(row).header)
+            [node] = metadata_of([Peer(NodeId("n0"), "h", 1)], {"n0": response}).nodes
+            assert node.reachable
+            assert (node.disk_free_bytes, node.disk_size_bytes) == tuple(response.disk or (-1, -1))
+            return
+    raise AssertionError("no METADATA_OK was recorded")
 
 
 @RELEASES

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.client.members import GroupMembers, MemberStatus
-from dledger_core.config import ListenAddress, StorageConfig
+from dledger_core.config import Limits, ListenAddress, StorageConfig
 from dledger_core.ids import NodeId
 from dledger_core.server.monitoring.cluster_look import GroupLook, NodeLook
 from dledger_core.server.monitoring.events import RecentEvents
 from dledger_core.server.monitoring.history import SAMPLES_MAX, History
 from dledger_core.server.monitoring.site import SiteOptions
 from dledger_core.server.monitoring.verdict import Level, reasons_of, verdict_of
+from dledger_core.storage.files.file_system import DiskSpace
 from tests.support.http import Fetched, afetch
 from tests.support.server_group import ServerGroup, eventually
 
@@ -145,7 +146,7 @@ async def test_stopped_node_degrades_and_majority_loss_makes_unavailable(tmp_pat
         assert (found["verdict"]["level"], found["groups"][0]["leader"]) == ("unavailable", None)
 
 
-async def test_readers_transactions_queries_and_disk_are_shown(tmp_path: Path) -> None:
+async def test_readers_transactions_and_queries_are_shown(tmp_path: Path) -> None:
     async with group_of(tmp_path) as group:
         client, replica = await group.client(), group.hosted("n0").replica
         key = {"q": "query", "b": 0, "r": "run"}
@@ -160,7 +161,20 @@ async def test_readers_transactions_queries_and_disk_are_shown(tmp_path: Path) -
         assert (query["query"], query["newest_batch"]) == ("query", 0)
         (pin,) = here["pins"]
         assert (pin["reader"], pin["start"], pin["lag"]) == ("reader", 0, here["visible_end"])
-        assert 0 < here["disk_free_bytes"] < here["disk_size_bytes"]
+
+
+async def test_each_node_reports_the_disks_of_the_others(tmp_path: Path) -> None:
+    async with group_of(tmp_path, 3, limits=Limits(space_s=0.02)) as group:
+        await group.leader()
+        log = group.hosted("n1").replica.log
+        log.space = lambda: (log.staged_end, DiskSpace(1 << 39, 1 << 40))
+        space = group.hosted("n1").replica.space
+        await eventually(lambda: space.total_bytes == 1 << 40)
+        await eventually(lambda: all(len(node.links.connected()) == 2 for node in group.nodes.values()))
+        for me in group.nodes:
+            rows = {row["node_id"]: row for row in (await status(group, me))["groups"][0]["nodes"]}
+            assert (rows["n1"]["disk_free_bytes"], rows["n1"]["disk_size_bytes"]) == (1 << 39, 1 << 40)
+            assert all(0 < row["disk_free_bytes"] < row["disk_size_bytes"] for row in rows.values())
 
 
 async def test_history_has_rates_and_durations_and_stays_small(tmp_path: Path) -> None:

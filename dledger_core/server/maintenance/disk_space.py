@@ -55,8 +55,8 @@ class SpaceGuard:
 
     @property
     def free_bytes(self) -> int:
-        """Free bytes of the disk at the last look, without those that are staged since."""
-        return self._free_bytes()
+        """Free bytes of the disk at the last look, without those that are staged since; never negative."""
+        return max(self._free_bytes(), 0)
 
     @property
     def total_bytes(self) -> int:

@@ -58,6 +58,8 @@ class NodeLook:
         leader_contact_ms: time since it had contact with the leader.
         is_recovering: whether it withholds its vote.
         is_disk_full: whether it rejects appends.
+        disk_free_bytes: free bytes of the disk with its store; nodes of 0.2 do not report it.
+        disk_size_bytes: size of that disk.
         answers: whether it answered.
         reason: why it did not, or serves no replica.
     """
@@ -75,6 +77,8 @@ class NodeLook:
     leader_contact_ms: int | None = None
     is_recovering: bool = False
     is_disk_full: bool = False
+    disk_free_bytes: int | None = None
+    disk_size_bytes: int | None = None
     answers: bool = False
     reason: str = ""
 
@@ -174,6 +178,7 @@ class ClusterLook:
             return NodeLook(node_id=peer.node_id, address=peer.address, role=role, answers=answers, reason=error.what)
         node_id, role, term, first, last, commit, visible_end, nbytes = response.node
         contact_ms = frame.header.get("hl")
+        free, size = response.disk or (None, None)
         return NodeLook(
             node_id=NodeId(node_id),
             address=peer.address,
@@ -188,6 +193,8 @@ class ClusterLook:
             leader_contact_ms=contact_ms if isinstance(contact_ms, int) and contact_ms >= 0 else None,
             is_recovering=response.is_recovering,
             is_disk_full=response.is_disk_full,
+            disk_free_bytes=free,
+            disk_size_bytes=size,
             answers=True,
         )
 
@@ -213,6 +220,8 @@ class ClusterLook:
             leader_contact_ms=contact_ms if contact_ms >= 0 else None,
             is_recovering=status.is_recovering,
             is_disk_full=replica.space.is_full,
+            disk_free_bytes=replica.space.free_bytes,
+            disk_size_bytes=replica.space.total_bytes,
         )
 
     def _group(self, name: str, answers: dict[NodeId, dict[str, NodeLook]]) -> GroupLook:

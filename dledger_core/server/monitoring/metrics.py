@@ -221,7 +221,7 @@ class Metrics:
         yield "dledger_appends_waiting", (), waiting
         yield "dledger_appends_waiting_bytes", (), waiting_bytes
         yield "dledger_batches_in_flight", (), hosted.appends.batches_in_flight
-        yield "dledger_disk_free_bytes", (), max(replica.space.free_bytes, 0)
+        yield "dledger_disk_free_bytes", (), replica.space.free_bytes
         yield "dledger_disk_size_bytes", (), replica.space.total_bytes
         yield "dledger_disk_full", (), replica.space.is_full
         yield "dledger_scrub_index", (), self._node.scrub.position.get(group.name, log.first_index())

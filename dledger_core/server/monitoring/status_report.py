@@ -108,7 +108,7 @@ class StatusReport:
         }
 
     def _here(self, hosted: HostedGroup) -> dict[str, Any]:
-        """Return the part that only this node knows: its disk, the readers that pin here, and the tables of the log."""
+        """Return the part that only this node knows: the readers that pin here, and the tables of the log."""
         replica = hosted.replica
         transactions, end = replica.tables.transactions, replica.visible_end
         now_ms = replica.log_time.now_ms
@@ -117,8 +117,6 @@ class StatusReport:
         queries = itertools.islice(transactions.queries.items(), _ROWS_MAX)
         return {
             "here": {
-                "disk_free_bytes": max(replica.space.free_bytes, 0),
-                "disk_size_bytes": replica.space.total_bytes,
                 "first_index": int(replica.log.first_index()),
                 "visible_end": int(end),
                 "scrub_index": self._node.scrub.position.get(replica.group),

@@ -429,6 +429,7 @@ class ClientService:
             time=replica.log.last_time_ms or None,
             is_recovering=status.is_recovering,
             is_disk_full=replica.space.is_full,
+            disk=[replica.space.free_bytes, replica.space.total_bytes],
             orphaned=orphaned,
             tables=[list(row) for row in replica.tables.usage(self._limits)],
         )
