@@ -32,6 +32,7 @@ def cluster() -> Iterator[LocalCluster]:
             client.append(encode_messages([EVIL], 0, [EVIL.encode()], tags=[EVIL], keys=[EVIL]))
             client.pin(EVIL, 0, 3600)
             client.append_attempt([b"open"], transaction=TransactionId(EVIL, 0, EVIL), attempt="a")
+            client.commit_transaction(TransactionId("revenue", 0, "run"), [])
         yield nodes
 
 
@@ -74,6 +75,12 @@ def test_page_shows_the_disk_of_each_node_as_far_as_it_is_reported(page: Page) -
     page.route("**/api/status", as_of_older_nodes)
     page.reload()
     expect(disks).to_have_text([re.compile("^n0.*free of"), re.compile("^n1.$"), "n2nearly full"])
+
+
+def test_page_shows_the_streams_that_write(page: Page) -> None:
+    orders = page.locator("details.group").first
+    expect(orders.locator("li").filter(has_text="revenue")).to_contain_text("micro-batch 0 committed")
+    expect(orders.locator("li").filter(has_text="nothing committed yet")).to_contain_text("1 open transaction")
 
 
 def test_foreign_text_is_shown_and_never_rendered(page: Page) -> None:

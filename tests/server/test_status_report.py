@@ -158,9 +158,39 @@ async def test_readers_transactions_and_queries_are_shown(tmp_path: Path) -> Non
             "query": "query", "batch": 1, "run": "run", "first_index": part.first - 1, "rows": 2, "inactive_s": 0,
         }  # fmt: skip
         (query,) = here["queries"]
-        assert (query["query"], query["newest_batch"]) == ("query", 0)
+        assert (query["query"], query["newest_batch"], query["open"]) == ("query", 0, [1])
         (pin,) = here["pins"]
         assert (pin["reader"], pin["start"], pin["lag"]) == ("reader", 0, here["visible_end"])
+
+
+async def test_stream_that_writes_has_its_last_batch_and_time_since_its_commit(tmp_path: Path) -> None:
+    async with group_of(tmp_path) as group:
+        client = await group.client()
+
+        async def query() -> dict[str, Any]:
+            (found,) = (await status(group))["groups"][0]["here"]["queries"]
+            return {"batch": found["newest_batch"], "open": found["open"], "since": found["committed_s"] is not None}
+
+        key = {"q": "query", "b": 0, "r": "run"}
+        await client.attempt([b"a"], key)
+        assert await query() == {"batch": None, "open": [0], "since": False}
+        await client.transact("abort", key, [])
+        assert await query() == {"batch": None, "open": [], "since": False}
+        await client.transact("commit", key | {"b": 1, "r": "again"}, [])
+        assert await query() == {"batch": 1, "open": [], "since": True}
+        await client.attempt([b"a"], key | {"b": 2, "r": "again"})
+        assert await query() == {"batch": 1, "open": [2], "since": False}
+
+
+async def test_newest_streams_are_shown_and_no_writes_used_once(tmp_path: Path) -> None:
+    async with group_of(tmp_path) as group:
+        client = await group.client()
+        for number in range(52):
+            await client.transact("commit", {"q": f"stream-{number}", "b": 0, "r": "run"}, [])
+        for number in range(52):
+            await client.transact("commit", {"q": f"write-{number}", "b": 0, "r": "run", "o": True}, [])
+        found = (await status(group))["groups"][0]["here"]["queries"]
+        assert [query["query"] for query in found] == [f"stream-{number}" for number in range(51, 1, -1)]
 
 
 async def test_each_node_reports_the_disks_of_the_others(tmp_path: Path) -> None:

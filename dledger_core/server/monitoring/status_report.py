@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -16,9 +16,12 @@ from dledger_core.server.monitoring.events import RecentEvents
 from dledger_core.server.monitoring.history import History
 from dledger_core.server.monitoring.observed import ObservedNode
 from dledger_core.server.monitoring.verdict import failures_survived, reasons_of, verdict_of, voters
+from dledger_core.storage.tables.transactions import TransactionTable
 
 _ROWS_MAX: Final = 50
 """Readers, transactions and queries that are shown per group."""
+_QUERIES_READ_MAX: Final = 1000
+"""Queries that are examined for it; a full table of writes that are used once would delay the event loop."""
 
 
 class StatusReport:
@@ -114,7 +117,6 @@ class StatusReport:
         now_ms = replica.log_time.now_ms
         pins = sorted(replica.pins.rows(replica.pin_time_ms), key=lambda pin: pin[1])[:_ROWS_MAX]
         opened = list(itertools.islice(transactions.open.items(), _ROWS_MAX))
-        queries = itertools.islice(transactions.queries.items(), _ROWS_MAX)
         return {
             "here": {
                 "first_index": int(replica.log.first_index()),
@@ -136,15 +138,31 @@ class StatusReport:
                     }
                     for (query, batch), found in opened
                 ],
-                "queries": [
-                    {
-                        "query": query,
-                        "newest_batch": found.newest,
-                        "inactive_s": round(max(now_ms - found.active_ms, 0) / 1000),
-                        "end": max((each.last_index for each in found.committed.values()), default=-1) + 1,
-                    }
-                    for query, found in queries
-                    if not found.once
-                ],
+                "queries": list(itertools.islice(_streams(transactions, now_ms), _ROWS_MAX)),
             }
+        }
+
+
+def _streams(transactions: TransactionTable, now_ms: int) -> Iterator[dict[str, Any]]:
+    """Yield the streams that write, as of this log time, the most recently active first."""
+    open_batches: dict[str, list[int]] = {}
+    for query, batch in transactions.open:
+        open_batches.setdefault(query, []).append(batch)
+    queries = transactions.queries  # in the order of their activity, those that are dormant first
+    for query in itertools.islice(reversed(list(queries)), _QUERIES_READ_MAX):
+        found = queries[query]
+        if found.once:
+            continue
+        inactive_s = round(max(now_ms - found.active_ms, 0) / 1000)
+        opened = sorted(open_batches.get(query, ()))
+        # The newest control entry of a query is that commit, unless it wrote or aborted a later micro-batch.
+        is_commit_newest = found.newest in found.committed and not opened
+        is_commit_newest &= all(batch <= found.newest for batch, _ in found.aborted)
+        yield {
+            "query": query,
+            "newest_batch": found.newest if found.newest >= 0 else None,
+            "committed_s": inactive_s if is_commit_newest else None,
+            "inactive_s": inactive_s,
+            "open": opened,
+            "end": max((each.last_index for each in found.committed.values()), default=-1) + 1,
         }
