@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -50,3 +53,33 @@ def test_bill_of_materials_lists_the_locked_packages() -> None:
 
 def test_ci_installs_what_the_lock_names() -> None:
     assert "export DLEDGER_LOCKED=1" in (ROOT / ".ci/run").read_text()
+
+
+RECORDER = """#!/bin/sh
+printf '%s\\n' "$*" >> "$RECORD"
+case "$*" in *"-r /dev/stdin") cat >> "$RECORD" ;; -c*) printf '%s\\n' "$PWD/site" ;; esac
+"""
+
+
+def test_ci_checks_the_hash_of_each_package_it_downloads(tmp_path: Path) -> None:
+    for name in (".ci/venv", "requirements.lock"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(RECORDER)
+    python.chmod(0o755)
+    (tmp_path / "site").mkdir()
+    record = tmp_path / "record"
+    environment = os.environ | {"DLEDGER_LOCKED": "1", "RECORD": str(record)}
+    subprocess.run([tmp_path / ".ci/venv"], env=environment, check=True, capture_output=True)
+    lines = record.read_text().splitlines()
+    installs = [shlex.split(line) for line in lines if line.startswith("-m pip install")]
+    downloads = [install for install in installs if install[-2:] != ["--editable", "."]]
+    assert len(downloads) == len(installs) - 1
+    assert "--no-deps" in next(install for install in installs if install not in downloads)
+    assert all("--no-build-isolation" in install for install in installs), "a build would download without a hash"
+    assert all("--require-hashes" in install and install[-2] == "-r" for install in downloads)
+    first = [line for line in lines if line.startswith("setuptools==")]
+    assert len(first) == 1
+    assert any("--hash=sha256:" in line for line in lines)
