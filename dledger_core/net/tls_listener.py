@@ -1,4 +1,4 @@
-"""A port that speaks TLS: it accepts sockets and limits the rate of handshakes, each of which costs milliseconds.
+"""A port that speaks TLS: it accepts sockets and limits the handshakes, each of which costs milliseconds.
 
 Plaintext ports use asyncio's server. Here the socket is accepted first, so that each connection gets the context of the
 present certificates, and none of the ClientHello is read before TLS starts.
@@ -34,12 +34,16 @@ class HandshakeLimits:
         burst: handshakes at once after a quiet time.
         address_per_s: connections per second of one address; further ones are closed before the handshake.
         address_burst: connections at once of one address after a quiet time.
+        in_progress: handshakes in progress, each with a descriptor. The next one waits until one of them ends.
+        least_s: time after which a handshake in progress is ended for one that waits.
     """
 
     per_s: float = 100.0
     burst: int = 200
     address_per_s: float = 40.0
     address_burst: int = 120
+    in_progress: int = 64
+    least_s: float = 0.6
 
 
 class _Bucket:
@@ -91,8 +95,9 @@ class HandshakeRate:
 
     def _forget(self, now: float) -> None:
         self._addresses = {source: bucket for source, bucket in self._addresses.items() if not bucket.is_full(now)}
-        while len(self._addresses) >= _ADDRESSES_MAX:
-            del self._addresses[next(iter(self._addresses))]
+        # Half of the table at once, so that connections of ever new addresses cost little each.
+        for source in list(self._addresses)[: -_ADDRESSES_MAX // 2]:
+            del self._addresses[source]
 
 
 class TlsListener:
@@ -118,7 +123,8 @@ class TlsListener:
         self._loop = asyncio.get_running_loop()
         self._rate = HandshakeRate(limits, self._loop.time())
         self._accepting: list[asyncio.Task[None]] = []
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._limits = limits
+        self._handshakes: dict[asyncio.Task[None], float] = {}
         self.sockets: list[socket.socket] = []
 
     async def start(self, host: str, port: int, backlog: int) -> None:
@@ -135,22 +141,44 @@ class TlsListener:
     async def _accept(self, listener: socket.socket) -> None:
         loop = self._loop
         while True:
-            if (wait_s := self._rate.wait_s(loop.time())) > 0:
-                await asyncio.sleep(wait_s)
-                continue
             try:
                 sock, address = await loop.sock_accept(listener)
             except OSError as error:  # no descriptor is free, or the other side has left
                 _LOG.warning("connection not accepted: error=%s", error)
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
+            # First the rate of its address: a flood from one address must not take the turns of others.
             if not self._rate.admits(str(address[0]), loop.time()):
                 _LOG.warning("connection refused, too many handshakes: peer=%s:%s", address[0], address[1])
                 sock.close()
+                await asyncio.sleep(0)  # accepting does not wait while connections are in the backlog
                 continue
+            try:
+                await self._turn()
+            except asyncio.CancelledError:
+                sock.close()
+                raise
             task = asyncio.create_task(self._handshake(sock, f"{address[0]}:{address[1]}"))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            self._handshakes[task] = loop.time()
+            task.add_done_callback(self._handshakes.pop)
+
+    async def _turn(self) -> None:
+        """Wait until a handshake may start; the oldest one in progress ends for it if it has had its time.
+
+        Without a limit, connections that send nothing take all descriptors, and the node cannot open its own files.
+        """
+        loop, limits = self._loop, self._limits
+        while True:
+            wait_s = self._rate.wait_s(loop.time())
+            if wait_s <= 0:
+                break
+            await asyncio.sleep(wait_s)
+        while len(self._handshakes) >= limits.in_progress:
+            oldest, since = next(iter(self._handshakes.items()))
+            left_s = since + limits.least_s - loop.time()
+            if left_s <= 0:
+                oldest.cancel()
+            await asyncio.wait(self._handshakes, timeout=max(left_s, 0) or None, return_when=asyncio.FIRST_COMPLETED)
 
     async def _handshake(self, sock: socket.socket, address: str) -> None:
         protocol = self._make()
@@ -164,7 +192,7 @@ class TlsListener:
             protocol.connection_lost(UnreachableError(f"the TLS handshake failed: {error}", address))
         except asyncio.CancelledError:
             sock.close()
-            protocol.connection_lost(UnreachableError("the port was closed", address))
+            protocol.connection_lost(UnreachableError("the TLS handshake was ended", address))
             raise
 
     def close(self) -> None:

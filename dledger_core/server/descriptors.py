@@ -1,6 +1,7 @@
 """File descriptors of a node's process: their limit, and the shares of connections and of segment files in it.
 
-The rest is in reserve for the other files of the stores, links to peers, repairs and commands.
+The rest is in reserve: other files of the stores, links to peers, repairs, commands, the second port, and connections
+before their hello.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 from dledger_core.server.config import ServerConfig
 
 RECOMMENDED: Final = 4096
-_RESERVE: Final = 64
+_RESERVE: Final = 192
 _RESERVE_OF_GROUP: Final = 12
 _SHARED_MIN: Final = 32
 _OPEN_SEGMENTS_MIN: Final = 4

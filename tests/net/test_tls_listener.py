@@ -1,8 +1,17 @@
-"""Rates of handshakes."""
+"""Rates of handshakes, and those in progress."""
 
 from __future__ import annotations
 
-from dledger_core.net.tls_listener import HandshakeLimits, HandshakeRate
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dledger_core.certificates import CertificateFiles, write_certificates
+from dledger_core.net.tls_listener import HandshakeLimits, HandshakeRate, TlsListener
+from tests.support.server_group import run
 
 LIMITS = HandshakeLimits(per_s=10, burst=5, address_per_s=2, address_burst=3)
 
@@ -31,3 +40,55 @@ def test_addresses_of_one_ipv6_network_count_as_one() -> None:
 def test_many_addresses_leave_no_unlimited_table() -> None:
     rate = HandshakeRate(LIMITS, 0.0)
     assert all(rate.admits(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 0.0) for number in range(20_000))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> CertificateFiles:
+    pytest.importorskip("cryptography")
+    return write_certificates(tmp_path_factory.mktemp("tls"), [("n0", ["127.0.0.1"])])
+
+
+@contextlib.asynccontextmanager
+async def listening(made: CertificateFiles, limits: HandshakeLimits) -> AsyncIterator[int]:
+    """A port that accepts connections with TLS; its number."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.cert("n0"), made.key("n0"))
+    listener = TlsListener(asyncio.Protocol, lambda: context, limits, timeout_s=300)
+    await listener.start("127.0.0.1", 0, 1024)
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        listener.close()
+        await listener.wait_closed()
+
+
+async def shakes_hands(made: CertificateFiles, port: int, address: str) -> None:
+    context = ssl.create_default_context(cafile=str(made.nodes_ca))
+    context.check_hostname = False
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, local_addr=(address, 0))
+    writer.close()
+
+
+def test_flood_from_one_address_leaves_turns_to_others(made) -> None:
+    async def test() -> None:
+        async with listening(made, HandshakeLimits(per_s=0.1, burst=10, address_per_s=0.1, address_burst=2)) as port:
+            opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+            await shakes_hands(made, port, "127.0.0.2")
+            for _, writer in opened:
+                writer.close()
+
+    run(test())
+
+
+def test_silent_connections_end_for_handshakes_that_wait(made) -> None:
+    async def test() -> None:
+        async with listening(made, HandshakeLimits(in_progress=4, least_s=0.05)) as port:
+            opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+            await shakes_hands(made, port, "127.0.0.2")
+            for reader, _ in opened[:16]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            for _, writer in opened:
+                writer.close()
+
+    run(test())

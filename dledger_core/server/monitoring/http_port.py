@@ -123,7 +123,7 @@ class HttpPort:
         def make() -> asyncio.StreamReaderProtocol:
             return asyncio.StreamReaderProtocol(asyncio.StreamReader(REQUEST_BYTES_MAX), self._accept)
 
-        listener = TlsListener(make, tls, HandshakeLimits(), self._request_s)
+        listener = TlsListener(make, tls, HandshakeLimits(in_progress=CONNECTIONS_MAX), self._request_s)
         await listener.start(host, port, _BACKLOG)
         return listener
 
