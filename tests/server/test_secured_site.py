@@ -4,24 +4,44 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
+from playwright.sync_api import Browser, Error, Page, expect
 
 from dledger_core import LocalCluster
+from dledger_core.certificates import CertificateFiles, digest_of
 from tests.support.http import fetch
 from tests.support.soon import soon
 
 pytestmark = pytest.mark.integration
 
+VIEWER = "token of a principal that may read one group"
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(3, http=True, tls=True) as nodes:
+    nodes = LocalCluster(3, groups=("orders", "payments"), http=True, tls=True)
+    with CertificateFiles(nodes.directory / "tls").tokens.open("a") as principals:
+        principals.write(f'[viewer]\ntoken-sha256 = ["{digest_of(VIEWER)}"]\nread = ["orders"]\n')
+    with nodes:
+        for group in nodes.groups:
+            with nodes.client(group) as client:
+                client.append([f"a body of {group}".encode()])
         yield nodes
+
+
+@contextmanager
+def tab_with(browser: Browser, token: str | None) -> Iterator[Page]:
+    """A tab of a person who accepts the certificate, and gives the token as password if asked."""
+    password = None if token is None else {"username": "any", "password": token}
+    with browser.new_context(ignore_https_errors=True, http_credentials=password) as context:
+        yield context.new_page()
 
 
 def get(cluster: LocalCluster, path: str, authorization: str | None = None) -> tuple[int, bytes]:
@@ -56,6 +76,36 @@ def test_status_sees_the_other_nodes_over_tls(cluster: LocalCluster) -> None:
         return str(json.loads(get(cluster, "api/status", f"Bearer {token}")[1])["verdict"]["level"])
 
     soon(lambda: level() == "healthy")
+
+
+def test_browser_shows_the_groups_that_its_token_may_read(browser: Browser, cluster: LocalCluster) -> None:
+    with tab_with(browser, VIEWER) as tab:
+        response = tab.goto(cluster.page("n0"))
+        assert response is not None
+        security = response.security_details()
+        assert (response.status, (security or {}).get("protocol")) == (200, "TLS 1.3")
+        expect(tab.get_by_role("heading", level=1)).to_have_text("Healthy", timeout=60_000)
+        expect(tab.locator("details.group .name")).to_have_text(["orders"])
+        expect(tab.locator("details.group tbody tr")).to_have_count(3)
+        expect(tab.locator("#messages")).to_contain_text("a body of orders", timeout=60_000)
+        assert "payments" not in tab.content()
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+def test_browser_shows_nothing_of_the_groups_without_a_token(
+    token: str | None, browser: Browser, cluster: LocalCluster
+) -> None:
+    with tab_with(browser, token) as tab:
+        statuses: list[int] = []
+        tab.on("response", lambda response: statuses.append(response.status))
+        with suppress(Error):  # Chromium shows its own page, as after a click on "Cancel"
+            tab.goto(cluster.page("n0"))
+        assert set(statuses) <= {401}
+        expect(tab.locator("body")).not_to_contain_text(re.compile("orders|payments"))
+        for path in ("", "api/status", "api/messages?group=orders"):
+            asked = tab.request.get(cluster.page("n0") + path)
+            assert asked.status == 401
+            assert b"orders" not in asked.body()
 
 
 def test_plaintext_gets_no_answer(cluster: LocalCluster) -> None:
