@@ -653,7 +653,7 @@ class Server(ServerSide):
     ) -> None:
         self.room = Room(room or RoomLimits())
         self._tls = tls
-        self._handshakes = handshakes or HandshakeLimits()
+        self._handshake_limits = handshakes or HandshakeLimits()
         self._accept = accept
         self._foreign = foreign
         self._budget = budget
@@ -670,6 +670,11 @@ class Server(ServerSide):
     def clients(self) -> int:
         """Number of connections of clients whose hello was accepted."""
         return sum(connection.peer_hello.role == "client" for connection in self.connections)
+
+    @property
+    def handshakes(self) -> Counter[str]:
+        """Number of connections by the result of their TLS handshake; none of a port in plaintext."""
+        return self._listener.results if isinstance(self._listener, TlsListener) else Counter()
 
     async def start(self, host: str, port: int, hello_timeout_s: float) -> None:
         """Start to listen; raise ConfigError if the port is not available."""
@@ -701,7 +706,7 @@ class Server(ServerSide):
     ) -> asyncio.Server | TlsListener:
         if self._tls is None:
             return await asyncio.get_running_loop().create_server(make, host, port, backlog=_BACKLOG)
-        listener = TlsListener(make, self._tls, self._handshakes, timeout_s)
+        listener = TlsListener(make, self._tls, self._handshake_limits, timeout_s)
         await listener.start(host, port, _BACKLOG)
         return listener
 

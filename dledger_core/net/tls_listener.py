@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +22,9 @@ from dledger_core.net.room import source_of
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
 
+HANDSHAKE_RESULTS: Final = ("completed", "failed", "displaced", "refused")
+"""Its handshake completed, failed or took too long, ended for one that waited, or never started: its address had too
+many."""
 _ADDRESSES_MAX: Final = 4096
 _ACCEPT_PAUSE_S: Final = 0.2
 
@@ -108,6 +112,10 @@ class TlsListener:
         context: returns the context of a new connection.
         limits: rates of new connections.
         timeout_s: time for a handshake.
+
+    Attributes:
+        sockets: the listening sockets.
+        results: number of connections by the result of their handshake, one of ``HANDSHAKE_RESULTS``.
     """
 
     def __init__(
@@ -126,6 +134,7 @@ class TlsListener:
         self._limits = limits
         self._handshakes: dict[asyncio.Task[None], float] = {}
         self.sockets: list[socket.socket] = []
+        self.results: Counter[str] = Counter()
 
     async def start(self, host: str, port: int, backlog: int) -> None:
         """Listen on every address of a host; raise OSError."""
@@ -150,6 +159,7 @@ class TlsListener:
             # First the rate of its address: a flood from one address must not take the turns of others.
             if not self._rate.admits(str(address[0]), loop.time()):
                 _LOG.warning("connection refused, too many handshakes: peer=%s:%s", address[0], address[1])
+                self.results["refused"] += 1
                 sock.close()
                 await asyncio.sleep(0)  # accepting does not wait while connections are in the backlog
                 continue
@@ -177,6 +187,7 @@ class TlsListener:
             oldest, since = next(iter(self._handshakes.items()))
             left_s = since + limits.least_s - loop.time()
             if left_s <= 0:
+                self.results["displaced"] += 1
                 oldest.cancel()
             await asyncio.wait(self._handshakes, timeout=max(left_s, 0) or None, return_when=asyncio.FIRST_COMPLETED)
 
@@ -187,6 +198,7 @@ class TlsListener:
                 lambda: protocol, sock, ssl=self._context(), ssl_handshake_timeout=self._timeout_s
             )
         except (OSError, TimeoutError) as error:
+            self.results["failed"] += 1
             sock.close()
             _LOG.info("TLS handshake failed: peer=%s error=%s", address, error)
             protocol.connection_lost(UnreachableError(f"the TLS handshake failed: {error}", address))
@@ -194,6 +206,7 @@ class TlsListener:
             sock.close()
             protocol.connection_lost(UnreachableError("the TLS handshake was ended", address))
             raise
+        self.results["completed"] += 1
 
     def close(self) -> None:
         """Stop listening; handshakes in progress end."""

@@ -193,6 +193,7 @@ class NodeServer:
             clients=lambda: 0 if self._server is None else self._server.clients,
             refused_early=lambda: Counter() if self._server is None else self._server.refused,
             address_refusals=lambda: 0 if self._server is None else self._server.room.address_refusals,
+            handshakes=lambda: Counter() if self._server is None else self._server.handshakes,
         )
 
     @property

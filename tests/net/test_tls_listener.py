@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
 
 from dledger_core.certificates import CertificateFiles, write_certificates
 from dledger_core.net.tls_listener import HandshakeLimits, HandshakeRate, TlsListener
-from tests.support.server_group import run
+from tests.support.server_group import eventually, run
 
 LIMITS = HandshakeLimits(per_s=10, burst=5, address_per_s=2, address_burst=3)
 
@@ -49,14 +50,14 @@ def made(tmp_path_factory) -> CertificateFiles:
 
 
 @contextlib.asynccontextmanager
-async def listening(made: CertificateFiles, limits: HandshakeLimits) -> AsyncIterator[int]:
-    """A port that accepts connections with TLS; its number."""
+async def listening(made: CertificateFiles, limits: HandshakeLimits) -> AsyncIterator[tuple[int, Counter[str]]]:
+    """A port that accepts connections with TLS: its number, and the results of handshakes."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.cert("n0"), made.key("n0"))
     listener = TlsListener(asyncio.Protocol, lambda: context, limits, timeout_s=300)
     await listener.start("127.0.0.1", 0, 1024)
     try:
-        yield listener.sockets[0].getsockname()[1]
+        yield listener.sockets[0].getsockname()[1], listener.results
     finally:
         listener.close()
         await listener.wait_closed()
@@ -71,9 +72,13 @@ async def shakes_hands(made: CertificateFiles, port: int, address: str) -> None:
 
 def test_flood_from_one_address_leaves_turns_to_others(made) -> None:
     async def test() -> None:
-        async with listening(made, HandshakeLimits(per_s=0.1, burst=10, address_per_s=0.1, address_burst=2)) as port:
+        async with listening(made, HandshakeLimits(per_s=0.1, burst=10, address_per_s=0.1, address_burst=2)) as (
+            port,
+            results,
+        ):
             opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
             await shakes_hands(made, port, "127.0.0.2")
+            assert results["refused"] == 98
             for _, writer in opened:
                 writer.close()
 
@@ -82,12 +87,14 @@ def test_flood_from_one_address_leaves_turns_to_others(made) -> None:
 
 def test_silent_connections_end_for_handshakes_that_wait(made) -> None:
     async def test() -> None:
-        async with listening(made, HandshakeLimits(in_progress=4, least_s=0.05)) as port:
+        async with listening(made, HandshakeLimits(in_progress=4, least_s=0.05)) as (port, results):
             opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
             await shakes_hands(made, port, "127.0.0.2")
             for reader, _ in opened[:16]:
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
+            await eventually(lambda: results["completed"] == 1)
+            assert results["displaced"] >= 16
             for _, writer in opened:
                 writer.close()
 

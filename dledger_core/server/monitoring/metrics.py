@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import node_of
+from dledger_core.net.tls_listener import HANDSHAKE_RESULTS
 from dledger_core.raft import Role
 from dledger_core.server.group import Group, GroupState, HostedGroup
 from dledger_core.server.monitoring.http_port import HttpResponse
@@ -58,6 +59,12 @@ METRICS: Final = (
     MetricKind("dledger_requests_in_progress", "gauge", (), "Requests that wait for the disk or for a change."),
     MetricKind("dledger_requests_refused_total", "counter", ("error",), "Requests answered with this error."),
     MetricKind("dledger_quota_refusals_total", "counter", ("quota",), "Refusals because a quota was used up."),
+    MetricKind(
+        "dledger_tls_handshakes_total",
+        "counter",
+        ("result",),
+        "TLS handshakes: completed, failed, displaced, refused by rate.",
+    ),
     MetricKind("dledger_append_inflight_bytes", "gauge", (), "Bytes of appends without a response."),
     MetricKind("dledger_append_inflight_limit_bytes", "gauge", (), "Limit on them; above it appends get BUSY."),
     MetricKind("dledger_response_inflight_bytes", "gauge", (), "Bytes of responses that clients have not taken."),
@@ -150,12 +157,13 @@ class Metrics:
         return generate_latest(_Read([*_families(values), *self._process.collect()]))
 
     def _of_node(self) -> Values:
-        node, config = self._node, self._node.config
+        node, config, handshakes = self._node, self._node.config, self._node.handshakes()
         values: Values = {
             "dledger_build_info": [((self._version, str(config.self_id)), 1)],
             "dledger_peer_connected": [],
             "dledger_requests_refused_total": [((name,), count) for name, count in sorted(node.refused.items())],
             "dledger_quota_refusals_total": [((name,), count) for name, count in node.quota_refusals.items()],
+            "dledger_tls_handshakes_total": [((result,), handshakes[result]) for result in HANDSHAKE_RESULTS],
             "dledger_event_loop_delay_seconds": [((), _copy(self._delays))],
         }
         connected = node.connected()

@@ -32,6 +32,7 @@ class ObservedNode:
         clients: number of connections of clients.
         refused_early: number of connections and frames refused before a service saw them, by the error's name.
         address_refusals: number of connections refused because their address had too many.
+        handshakes: number of connections by the result of their TLS handshake.
     """
 
     config: ServerConfig
@@ -46,6 +47,7 @@ class ObservedNode:
     clients: Callable[[], int]
     refused_early: Callable[[], Counter[str]]
     address_refusals: Callable[[], int]
+    handshakes: Callable[[], Counter[str]]
 
     @property
     def refused(self) -> Counter[str]:
