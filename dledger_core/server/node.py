@@ -194,6 +194,7 @@ class NodeServer:
             refused_early=lambda: Counter() if self._server is None else self._server.refused,
             address_refusals=lambda: 0 if self._server is None else self._server.room.address_refusals,
             handshakes=lambda: Counter() if self._server is None else self._server.handshakes,
+            expiry=lambda: None if self._authentication is None else self._authentication.expiry(),
         )
 
     @property

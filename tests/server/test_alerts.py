@@ -70,6 +70,7 @@ SYMPTOMS: dict[str, dict[str, str]] = {
         'process_open_fds{job="dledger",instance="n0"}': "9x5000",
         'process_max_fds{job="dledger",instance="n0"}': "10x5000",
     },
+    "DLedgerCertificateExpires": {'dledger_certificate_expiry_timestamp_seconds{instance="n0"}': "1000000x5000"},
     "DLedgerTableNearlyFull": {
         f'dledger_table_rows{{{ON},table="queries"}}': "9x5000",
         f'dledger_table_rows_limit{{{ON},table="queries"}}': "10x5000",
@@ -109,6 +110,7 @@ HEALTHY: dict[str, str] = {
     'dledger_client_connections_limit{instance="n0"}': "10x5000",
     'process_open_fds{job="dledger",instance="n0"}': "1x5000",
     'process_max_fds{job="dledger",instance="n0"}': "10x5000",
+    'dledger_certificate_expiry_timestamp_seconds{instance="n0"}': "4000000000x5000",
     f'dledger_table_rows{{{ON},table="queries"}}': "1x5000",
     f'dledger_table_rows_limit{{{ON},table="queries"}}': "10x5000",
     f"dledger_open_transactions{{{ON}}}": "1x5000",

@@ -10,8 +10,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
+from cryptography import x509
 from playwright.sync_api import Browser, Error, Page, expect
 
 from dledger_core import LocalCluster
@@ -106,6 +108,18 @@ def test_browser_shows_nothing_of_the_groups_without_a_token(
             asked = tab.request.get(cluster.page("n0") + path)
             assert asked.status == 401
             assert b"orders" not in asked.body()
+
+
+def test_metrics_show_when_certificate_expires_and_results_of_handshakes(cluster: LocalCluster) -> None:
+    assert cluster.tls is not None
+    assert cluster.token is not None
+    text = get(cluster, "metrics", f"Bearer {cluster.token.read_text().strip()}")[1].decode()
+    [found] = re.findall(r"^dledger_certificate_expiry_timestamp_seconds (\S+)$", text, re.MULTILINE)
+    made = Path(cluster.tls.ca).parent
+    pems = [(made / name).read_bytes() for name in ("n0.pem", "nodes-ca.pem", "clients-ca.pem")]
+    certificates = [each for pem in pems for each in x509.load_pem_x509_certificates(pem)]
+    assert float(found) == min(each.not_valid_after_utc.timestamp() for each in certificates)
+    assert re.search(r'^dledger_tls_handshakes_total\{result="completed"\} [1-9]', text, re.MULTILINE)
 
 
 def test_plaintext_gets_no_answer(cluster: LocalCluster) -> None:

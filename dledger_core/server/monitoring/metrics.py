@@ -65,6 +65,12 @@ METRICS: Final = (
         ("result",),
         "TLS handshakes: completed, failed, displaced, refused by rate.",
     ),
+    MetricKind(
+        "dledger_certificate_expiry_timestamp_seconds",
+        "gauge",
+        (),
+        "Time when the first certificate of the node or of its authorities expires; with security only.",
+    ),
     MetricKind("dledger_append_inflight_bytes", "gauge", (), "Bytes of appends without a response."),
     MetricKind("dledger_append_inflight_limit_bytes", "gauge", (), "Limit on them; above it appends get BUSY."),
     MetricKind("dledger_response_inflight_bytes", "gauge", (), "Bytes of responses that clients have not taken."),
@@ -158,12 +164,14 @@ class Metrics:
 
     def _of_node(self) -> Values:
         node, config, handshakes = self._node, self._node.config, self._node.handshakes()
+        expiry = node.expiry()
         values: Values = {
             "dledger_build_info": [((self._version, str(config.self_id)), 1)],
             "dledger_peer_connected": [],
             "dledger_requests_refused_total": [((name,), count) for name, count in sorted(node.refused.items())],
             "dledger_quota_refusals_total": [((name,), count) for name, count in node.quota_refusals.items()],
             "dledger_tls_handshakes_total": [((result,), handshakes[result]) for result in HANDSHAKE_RESULTS],
+            "dledger_certificate_expiry_timestamp_seconds": [] if expiry is None else [((), expiry)],
             "dledger_event_loop_delay_seconds": [((), _copy(self._delays))],
         }
         connected = node.connected()

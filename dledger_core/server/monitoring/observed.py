@@ -33,6 +33,7 @@ class ObservedNode:
         refused_early: number of connections and frames refused before a service saw them, by the error's name.
         address_refusals: number of connections refused because their address had too many.
         handshakes: number of connections by the result of their TLS handshake.
+        expiry: time when the first of its certificates expires, in seconds since the epoch; None without security.
     """
 
     config: ServerConfig
@@ -48,6 +49,7 @@ class ObservedNode:
     refused_early: Callable[[], Counter[str]]
     address_refusals: Callable[[], int]
     handshakes: Callable[[], Counter[str]]
+    expiry: Callable[[], float | None]
 
     @property
     def refused(self) -> Counter[str]:

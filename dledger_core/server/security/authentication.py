@@ -86,9 +86,15 @@ class Authentication:
         self.principals = Principals(files.tokens)
         self.credentials = Credentials(TlsOptions(ca=files.peer_ca, cert=files.cert, key=files.key))
 
+        self._expiry = Reloaded([files.cert, *authorities], lambda: _expiry([files.cert, *authorities]))
+
     def context(self) -> ssl.SSLContext:
         """Return the context of a new connection to this node."""
         return self._context.get()
+
+    def expiry(self) -> float:
+        """Return the time, in seconds since the epoch, when the first of the certificates in the files expires."""
+        return self._expiry.get()
 
     def _read_issuers(self) -> list[Certificate]:
         nodes = _certificates(self._files.peer_ca)
@@ -162,6 +168,10 @@ def _refused(what: str, connection: Connection, remedy: str) -> UnauthenticatedE
     return UnauthenticatedError(what, connection.peer_address, remedy)
 
 
+def _expiry(paths: list[Path]) -> float:
+    return min(each.not_valid_after_utc.timestamp() for path in paths for each in _certificates(path))
+
+
 def _certificates(path: Path) -> list[Certificate]:
     try:
         from cryptography import x509
@@ -170,7 +180,7 @@ def _certificates(path: Path) -> list[Certificate]:
     try:
         found = x509.load_pem_x509_certificates(path.read_bytes())
     except OSError as error:
-        what = f"the authorities' certificates cannot be read: {error.strerror}"
+        what = f"the certificates cannot be read: {error.strerror}"
         raise ConfigError(what, str(path), "check the file and its permissions") from None
     except ValueError as error:
         raise ConfigError(f"not a file with certificates: {error}", str(path), "use a PEM file") from None
