@@ -23,6 +23,7 @@ from dledger_core.raft import HardState, Ready
 from dledger_core.record import Columns, ProposedBatch
 from dledger_core.server.replica.group_commit import DiskWriter, persist
 from dledger_core.server.services.reads import Reads
+from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import STORE, bodies_of, open_log, place, read_all
 from tests.support.replica_group import HandDriven, entries
@@ -166,6 +167,22 @@ def test_stopped_replica_writes_and_sends_nothing(kind):
     again = open_log(files, config=STORAGE)
     assert again.last_index() <= 1
     again.close()
+
+
+def test_checkpoint_is_written_only_where_something_changed(tmp_path, monkeypatch):
+    """A node with hundreds of idle groups would wake a thread of each of them once a second."""
+    written, save_checkpoint = [], CommitLog.save_checkpoint
+    monkeypatch.setattr(CommitLog, "save_checkpoint", lambda log, i: (written.append(i), save_checkpoint(log, i)))
+    with HandDriven(tmp_path / "s") as n0:
+        n0.lead()
+        n0.run()
+        for bodies in ((), (), (b"new",), (), ()):
+            for body in bodies:
+                propose(n0, body)
+                n0.run()
+            n0.replica.save_checkpoint()
+            n0.run()
+        assert written == [0, 1]
 
 
 def test_close_releases_store_when_its_last_write_fails():
