@@ -79,6 +79,7 @@ class IngestOptions(NodeAccess):
     commit_probe: bool
     lag_json: Annotated[str, AfterValidator(lambda path: check_file(path, "--lag-json"))] | None
     lag_prometheus: str | None
+    insecure: bool
     lag_table: Annotated[str, AfterValidator(lambda path: check_table(path, "--lag-table"))] | None
     verbose: bool
     dry_run: bool
@@ -223,6 +224,9 @@ _EXAMPLES = examples(
 @click.option(
     "--lag-prometheus", metavar="TARGET", help="Serve the lag as metrics on a port or host:port, or write a .prom file."
 )
+@click.option(
+    "--insecure", is_flag=True, help="Allow --lag-prometheus on a host that other machines reach, in plaintext."
+)
 @click.option("--lag-table", metavar="DELTA", help="Append the lag to this Delta table.")
 @click.option(
     "--protocol",
@@ -251,7 +255,7 @@ def command(**given: Any) -> Outcome:
 def _check(options: IngestOptions) -> dict[str, dict[str, int]]:
     """Check options and reachability before a JVM starts; return the readable range of each group."""
     check_apart({"--table": options.table, "--checkpoint": options.checkpoint, "--lag-table": options.lag_table})
-    target = None if options.lag_prometheus is None else parse_target(options.lag_prometheus)
+    target = None if options.lag_prometheus is None else parse_target(options.lag_prometheus, insecure=options.insecure)
     if isinstance(target, str):
         check_file(target, "--lag-prometheus")
     source = options.source()
@@ -275,7 +279,7 @@ def _run(spark: SparkSession, options: IngestOptions, stop: threading.Event) -> 
     totals, outcome = _Totals(), Outcome({"exit_reason": "available data read"})
     with ExitStack() as stack:
         if options.lag_outputs():
-            stack.enter_context(monitor(spark, log=False, **options.lag_outputs()))
+            stack.enter_context(monitor(spark, log=False, insecure=options.insecure, **options.lag_outputs()))
         rows = spark.readStream.format("dledger").options(**options.source()).load()
         writer = rows.writeStream.format("delta").outputMode("append").trigger(**options.trigger)
         query = writer.option("checkpointLocation", options.checkpoint).start(options.table)

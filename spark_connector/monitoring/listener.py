@@ -151,6 +151,7 @@ def monitor(
     prometheus: str | int | Path | None = None,
     table: str | None = None,
     table_seconds: float = 60,
+    insecure: bool = False,
 ) -> DLedgerListener:
     """Report the lag of every streaming query of the session that reads logs with this connector.
 
@@ -161,6 +162,7 @@ def monitor(
         prometheus: serve metrics on this port or ``host:port``, or write them to this file that ends in ``.prom``.
         table: append rows to the Delta table in this directory.
         table_seconds: interval between these appends.
+        insecure: allow ``prometheus`` on a host that other machines reach: plaintext, without authentication.
 
     Returns:
         The listener, already added. Call its ``close()``, or use it in ``with``, so that pending reports are written.
@@ -179,7 +181,7 @@ def monitor(
         if json is not None:
             outputs.append(JsonOutput(json))
         if prometheus is not None:
-            outputs.append(PrometheusOutput(prometheus))
+            outputs.append(PrometheusOutput(prometheus, insecure=insecure))
         if table is not None:
             outputs.append(TableOutput(spark, table, table_seconds))
         listener = DLedgerListener(outputs)

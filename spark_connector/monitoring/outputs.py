@@ -12,6 +12,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from dledger_core import is_loopback
 from spark_connector.columns import ddl_of
 from spark_connector.errors import OptionError
 from spark_connector.monitoring.lag import REPORT_SCHEMA, LagReport
@@ -216,9 +217,10 @@ class PrometheusOutput:
 
     Args:
         target: ``host:port`` or a port (on loopback) to serve on, or a file that ends in ``.prom``.
+        insecure: whether the host may be one that other machines reach.
     """
 
-    def __init__(self, target: str | int | Path) -> None:
+    def __init__(self, target: str | int | Path, *, insecure: bool = False) -> None:
         self._registry = CollectorRegistry()
         self._gauges = {name: self._gauge(name, labels, about) for name, (labels, about) in _GAUGES.items()}
         self._counters = {
@@ -236,7 +238,7 @@ class PrometheusOutput:
         self._thread: Any = None
         self.port: int | None = None
         try:
-            where = parse_target(str(target))
+            where = parse_target(str(target), insecure=insecure)
             if isinstance(where, str):
                 self._file = Path(where)
                 self._write()
@@ -329,11 +331,11 @@ def _labels(report: LagReport, names: Sequence[str]) -> dict[str, str]:
     return {name: str(getattr(report, name)) for name in names}
 
 
-def parse_target(target: str) -> str | tuple[str, int]:
+def parse_target(target: str, *, insecure: bool = False) -> str | tuple[str, int]:
     """Return the file, or the host and port, for metrics.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: it is neither, or other machines reach the host and ``insecure`` does not allow that.
     """
     if target.endswith(".prom"):
         return target
@@ -344,4 +346,11 @@ def parse_target(target: str) -> str | tuple[str, int]:
             "",
             "use a port, host:port, or a file that ends in .prom",
         )
-    return host or _LOOPBACK, int(port)
+    host = host.strip("[]") or _LOOPBACK
+    if not insecure and not is_loopback(host):
+        raise OptionError(
+            f"prometheus: metrics would be served on {host} in plaintext, and without authentication",
+            "",
+            "use a port on loopback or a .prom file, or insecure=True (--insecure) on a network that you trust",
+        )
+    return host, int(port)

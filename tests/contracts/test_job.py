@@ -51,6 +51,7 @@ BAD_INPUT: list[tuple[str, tuple[str, ...], list[str]]] = [
     (INGEST, (*NEEDED, "--lag-json", "absent/lag.jsonl"), ["--lag-json"]),
     (INGEST, (*NEEDED, "--lag-prometheus", "nonsense"), ["nonsense"]),
     (INGEST, (*NEEDED, "--lag-prometheus", "absent/lag.prom"), ["--lag-prometheus"]),
+    (INGEST, (*NEEDED, "--lag-prometheus", "0.0.0.0:9408"), ["0.0.0.0", "--insecure"]),
     (INGEST, (*NEEDED, "--lag-table", "table/lag"), ["--table", "--lag-table"]),
     (INGEST, (*NEEDED, "--lag-table", SOURCE_FILE), ["--lag-table"]),
     (REBUILD, (), ["--table"]),

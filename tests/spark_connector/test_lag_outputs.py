@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from spark_connector import DLedgerListener, LagReport, lag_reports
 from spark_connector.errors import OptionError
 from spark_connector.monitoring.lag import REPORT_SCHEMA
-from spark_connector.monitoring.outputs import JsonOutput, LogOutput, PrometheusOutput
+from spark_connector.monitoring.outputs import JsonOutput, LogOutput, PrometheusOutput, parse_target
 from tests.spark_connector.spark_directory import offset
 
 QUERY_ID = uuid.UUID("fd71ea2d-fd54-45c0-a396-24b68d750fc4")
@@ -193,6 +193,18 @@ def test_metrics_are_served_until_listener_of_stopped_session_is_closed() -> Non
 def test_prometheus_output_rejects_invalid_target(target: str) -> None:
     with pytest.raises(OptionError, match="prometheus"):
         PrometheusOutput(target)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "192.0.2.1", "example.org"])
+def test_prometheus_output_rejects_exposed_host_without_insecure(host: str) -> None:
+    with pytest.raises(OptionError, match="plaintext"):
+        PrometheusOutput(f"{host}:0")
+    assert parse_target(f"{host}:0", insecure=True) == (host.strip("[]"), 0)
+
+
+@pytest.mark.parametrize("target", ["0", "127.0.0.1:0", "localhost:0", "[::1]:0"])
+def test_prometheus_target_on_loopback_needs_nothing(target: str) -> None:
+    assert parse_target(target) == (target.rpartition(":")[0].strip("[]") or "127.0.0.1", 0)
 
 
 def test_json_output_creates_new_file_after_move(tmp_path: Path) -> None:
