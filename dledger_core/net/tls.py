@@ -16,6 +16,8 @@ from typing import Any, Final
 from dledger_core.errors import ConfigError, UnauthenticatedError
 
 URI_PREFIX: Final = "dledger:"
+_EXPIRED: Final = 10
+"""OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,12 @@ def _identity(fields: Mapping[str, Any]) -> str:
 
 def handshake_error(error: ssl.SSLError, address: str) -> UnauthenticatedError:
     """Return the error of a failed handshake. It is not retriable: a file has to change."""
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code == _EXPIRED:
+        return UnauthenticatedError(
+            "the node's certificate, or its authority's, has expired",
+            address,
+            "give the node a new certificate in the file of --tls-cert; it is used without a restart",
+        )
     if isinstance(error, ssl.SSLCertVerificationError):
         return UnauthenticatedError(
             f"the node's certificate is not trusted: {error.verify_message}",

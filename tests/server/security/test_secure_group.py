@@ -289,6 +289,21 @@ def test_client_refuses_node_of_another_authority(tmp_path, made) -> None:
     run(test())
 
 
+def test_expired_certificate_of_node_is_named_with_its_remedy(tmp_path) -> None:
+    nodes = [("n0", ["127.0.0.1"])]
+    files = write_certificates(tmp_path / "tls", nodes)
+
+    async def test() -> None:
+        async with SecureGroup(tmp_path / "group", files) as group, group.open("all") as client:
+            write_certificates(files.directory, nodes, days=0)
+            with pytest.raises(UnauthenticatedError) as caught:
+                await client.append([b"a"])
+            assert "expired" in caught.value.what
+            assert "new certificate" in caught.value.remedy
+
+    run(test())
+
+
 def test_node_with_wrong_certificate_does_not_fail_reads(tmp_path, made) -> None:
     other = write_certificates(tmp_path / "other", [("n2", ["127.0.0.1"])])
     wrong = replace(security(made, "n2"), cert=other.cert("n2"), key=other.key("n2"))
