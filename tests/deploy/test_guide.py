@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "deploy/README.md").read_text()
 NODES = ("n0", "n1", "n2")
 DESK = "desk"
+UNTIL_CTRL_C = re.compile(r"^(.*\S) +# until Ctrl-C$", re.MULTILINE)
+WATCHED_S = 10
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Session:
 
     def _run(self, name: str, commands: str) -> str:
         before = self._shell.get(name, "")
-        output = self._machines[name].run(before + commands, timeout_s=400)
+        stopped = UNTIL_CTRL_C.sub(rf"timeout --signal=INT {WATCHED_S} \1 || test $? = 124", commands)
+        output = self._machines[name].run(before + stopped, timeout_s=400)
         kept = [line for line in commands.splitlines() if line.startswith(("export ", "source "))]
         self._shell[name] = before + "".join(f"{line}\n" for line in kept)
         return output
@@ -98,5 +101,12 @@ def test_guide_runs_as_printed_on_three_machines(tmp_path: Path) -> None:
         assert (summary["status"], summary["rows"]) == ("ok", 2)
         audit = json.loads(output["7. Replace a machine"][-1].splitlines()[-1])
         assert audit["verdict"] == "CONSISTENT"
-        nodes = json.loads(output["9. Watch it"][0].splitlines()[0])
+        state, second_port = output["9. Watch it"]
+        nodes = json.loads(state.splitlines()[0])
         assert len(nodes["nodes"]) == len(NODES), nodes
+        for name in NODES:
+            assert re.search(rf"^\S+ \S+ +{name} +(leader|follower) ", state, re.MULTILINE), state
+        ready, _, rest = second_port.partition("\n")
+        assert ready == "ok"
+        assert re.search(r'^dledger_leader_known\{group="default"\} 1.0$', rest, re.MULTILINE), rest
+        assert rest.rstrip().endswith("</html>")
