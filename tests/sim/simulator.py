@@ -442,9 +442,10 @@ class Simulator:
         self.time.run_until(in_time)
 
     def _promotes(self) -> bool:
-        """Whether a learner waits for the step that leaders take without a request."""
-        driven = self.changes is not None and self.member_type.drives_changes
-        return driven and bool(self.checker.configuration.configuration.promote)
+        """Whether a learner that is not lost waits for the step that leaders take without a request."""
+        if self.changes is None or not self.member_type.drives_changes:
+            return False
+        return bool(self.checker.configuration.configuration.promote - self.changes.lost)
 
     def _everywhere(self, goal: Index | None) -> bool:
         last_index = self.checker.commit_index if goal is None else goal
