@@ -3,11 +3,13 @@
 Method: three nodes as processes of their own, with security unless the attack is one without. A process of its own runs
 an attack of ``tests.server.attacks.attackers`` with its full count; this process appends one entry of 100 bytes each
 5 ms on average on an open connection, and measures until the acknowledgement. An attack that lasts is built up once and
-then held for ``--seconds``; another one is repeated for ``--seconds``. The control is a process that burns as much CPU
-time as the attacker's own process did, and sends nothing. Reported: p50 and p99 in ms while the attack is built up, if
-it lasts, and then while it is held or repeated; next to the control; and the ratios to it, with a target of at most 2.
-Attack and control alternate for ``--rounds`` rounds, and the median counts. The processors that nodes spend on the
-attack are no part of the control. Not included: a network; nodes, attack and measurement share one machine.
+then held for ``--seconds``; another one is repeated for ``--seconds``.
+
+Each phase has a control: processes that burn as much CPU time as the attack cost in it, one for the attacker's own
+process and one for each node, of which the time without an attack is subtracted. They send nothing. So a ratio of one
+says that the attack delays others by the processors that it takes on this one machine, and no more. ``calm`` is the
+latency with neither. Reported: p50 and p99 in ms of attack and control, and the ratios, with a target of at most 2.
+Attack and controls alternate for ``--rounds`` rounds, and the median counts. Not included: a network.
 
 Run: ``python -m tests.benchmarks.bench_attacks [--seconds 5] [--rounds 3] [--attack NAME]``. Prints one JSON object per
 attack; ``--attack`` may be repeated. All attacks take some fifteen minutes by default.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import statistics
@@ -24,10 +27,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import uvloop
 
 from dledger_core import AsyncClient
@@ -39,6 +44,9 @@ from tests.server.attacks.attackers import ATTACKS, Attack, Enemy, Target
 
 SLICE_S = 0.01
 SAMPLES_MIN = 20
+START_S = 0.5
+"""Time in which an interpreter has started."""
+KEYS = ("p50", "p99")
 
 
 def name_of(attack: Attack) -> str:
@@ -47,10 +55,9 @@ def name_of(attack: Attack) -> str:
 
 
 async def attack_until_stopped(attack: Attack, target: Target) -> None:
-    """Run an attack until standard input ends; say when it is built up, and at the end this process' CPU share."""
+    """Run an attack until standard input ends; say when it begins and when it is built up."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: stopped.set())
-    begun, used = time.perf_counter(), time.process_time()
     say("begun")
 
     async def go() -> None:
@@ -67,7 +74,7 @@ async def attack_until_stopped(attack: Attack, target: Target) -> None:
     await asyncio.wait([running, asyncio.ensure_future(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         running.result()
-    say(str((time.process_time() - used) / (time.perf_counter() - begun)))
+    say("ended")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -79,9 +86,7 @@ def say(line: str) -> None:
 
 
 def burn(share: float) -> None:
-    """Use a share of one processor until standard input ends; this process is killed then."""
-    say("begun")
-    say("built")
+    """Use a share of one processor until this process is killed."""
     while True:
         ends = time.perf_counter() + SLICE_S * min(share, 1.0)
         while time.perf_counter() < ends:
@@ -118,79 +123,134 @@ def quantiles(found: Times) -> dict[str, float]:
     return {"p50": statistics.median(ordered), "p99": ordered[int(len(ordered) * 0.99)]}
 
 
-@dataclass
-class Measured:
-    """p50 and p99 in ms until the attack was built up, and then; and the CPU share of the attacker."""
+class CpuClock:
+    """CPU time of processes, as shares of one processor since the last look."""
 
-    build_up: dict[str, float]
-    built: dict[str, float]
-    share: float
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._processes = [psutil.Process(pid) for pid in pids]
+        self._at, self._used = time.perf_counter(), self._cpu_s()
+
+    def _cpu_s(self) -> list[float]:
+        times = (each.cpu_times() for each in self._processes)
+        return [found.user + found.system for found in times]
+
+    def shares(self) -> list[float]:
+        """Return the shares since the last call, in the order of the processes."""
+        at, used = time.perf_counter(), self._cpu_s()
+        found = [(new - old) / (at - self._at) for new, old in zip(used, self._used, strict=True)]
+        self._at, self._used = at, used
+        return found
 
 
-def measure_next_to(cluster: AttackedCluster, arguments: list[str], seconds: float) -> Measured:
-    """Measure next to a process of this module."""
+@dataclass(frozen=True)
+class Phase:
+    """p50 and p99 in ms, and the CPU share of each process that was watched."""
+
+    quantiles: dict[str, float]
+    shares: list[float]
+
+
+@contextlib.asynccontextmanager
+async def connected(cluster: AttackedCluster) -> AsyncIterator[AsyncClient]:
+    """Open the connection of the well-behaved client."""
     token = None if cluster.nodes.tls is None else "good"
-    command = [sys.executable, "-m", "tests.benchmarks.bench_attacks", *arguments]
+    async with AsyncClient(cluster.nodes.peers, tls=cluster.nodes.tls, token=token, timeout_ms=60_000) as client:
+        await client.append([b"connect"])
+        yield client
+
+
+def measure_calm(cluster: AttackedCluster, seconds: float) -> Phase:
+    """Measure next to what runs already."""
+
+    async def measure() -> Phase:
+        async with connected(cluster) as client:
+            clock, ends = CpuClock(cluster.pids()), time.perf_counter() + seconds
+            found = await latencies(client, lambda: time.perf_counter() > ends)
+            return Phase(quantiles(found), clock.shares())
+
+    return uvloop.run(measure())
+
+
+def measure_control(cluster: AttackedCluster, shares: list[float], seconds: float) -> Phase:
+    """Measure next to processes that burn CPU time."""
+    with contextlib.ExitStack() as stack:
+        for share in shares:
+            command = [sys.executable, "-m", "tests.benchmarks.bench_attacks", "--burn", str(share)]
+            stack.callback(stack.enter_context(subprocess.Popen(command)).kill)
+        time.sleep(START_S)
+        return measure_calm(cluster, seconds)
+
+
+def measure_attack(cluster: AttackedCluster, attack: Attack, seconds: float) -> dict[str, Phase]:
+    """Return the phases of an attack; the first process is the attacker's."""
+    target, tls = cluster.target(), cluster.nodes.tls
+    arguments = [name_of(attack), f"{target.node.node_id}-{target.node.address}", "" if tls is None else str(tls.ca)]
+    command = [sys.executable, "-m", "tests.benchmarks.bench_attacks", "--run", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        lines = process.stdout
-        built = [float("inf")]
+        lines, built, phases = process.stdout, [float("inf")], {}
 
-        def wait_built() -> None:
-            lines.readline()
-            built[0] = time.perf_counter()
-
-        async def measure() -> Times:
-            async with AsyncClient(
-                cluster.nodes.peers, tls=cluster.nodes.tls, token=token, timeout_ms=60_000
-            ) as client:
-                await client.append([b"connect"])
+        async def measure() -> None:
+            async with connected(cluster) as client:
                 await asyncio.to_thread(lines.readline)
+                clock = CpuClock([process.pid, *cluster.pids()])
+
+                def wait_built() -> list[float]:
+                    lines.readline()
+                    built[0] = time.perf_counter()
+                    return clock.shares()
+
                 waiting = asyncio.ensure_future(asyncio.to_thread(wait_built))
                 found = await latencies(client, lambda: time.perf_counter() > built[0] + seconds)
-                await waiting
-                return found
+                shares = await waiting, clock.shares()
+                for name, early, used in (("build_up", True, shares[0]), (phase_of(attack), False, shares[1])):
+                    chosen = quantiles([row for row in found if (row[0] < built[0]) is early])
+                    if chosen:
+                        phases[name] = Phase(chosen, used)
 
         try:
-            found = uvloop.run(measure())
+            uvloop.run(measure())
             process.stdin.close()
-            line = "0" if arguments[0] == "--burn" else lines.readline()
+            if not lines.readline():
+                raise RuntimeError(f"the attack failed: {' '.join(arguments)}")
         finally:
             process.kill()
-    if not line:
-        raise RuntimeError(f"the attack failed: {' '.join(arguments)}")
-    before, after = ([row for row in found if (row[0] < built[0]) is early] for early in (True, False))
-    return Measured(quantiles(before), quantiles(after), float(line))
+    return phases
 
 
-def median_of(rows: list[dict[str, float]], key: str) -> float | None:
-    """Return the median of the rows that have a figure, rounded."""
-    found = [row[key] for row in rows if key in row]
-    return round(statistics.median(found), 1) if found else None
+def phase_of(attack: Attack) -> str:
+    """Return the name of the phase in which an attack is built up."""
+    return "held" if attack.lasts else "repeated"
+
+
+def median_of(rows: list[Phase], key: str) -> float:
+    """Return the median of a figure, rounded."""
+    return round(statistics.median(row.quantiles[key] for row in rows), 1)
 
 
 def case(cluster: AttackedCluster, attack: Attack, seconds: float, rounds: int) -> dict[str, object]:
     """Return the result of one attack."""
-    attacked, controls = [], []
+    calm: list[Phase] = []
+    attacked: dict[str, list[Phase]] = defaultdict(list)
+    controls: dict[str, list[Phase]] = defaultdict(list)
     for _ in range(rounds):
-        target, tls = cluster.target(), cluster.nodes.tls
-        node = f"{target.node.node_id}-{target.node.address}"
-        authority = "" if tls is None else str(tls.ca)
-        attacked.append(measure_next_to(cluster, ["--run", name_of(attack), node, authority], seconds))
-        controls.append(measure_next_to(cluster, ["--burn", str(attacked[-1].share)], seconds))
-    share = round(statistics.median(row.share for row in attacked), 2)
-    result: dict[str, object] = {"attack": name_of(attack), "count": attack.full, "attacker_cpu": share}
-    for quantile in ("p50", "p99"):
-        control = median_of([row.built for row in controls], quantile)
-        result[f"control_{quantile}_ms"] = control
-        for phase, rows in (
-            ("held" if attack.lasts else "repeated", [row.built for row in attacked]),
-            ("build_up", [row.build_up for row in attacked]),
-        ):
-            value = median_of(rows, quantile)
-            if value is not None and control:
-                result |= {f"{phase}_{quantile}_ms": value, f"{phase}_{quantile}_ratio": round(value / control, 2)}
+        calm.append(measure_calm(cluster, seconds))
+        for name, phase in measure_attack(cluster, attack, seconds).items():
+            attacker, *nodes = phase.shares
+            more = [max(0.0, share - before) for share, before in zip(nodes, calm[-1].shares, strict=True)]
+            attacked[name].append(phase)
+            controls[name].append(measure_control(cluster, [attacker, *more], seconds))
+    result: dict[str, object] = {"attack": name_of(attack), "count": attack.full}
+    result |= {f"calm_{key}_ms": median_of(calm, key) for key in KEYS}
+    for name, rows in attacked.items():
+        shares = [[row.shares[0], sum(row.shares[1:])] for row in rows]
+        cpu = [round(statistics.median(column), 2) for column in zip(*shares, strict=True)]
+        result |= {f"{name}_attacker_cpu": cpu[0], f"{name}_nodes_cpu": cpu[1]}
+        for key in KEYS:
+            value, control = median_of(rows, key), median_of(controls[name], key)
+            result |= {f"{name}_{key}_ms": value, f"{name}_{key}_control_ms": control}
+            result[f"{name}_{key}_ratio"] = round(value / control, 2)
     return result
 
 

@@ -41,6 +41,9 @@ class AttackedCluster:
         [peer] = [peer for peer in parse_peers(self.nodes.peers) if peer.node_id == leader]
         return Target(node=peer, credentials=self.credentials("bad"))
 
+    def pids(self) -> list[int]:
+        return [self.nodes.pid(node) for node in self.nodes.node_ids]
+
     def log_lines(self) -> list[str]:
         return [line for node in self.nodes.node_ids for line in self.nodes.log_path(node).read_text().splitlines()]
 

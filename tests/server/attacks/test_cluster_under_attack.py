@@ -64,8 +64,7 @@ def test_client_is_served_during_attack(secured: AttackedCluster, attack: Run, c
 
 
 def check_service(cluster: AttackedCluster, attack: Run, count: int) -> None:
-    pids = [cluster.nodes.pid(node) for node in cluster.nodes.node_ids]
-    with cluster.client() as client, Bystander(client) as bystander, Memory(pids) as memory:
+    with cluster.client() as client, Bystander(client) as bystander, Memory(cluster.pids()) as memory:
         before = client.metadata()
         bystander.proceeds(1)
 
