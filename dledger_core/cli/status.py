@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dledger_core.client import Metadata, RoleChange
 
 _JSON_ONLY: Final = ("is_recovering", "is_disk_full", "reason", "disk_size_bytes")
-"""Columns that the table has no space for; warnings below it name such nodes."""
+"""Columns that the table has no space for; warnings below it name recovering nodes and full disks."""
 
 
 @command(

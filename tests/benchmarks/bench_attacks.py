@@ -12,7 +12,7 @@ latency with neither. Reported: p50 and p99 in ms of attack and control, and the
 Attack and controls alternate for ``--rounds`` rounds, and the median counts. Not included: a network.
 
 Run: ``python -m tests.benchmarks.bench_attacks [--seconds 5] [--rounds 3] [--attack NAME]``. Prints one JSON object per
-attack; ``--attack`` may be repeated. All attacks take some fifteen minutes by default.
+attack; ``--attack`` may be repeated. A round of an attack measures three or four times ``--seconds``.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def measure_attack(cluster: AttackedCluster, attack: Attack, seconds: float) -> 
 
 
 def phase_of(attack: Attack) -> str:
-    """Return the name of the phase in which an attack is built up."""
+    """Return the name of the phase after the build-up, or of the only one."""
     return "held" if attack.lasts else "repeated"
 
 
