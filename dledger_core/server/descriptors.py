@@ -17,8 +17,8 @@ RECOMMENDED: Final = 4096
 _RESERVE: Final = 192
 _RESERVE_OF_GROUP: Final = 12
 _SHARED_MIN: Final = 32
-_OPEN_SEGMENTS_MIN: Final = 4
-_OPEN_SEGMENTS_MAX: Final = 1024
+_SEGMENT_SHARE_MIN: Final = 4
+_SEGMENT_SHARE_MAX: Final = 1024
 _UNLIMITED: Final = 1 << 20
 
 
@@ -40,7 +40,7 @@ class DescriptorShares:
         shared = max(_SHARED_MIN, limit - _RESERVE - _RESERVE_OF_GROUP * groups)
         connections = min(connections_max, shared // 2)
         open_segments = (shared - connections) // (2 * groups)
-        return cls(connections, min(max(open_segments, _OPEN_SEGMENTS_MIN), _OPEN_SEGMENTS_MAX))
+        return cls(connections, min(max(open_segments, _SEGMENT_SHARE_MIN), _SEGMENT_SHARE_MAX))
 
 
 def descriptor_limits() -> tuple[int, int]:
