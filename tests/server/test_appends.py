@@ -659,6 +659,27 @@ def test_full_table_rejects_new_producer_and_keeps_known_ones(n0) -> None:
     assert ask.ranges[-1][0] > ask.ranges[-2][0] > ask.ranges[-3][0]
 
 
+@pytest.mark.parametrize(("epoch", "sequence"), [(0, 1), (1, 0)], ids=["next-sequence", "next-epoch"])
+def test_dropped_append_leaves_its_producer_in_flight(n0, epoch: int, sequence: int) -> None:
+    ask = Asker(n0, limits=Limits(producers=1))
+    ask.produced("a", 0, 0, b"1")
+    n0.run()
+    n0.replica.transfer_leadership(NodeId("n1"))
+    ask.produced("a", epoch, sequence, b"2")
+    n0.run()
+    assert ask.ranges == [TransferringError]
+    for _ in range(40):  # until the transfer times out
+        n0.replica.tick()
+        n0.confirm()
+    ask.produced("b", 0, 0, b"3")
+    n0.confirm()
+    assert ask.ranges[1:] == [ProducersFullError]
+    ask.produced("a", 0, 0, b"1")
+    n0.acknowledge()
+    assert ask.ranges[2:] == [(2, 2), (2, 2)], "the first append, and its repetition"
+    assert bodies(n0) == [b"1"]
+
+
 def test_ids_used_once_fill_half_of_the_table(n0) -> None:
     ask = Asker(n0, limits=Limits(producers=4))
     for name in ("a", "b", "c"):

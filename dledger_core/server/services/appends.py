@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from dledger_core import control
@@ -128,15 +128,6 @@ class BatchInFlight:
             first = end
 
 
-@dataclass(slots=True)
-class _Producer:
-    """Sequences of one producer's newest epoch; removed once none is in flight."""
-
-    epoch: int
-    next_sequence: int
-    sequences: dict[int, tuple[int, Append]] = field(default_factory=dict)
-
-
 class ProducersInFlight:
     """Producers' appends in flight; the producer table has the committed ones.
 
@@ -148,7 +139,8 @@ class ProducersInFlight:
     def __init__(self, table: Callable[[], ProducerTable], rows_max: int) -> None:
         self._table = table
         self._rows_max = rows_max
-        self._producers: dict[str, _Producer] = {}
+        self._producers: dict[str, dict[tuple[int, int], tuple[int, Append]]] = {}
+        """Of each producer by (epoch, sequence), oldest first: the CRC and the append."""
         self._new: dict[str, bool] = {}
         """Producers that the table does not contain yet, and whether their ids are used once."""
         self._new_once = 0
@@ -163,21 +155,24 @@ class ProducersInFlight:
             ProducerError: as ``ProducerTable.check``.
         """
         flight = self._producers.get(key.producer_id)
-        if flight is None or key.epoch > flight.epoch:
+        if flight is None:
+            return self._table().check(key.producer_id, key.epoch, key.sequence, crc)
+        epoch, newest = next(reversed(flight))
+        if key.epoch > epoch:
             return self._table().check(key.producer_id, key.epoch, key.sequence, crc)
         about = {"producer_id": key.producer_id, "epoch": key.epoch, "sequence": key.sequence}
-        if key.epoch < flight.epoch:
+        if key.epoch < epoch:
             raise FencedError(
-                "a newer epoch of this producer exists", "", "stop this instance", about | {"current": flight.epoch}
+                "a newer epoch of this producer exists", "", "stop this instance", about | {"current": epoch}
             )
-        if key.sequence == flight.next_sequence:
+        if key.sequence == newest + 1:
             return None
-        if key.sequence > flight.next_sequence:
-            expected = about | {"expected": flight.next_sequence}
+        if key.sequence > newest:
+            expected = about | {"expected": newest + 1}
             raise SequenceGapError("a sequence was skipped", "", "append the missing ones first", expected)
-        if key.sequence not in flight.sequences:
+        if (epoch, key.sequence) not in flight:
             return self._committed(key, crc, about)
-        known_crc, append = flight.sequences[key.sequence]
+        known_crc, append = flight[epoch, key.sequence]
         if known_crc != crc:
             raise SequenceConflictError("a repeated sequence has other content", "", "use a new producer id", about)
         return append
@@ -200,28 +195,26 @@ class ProducersInFlight:
     def add(self, key: ProducerKey, append: Append) -> None:
         """Record that the next append of a producer is proposed."""
         flight = self._producers.get(key.producer_id)
-        if flight is None and key.producer_id not in self._table():
-            self._new[key.producer_id] = append.once
-            self._new_once += append.once
-        if flight is None or flight.epoch != key.epoch:
-            flight = self._producers[key.producer_id] = _Producer(key.epoch, key.sequence)
-        invariant(key.sequence == flight.next_sequence, "a sequence is skipped in flight", key=key)
-        flight.sequences[key.sequence] = (append.crc, append)
-        flight.next_sequence = key.sequence + 1
-
-    def withdraw(self, key: ProducerKey) -> None:
-        """Record that the newest append of a producer was not proposed after all."""
-        self._producers[key.producer_id].next_sequence = key.sequence
-        self.remove(key)
+        if flight is None:
+            flight = self._producers[key.producer_id] = {}
+            if key.producer_id not in self._table():
+                self._new[key.producer_id] = append.once
+                self._new_once += append.once
+        else:
+            epoch, newest = next(reversed(flight))
+            is_next = key.epoch > epoch or (key.epoch, key.sequence) == (epoch, newest + 1)
+            invariant(is_next, "a sequence is skipped in flight", key=key)
+        flight[key.epoch, key.sequence] = (append.crc, append)
 
     def remove(self, key: ProducerKey) -> None:
-        """Record that an append is no longer in flight."""
-        self._new_once -= self._new.pop(key.producer_id, False)
-        flight = self._producers.get(key.producer_id)
-        if flight is not None and flight.epoch == key.epoch:
-            flight.sequences.pop(key.sequence, None)
-            if not flight.sequences:
-                del self._producers[key.producer_id]
+        """Record that an append is no longer in flight, or that the newest one was not proposed after all."""
+        flight = self._producers.get(key.producer_id, {})
+        flight.pop((key.epoch, key.sequence), None)
+        if not flight:
+            self._producers.pop(key.producer_id, None)
+        # One whose first append is still in flight stays new.
+        if not flight or key.producer_id in self._table():
+            self._new_once -= self._new.pop(key.producer_id, False)
 
     def clear(self) -> None:
         """Discard all in-flight state after losing leadership."""
@@ -604,9 +597,9 @@ class Appends:
             try:
                 self._propose(next_ones, is_joined=True)
             except DLedgerError as error:
-                for append in reversed(next_ones):
+                for append in next_ones:
                     if append.producer is not None:
-                        self._producers.withdraw(append.producer)
+                        self._producers.remove(append.producer)
                 for append in next_ones:
                     for reply in append.replies:
                         reply(error)
