@@ -31,6 +31,8 @@ LIMITS = Limits(
     principal_watches=3,
     principal_awaited_groups=3,
     principal_long_polls=3,
+    principal_digests=2,
+    digests_at_once=3,
     principal_pins=2,
     principal_producers=3,
     principal_open_transactions=2,
@@ -82,6 +84,38 @@ def test_waiting_reads_of_one_principal_are_limited_and_others_are_served(tmp_pa
                 task.cancel()
             await greedy.channel.close()
             await eventually(lambda: tenant.taken(Quota.LONG_POLLS) == 0)
+
+    run(test())
+
+
+def test_digests_of_one_principal_are_limited_and_others_are_served(tmp_path, made, monkeypatch) -> None:
+    async def test() -> None:
+        async with QuotaGroup(tmp_path, made) as group:
+            await group.leader()
+            greedy, other = await group.raw("a"), await group.raw("b")
+            reads, begun, go_on = group.hosted("n0").reads, [], asyncio.Event()
+            digest = reads.digest
+
+            async def held(request: messages.DigestRequest):
+                begun.append(request)
+                await go_on.wait()
+                return await digest(request)
+
+            async def ask(client: RawClient) -> int:
+                return (await client.ask(Type.DIGEST, start=0, end=1, span=1)).header["next"]
+
+            with monkeypatch.context() as patch:
+                patch.setattr(reads, "digest", held)
+                asked = [asyncio.ensure_future(ask(greedy)) for _ in range(2)]
+                await eventually(lambda: len(begun) == 2)
+            with pytest.raises(QuotaExceededError) as raised:
+                await ask(greedy)
+            assert raised.value.values["quota"] == "digests"
+            assert group.quotas.refused[Quota.DIGESTS] == 1
+            assert await ask(other) == 1
+            go_on.set()
+            assert await asyncio.gather(*asked) == [1, 1]
+            assert await ask(greedy) == 1
 
     run(test())
 
