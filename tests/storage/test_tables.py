@@ -244,8 +244,8 @@ def commit(table: TransactionTable, parts: list[Part], key: TransactionId = T0, 
     table.apply_commit(fields_of(key, parts=[list(part) for part in parts]) | more, at_ms)
 
 
-def abort(table: TransactionTable, run: str = "") -> None:
-    table.apply_abort({"q": "q", "b": 0, "r": run}, 0)
+def abort(table: TransactionTable, run: str = "", batch_id: int = 0) -> None:
+    table.apply_abort({"q": "q", "b": batch_id, "r": run}, 0)
 
 
 def visible_end(table: TransactionTable) -> int:
@@ -482,7 +482,30 @@ def test_full_table_rejects_newcomers_until_others_expire(
     assert sorted(table.queries) == ["stream 0", "stream 1", "stream 2"]
 
 
+def test_streams_are_yielded_with_the_most_recently_active_first(table: TransactionTable) -> None:
+    active = {"dormant": 0, "older": ACTIVE_MS, "active again": ACTIVE_MS + 1, "newer": ACTIVE_MS + 2}
+    for name, at_ms in active.items():
+        commit(table, [], T0._replace(query_id=name), at_ms)
+    commit(table, [], T0._replace(query_id="write"), ACTIVE_MS + 3, o=True)
+    commit(table, [], T0._replace(query_id="active again", batch_id=1), ACTIVE_MS + 4)
+    table.expire(ACTIVE_MS + 4)
+    assert [name for name, _ in table.streams()] == ["active again", "newer", "older", "dormant"]
+    assert dict(table.streams())["active again"].newest == 1
+
+
 # --- open transactions ------------------------------------------------------------------------------------------------
+
+
+def test_open_batches_are_those_of_the_query_until_they_end(table: TransactionTable) -> None:
+    for number, batch_id in enumerate((7, 3, 5)):
+        part = attempt(table, 10 * number, 5, T0._replace(batch_id=batch_id), w=2)
+    attempt(table, 30, 5, T0._replace(query_id="other"))
+    assert (table.open_batches("q"), table.open_batches("other")) == ([3, 5, 7], [0])
+    commit(table, [part], T0._replace(batch_id=5))
+    abort(table, batch_id=7)
+    assert table.open_batches("q") == [3]
+    abort(table, batch_id=3)
+    assert (table.open_batches("q"), table.open_batches("unknown")) == ([], [])
 
 
 def test_open_transactions_are_limited_per_query_and_in_total(

@@ -20,8 +20,6 @@ from dledger_core.storage.tables.transactions import TransactionTable
 
 _ROWS_MAX: Final = 50
 """Readers, transactions and queries that are shown per group."""
-_QUERIES_READ_MAX: Final = 1000
-"""Queries that are examined for it; a full table of writes that are used once would delay the event loop."""
 
 
 class StatusReport:
@@ -145,16 +143,9 @@ class StatusReport:
 
 def _streams(transactions: TransactionTable, now_ms: int) -> Iterator[dict[str, Any]]:
     """Yield the streams that write, as of this log time, the most recently active first."""
-    open_batches: dict[str, list[int]] = {}
-    for query, batch in transactions.open:
-        open_batches.setdefault(query, []).append(batch)
-    queries = transactions.queries  # in the order of their activity, those that are dormant first
-    for query in itertools.islice(reversed(list(queries)), _QUERIES_READ_MAX):
-        found = queries[query]
-        if found.once:
-            continue
+    for query, found in transactions.streams():
         inactive_s = round(max(now_ms - found.active_ms, 0) / 1000)
-        opened = sorted(open_batches.get(query, ()))
+        opened = transactions.open_batches(query)
         # The newest control entry of a query is that commit, unless it wrote or aborted a later micro-batch.
         is_commit_newest = found.newest in found.committed and not opened
         is_commit_newest &= all(batch <= found.newest for batch, _ in found.aborted)

@@ -18,6 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections import ChainMap, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -155,6 +156,14 @@ class TransactionTable:
     def queries(self) -> Mapping[str, Query]:
         """Queries that wrote, by id."""
         return ChainMap(self._streams, self._once, self._dormant)
+
+    def streams(self) -> Iterator[tuple[str, Query]]:
+        """Yield the queries that are not declared as used once, with their ids, the most recently active first."""
+        return chain(reversed(self._streams.items()), reversed(self._dormant.items()))
+
+    def open_batches(self, query_id: str) -> list[int]:
+        """Return the micro-batches of a query's open transactions, in order."""
+        return sorted(self._open_batches.get(query_id, ()))
 
     @property
     def count(self) -> int:
@@ -462,7 +471,7 @@ class TransactionTable:
             if query.run_id:
                 query.retired = [*query.retired, query.run_id][-RETIRED_REMEMBERED:]
             query.run_id = key.run_id
-            for batch_id in sorted(self._open_batches.get(key.query_id, ())):
+            for batch_id in self.open_batches(key.query_id):
                 self._orphan(self._close(key.query_id, batch_id))
 
     def _close(self, query_id: str, batch_id: int) -> Iterable[Part]:
