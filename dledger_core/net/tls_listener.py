@@ -18,6 +18,7 @@ from typing import Any, Final
 from dledger_core.errors import UnreachableError
 from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.room import source_of
+from dledger_core.net.token_bucket import TokenBucket
 
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
@@ -50,38 +51,13 @@ class HandshakeLimits:
     least_s: float = 0.6
 
 
-class _Bucket:
-    """Tokens that come back at a rate."""
-
-    __slots__ = ("_burst", "_level", "_per_s", "_since")
-
-    def __init__(self, per_s: float, burst: int, now: float) -> None:
-        self._per_s = per_s
-        self._burst = burst
-        self._level = float(burst)
-        self._since = now
-
-    def take(self, now: float) -> float:
-        """Take a token; return 0, or the seconds until there is one."""
-        self._level = min(self._burst, self._level + (now - self._since) * self._per_s)
-        self._since = now
-        if self._level < 1:
-            return (1 - self._level) / self._per_s
-        self._level -= 1
-        return 0.0
-
-    def is_full(self, now: float) -> bool:
-        """Whether nothing was taken lately."""
-        return self._level + (now - self._since) * self._per_s >= self._burst
-
-
 class HandshakeRate:
     """Decides about each new connection by the limits; has no clock of its own."""
 
     def __init__(self, limits: HandshakeLimits, now: float) -> None:
         self._limits = limits
-        self._total = _Bucket(limits.per_s, limits.burst, now)
-        self._addresses: dict[str, _Bucket] = {}
+        self._total = TokenBucket(limits.per_s, limits.burst, now)
+        self._addresses: dict[str, TokenBucket] = {}
 
     def wait_s(self, now: float) -> float:
         """Count a handshake and return 0, or return the seconds until one may start."""
@@ -94,7 +70,7 @@ class HandshakeRate:
         if bucket is None:
             if len(self._addresses) >= _ADDRESSES_MAX:
                 self._forget(now)
-            bucket = self._addresses[source] = _Bucket(self._limits.address_per_s, self._limits.address_burst, now)
+            bucket = self._addresses[source] = TokenBucket(self._limits.address_per_s, self._limits.address_burst, now)
         return bucket.take(now) == 0
 
     def _forget(self, now: float) -> None:

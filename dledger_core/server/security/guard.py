@@ -107,10 +107,10 @@ def _forbidden(principal: Principal, permission: Permission | None, group: str) 
 
 
 def _command(frame: Frame) -> str:
-    """Return a request for the audit log, with its arguments."""
+    """Return a request for the admin log, with its arguments; the first word is its kind."""
     shown = {key: value for key, value in frame.header.items() if key not in ("t", "r", "g", "lu")}
     try:
         name = Type(frame.header["t"]).name.lower()
     except ValueError:
-        name = str(frame.header["t"])
+        name = f"unknown {frame.header['t']}"
     return f"{name} {shown}" if shown else name
