@@ -36,6 +36,7 @@ from dledger_core.client import (
     measure_lag,
     record_at,
 )
+from dledger_core.client_config import ClientConfig
 from dledger_core.cluster import LocalCluster
 from dledger_core.config import (
     RECORD_BYTES_MAX,
@@ -135,6 +136,7 @@ __all__ = [
     "Buffer",
     "BusyError",
     "Client",
+    "ClientConfig",
     "ClientError",
     "ConfigError",
     "CorruptRecordError",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from dledger_core.client.node_client import NodeClient
 from dledger_core.client.protocol import LogClient
 from dledger_core.client.routing.retry import Timeouts
 from dledger_core.client.sync_client import SyncLogClient
+from dledger_core.client_config import ClientConfig, variable_of
 from dledger_core.config import Peer, check_group_name, parse_peers
 from dledger_core.errors import ConfigError, UnsupportedError
 from dledger_core.net.credentials import Credentials
@@ -148,6 +149,19 @@ class AsyncClient(AsyncLogClient):
         )
         super().__init__(log)
 
+    @classmethod
+    def from_config(cls, path: Path | str | None = None, **arguments: Any) -> Self:
+        """Return a client with the settings of a file and of variables, as a command has them; see ``ClientConfig``.
+
+        Args:
+            path: the file; None = the one of DLEDGER_CLIENT_CONFIG, if it is set.
+            arguments: further arguments; they override the file and the variables.
+
+        Raises:
+            ConfigError: a setting is wrong, or nothing names the peers.
+        """
+        return cls(**_configured(path, arguments))
+
 
 class Client(SyncLogClient):
     """AsyncClient for programs without asyncio; thread-safe. Arguments, results and errors are AsyncClient's.
@@ -182,6 +196,19 @@ class Client(SyncLogClient):
             token=token,
         )
         super().__init__(client)
+
+    @classmethod
+    def from_config(cls, path: Path | str | None = None, **arguments: Any) -> Self:
+        """See ``AsyncClient.from_config``."""
+        return cls(**_configured(path, arguments))
+
+
+def _configured(path: Path | str | None, arguments: dict[str, Any]) -> dict[str, Any]:
+    given = ClientConfig.in_effect(path).arguments | arguments
+    if "peers" not in given:
+        remedy = f"add peers to it, set {variable_of('peers')}, or pass peers"
+        raise ConfigError("missing peers", str(path or ""), remedy)
+    return given
 
 
 def open_store(path: Path | str, *, opaque: bool = False, since: StoreReader | None = None) -> StoreReader:

@@ -21,7 +21,6 @@ summary says ``"status": "stopped"`` with exit code 2.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sys
@@ -38,7 +37,7 @@ import click
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 import spark_connector.errors  # noqa: F401  (registers its error classes)
-from dledger_core import ConfigError, DLedgerError, NoLeaderError, RequestTimedOutError, UnreachableError
+from dledger_core import ClientConfig, ConfigError, DLedgerError, NoLeaderError, RequestTimedOutError, UnreachableError
 from dledger_core.cli import (
     ACCESS_HELP,
     EXIT_FINDING,
@@ -46,9 +45,10 @@ from dledger_core.cli import (
     EXIT_OK,
     EXIT_USAGE,
     Access,
-    access_variable,
+    client_config_option,
     emit,
     interrupt_on_sigterm,
+    variable_of,
 )
 from dledger_core.cli import say as progress
 
@@ -141,16 +141,16 @@ class NodeAccess(JobOptions):
 
 def environment_access() -> Access:
     """Return the access that the environment names, for notebooks: DLEDGER_TLS_CA and the others."""
-    given = {name.replace("-", "_"): os.environ.get(access_variable(name)) for name in ACCESS_HELP}
-    return NodeAccess.parse(given).access
+    found = ClientConfig.in_effect()
+    return Access(tls=found.tls, token=found.token)
 
 
 def node_access_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """Add the options of ``NodeAccess``."""
+    """Add the options of ``NodeAccess``, and ``--client-config``, which sets them."""
     for name, text in reversed(ACCESS_HELP.items()):
-        variable = access_variable(name)
+        variable = variable_of(name)
         command = click.option(f"--{name}", metavar="FILE", envvar=variable, show_envvar=True, help=text)(command)
-    return command
+    return client_config_option(show_envvar=True)(command)
 
 
 def dry_run_option(command: Callable[..., Outcome]) -> Callable[..., Outcome]:

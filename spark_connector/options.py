@@ -18,7 +18,15 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from dledger_core import ConfigError, TlsOptions, check_group_name, parse_duration, parse_groups, parse_peers
+from dledger_core import (
+    ClientConfig,
+    ConfigError,
+    TlsOptions,
+    check_group_name,
+    parse_duration,
+    parse_groups,
+    parse_peers,
+)
 from spark_connector.errors import CheckpointError, OptionError
 from spark_connector.offsets import StreamOffset, read_offsets
 
@@ -181,12 +189,15 @@ Lowered = _of_text(str.lower)
 
 
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
+_INTERNAL: Final = frozenset({"columns", "default_group"})
+"""Fields without an option."""
 _WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes", "first_batch_id", "on_replay_mismatch"})
 _ACCESS: Final = frozenset({"tls_ca", "tls_cert", "tls_key", "token_file"})
-_WRITTEN: Final = _WRITTEN_ONLY | _ACCESS | {"peers", "fetch_timeout_ms", "fetch_retry_ms", "protocol"}
+_WRITTEN: Final = _WRITTEN_ONLY | _ACCESS | {"client_config", "peers", "fetch_timeout_ms", "fetch_retry_ms", "protocol"}
 """Options of a write; a read takes all fields but ``_WRITTEN_ONLY``."""
 _OF_TABLES: Final = _ACCESS | {
-    *("table", "peers", "path", "groups", "groups_pattern", "fetch_timeout_ms", "fetch_retry_ms", "protocol")
+    *("table", "peers", "path", "groups", "groups_pattern", "fetch_timeout_ms", "fetch_retry_ms", "protocol"),
+    "client_config",
 }
 """Options of metadata tables."""
 _OF_MESSAGES: Final = ("topics", "tags", "on_decode_error")
@@ -257,7 +268,9 @@ class DLedgerOptions(BaseModel):
         tls_cert: file with this client's certificate, whose identity is the principal.
         tls_key: file with its key; None = in the same file.
         token_file: file with this client's token, instead of a certificate. It is read again when it changes.
-        columns: the columns of a user-given schema; None = all.
+        client_config: TOML file with options that are not given: see ``ClientConfig``. Only the driver reads it.
+        default_group: without ``group``, where the column ``group`` does not exist; not an option.
+        columns: the columns of a user-given schema; None = all; not an option.
     """
 
     model_config = ConfigDict(
@@ -311,6 +324,8 @@ class DLedgerOptions(BaseModel):
     tls_cert: Text | None = Field(None, validation_alias="tls.cert", examples=["/etc/dledger/ingest.pem"])
     tls_key: Text | None = Field(None, validation_alias="tls.key", examples=["/etc/dledger/ingest.key"])
     token_file: Text | None = Field(None, validation_alias="token.file", examples=["/etc/dledger/ingest.token"])
+    client_config: Text | None = Field(None, validation_alias="client.config", examples=["/etc/dledger/client.toml"])
+    default_group: Group = "default"
     columns: tuple[str, ...] | None = None
 
     @property
@@ -345,7 +360,7 @@ class DLedgerOptions(BaseModel):
         Raises:
             OptionError: unknown option, wrong value, or options that exclude each other.
         """
-        parsed = cls._parsed(options, frozenset(cls.model_fields) - _WRITTEN_ONLY - {"columns"}, "reading")
+        parsed = cls._parsed(options, frozenset(cls.model_fields) - _WRITTEN_ONLY - _INTERNAL, "reading")
         _check_source(parsed)
         _check_messages(parsed)
         _check_access(parsed)
@@ -380,14 +395,16 @@ class DLedgerOptions(BaseModel):
 
     @classmethod
     def _parsed(cls, options: Mapping[str, str], allowed: frozenset[str], doing: str) -> DLedgerOptions:
-        names = {_name_of(field).lower(): field for field in cls.model_fields if field != "columns"}
-        given = {}
+        names = {_name_of(field).lower(): field for field in cls.model_fields if field not in _INTERNAL}
+        given = dict[str, str]()
         for name, value in options.items():
             field = names.get(name.lower())
             if field in allowed:
                 given[_name_of(field)] = value
             elif name.lower() not in _OF_SPARK:
                 raise _unknown(name, allowed, doing, known=field is not None)
+        if given.get("client.config") and not given.get("path"):
+            given = _of_file(given, allowed) | given
         try:
             return cls.model_validate(given)
         except ValidationError as error:
@@ -397,6 +414,20 @@ class DLedgerOptions(BaseModel):
 def _name_of(field: str) -> str:
     """Return the option's name of a field."""
     return str(DLedgerOptions.model_fields[field].validation_alias)
+
+
+def _of_file(given: Mapping[str, str], allowed: frozenset[str]) -> dict[str, str]:
+    """Return the options in the file of ``client.config``, which names files with secrets and has none itself."""
+    try:
+        settings = ClientConfig.read(given["client.config"].strip())
+    except ConfigError as error:
+        raise OptionError(f"client.config: {error.what}", error.where, error.remedy) from None
+    found = {_name_of(field): str(value) for field, value in settings.given.items() if field != "group"}
+    if settings.group is not None and "group" in allowed:
+        found["defaultGroup"] = settings.group
+    elif settings.group is not None and "groupsPattern" not in given:
+        found["groups"] = settings.group
+    return found
 
 
 def _wrong_value(error: ValidationError, given: Mapping[str, str]) -> OptionError:
@@ -457,7 +488,7 @@ def _check_messages(options: DLedgerOptions) -> None:
 
 def _check_access(options: DLedgerOptions) -> None:
     if options.path:
-        _reject(options, sorted(_ACCESS), "with path, which is read without servers")
+        _reject(options, sorted(_ACCESS | {"client_config"}), "with path, which is read without servers")
     if options.tls_ca is None:
         _reject(options, sorted(_ACCESS), "without tls.ca", "name the authority of the nodes' certificates with tls.ca")
     if options.tls_cert is None:

@@ -10,7 +10,7 @@ from dledger_core.cli.options import (
     Access,
     DurationType,
     access_options,
-    access_variable,
+    client_config_option,
     format_option,
     peers_option,
     timeout_option,
@@ -27,6 +27,7 @@ from dledger_core.cli.output import (
 )
 from dledger_core.cli.previews import preview
 from dledger_core.cli.root import main
+from dledger_core.client_config import variable_of
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_INCOMPLETE, EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE, EXIT_USAGE
 
 __all__ = [
@@ -43,7 +44,7 @@ __all__ = [
     "Format",
     "Progress",
     "access_options",
-    "access_variable",
+    "client_config_option",
     "command",
     "emit",
     "examples",
@@ -58,4 +59,5 @@ __all__ = [
     "show_rows",
     "stop_requests",
     "timeout_option",
+    "variable_of",
 ]

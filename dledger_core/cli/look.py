@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import struct
@@ -21,6 +20,7 @@ from dledger_core.cli.options import Access, access_options, format_option, opaq
 from dledger_core.cli.output import Format, emit, show_result, show_rows
 from dledger_core.cli.previews import preview, shortened
 from dledger_core.client import Metadata
+from dledger_core.client_config import ClientConfig
 from dledger_core.config import parse_peers
 from dledger_core.connect import Client
 from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
@@ -37,7 +37,7 @@ from dledger_core.rocketmq.survey import (
 )
 from dledger_core.storage import StoreReader
 
-_DEFAULTS: Final = {"PEERS": "", "GROUP": "default"}
+_DEFAULTS: Final = {"peers": "", "group": "default"}
 _TOPICS_SHOWN: Final = 10
 _TERMS_SHOWN: Final = 5
 _NARROW: Final = 12
@@ -267,9 +267,9 @@ def _group(peers: str, group: str, access: Access) -> View:
     facts |= {"first_index": bounds.first_index, "last_index": bounds.end - 1}
     away = [str(node.node_id) for node in metadata.nodes if not node.reachable]
     damage = [f"node {name} does not answer" for name in away]
-    given = {"PEERS": peers, "GROUP": group}
-    unset = [name for name in given if os.environ.get(f"DLEDGER_{name}", _DEFAULTS[name]) != given[name]]
-    options = "".join(f" --{name.lower()} {shlex.quote(given[name])}" for name in unset)
+    given = {"peers": peers, "group": group}
+    known = _DEFAULTS | ClientConfig.in_effect().given
+    options = "".join(f" --{name} {shlex.quote(text)}" for name, text in given.items() if known[name] != text)
     commands = [f"dledger tail{options}", f"dledger status --watch{options}"]
     return View(facts, survey, nodes=_nodes(metadata), damage=damage, next=commands)
 

@@ -15,6 +15,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from dledger_core.cli.help import option
 from dledger_core.cli.output import say
+from dledger_core.client_config import CLIENT_CONFIG, ClientConfig, variable_of
 from dledger_core.config import check_group_name, parse_duration, parse_groups, parse_peers
 from dledger_core.connect import PROTOCOLS, Client, JavaOptions
 from dledger_core.errors import ConfigError
@@ -85,15 +86,8 @@ class Access:
         token_file: Path | str | None,
     ) -> Access:
         """Return the values of these options; raise ConfigError if one is given without --tls-ca."""
-        if tls_ca is not None:
-            tls = TlsOptions(ca=tls_ca, cert=tls_cert, key=tls_key)
-            return cls(tls=tls, token=None if token_file is None else Path(token_file))
-        others = {"tls-cert": tls_cert, "tls-key": tls_key, "token-file": token_file}
-        for name, value in others.items():
-            if value is not None:
-                what = f"--{name} needs --tls-ca"
-                raise ConfigError(what, "", "name the authority of the nodes' certificates, or set DLEDGER_TLS_CA")
-        return cls()
+        given = ClientConfig(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token_file=token_file)
+        return cls(tls=given.tls, token=given.token)
 
     def credentials(self) -> Credentials:
         """Return the credentials; raise ConfigError if a file cannot be used."""
@@ -233,13 +227,34 @@ def timeout_option(command: _F) -> _F:
     return timeout(command)
 
 
-def access_variable(name: str) -> str:
-    """Return the environment variable of an option of ``Access``."""
-    return f"DLEDGER_{name.replace('-', '_').upper()}"
+def _read_client_config(context: click.Context, _parameter: click.Parameter, path: str | None) -> None:
+    """Make the file's values the defaults of the options whose variables they replace."""
+    if path:
+        values = {variable_of(name): value for name, value in ClientConfig.read(path).given.items()}
+        context.default_map = {
+            str(parameter.name): values[parameter.envvar]
+            for parameter in context.command.params
+            if isinstance(parameter.envvar, str) and parameter.envvar in values
+        }
+
+
+def client_config_option(**given: Any) -> Callable[[_F], _F]:
+    """Add ``--client-config``, which sets other options of the command; see ``click.option`` for ``given``."""
+    return option(
+        f"--{CLIENT_CONFIG}",
+        envvar=variable_of(CLIENT_CONFIG),
+        is_eager=True,  # before the options that it sets
+        expose_value=False,
+        callback=_read_client_config,
+        metavar="FILE",
+        section="Connection",
+        help="TOML file with options that have a variable, by their names. Option and variable override it.",
+        **given,
+    )
 
 
 def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of ``Access``, passed on as ``access``."""
+    """Add the options of ``Access``, passed on as ``access``, and ``--client-config``."""
 
     @wraps(command)
     def with_access(
@@ -253,12 +268,12 @@ def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
         added = option(
             f"--{name}",
             type=click.Path(path_type=Path),
-            envvar=access_variable(name),
+            envvar=variable_of(name),
             metavar="FILE",
             section="Security",
             help=text,
         )(added)
-    return added
+    return client_config_option()(added)
 
 
 def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:

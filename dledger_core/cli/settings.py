@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -30,6 +28,7 @@ from dledger_core.server.config import ServerConfig, spread_leaders
 from dledger_core.server.maintenance.retention import RetentionPolicy, parse_hours
 from dledger_core.server.security.authentication import SecurityFiles
 from dledger_core.server.services.role_events import split_command
+from dledger_core.toml_file import check_keys, read_toml
 
 if TYPE_CHECKING:
     from dledger_core.rocketmq.store.broker_conf import BrokerConf
@@ -437,17 +436,6 @@ def _check_converted(settings: ServeSettings, broker: BrokerConf) -> None:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            values = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"the settings cannot be read: {error.strerror}", str(path), "check --config") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not a TOML file: {error}", str(path), "correct the file") from None
-    known = [flag_of(name) for name in ServeSettings.model_fields]
-    for key in values:
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"known keys: {', '.join(known)}"
-            raise ConfigError(f"unknown key {key!r}", str(path), hint)
+    values = read_toml(path, "settings", "--config")
+    check_keys(values, [flag_of(name) for name in ServeSettings.model_fields], path)
     return values

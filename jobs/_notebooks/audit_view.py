@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from dledger_core import DLedgerError
+from dledger_core import ClientConfig, DLedgerError
 
 from .._report.page import COLORS, VERDICT_COLORS
 from .samples import damaged_replicas
@@ -97,7 +97,7 @@ def open_audit(
         DLedgerError: the audit failed.
     """
     if summary is None and replicas is None and peers is None:
-        summary, peers = os.environ.get("DLEDGER_AUDIT"), os.environ.get("DLEDGER_PEERS")
+        summary, peers = os.environ.get("DLEDGER_AUDIT"), ClientConfig.in_effect().peers
         named = os.environ.get("DLEDGER_REPLICAS", "")
         replicas = dict(one.split("=", 1) for one in named.split(";")) if named else None
     if summary:
@@ -105,7 +105,7 @@ def open_audit(
     with tempfile.TemporaryDirectory(prefix="dledger-notebook-", ignore_cleanup_errors=True) as tables:
         table = Path(tables) / "tables"
         if peers:
-            return run_audit(table, peers=peers, groups=groups or os.environ.get("DLEDGER_GROUP", ""))
+            return run_audit(table, peers=peers, groups=groups or ClientConfig.in_effect().group or "")
         return run_audit(table, replicas or damaged_replicas(_kept_directory()))
 
 

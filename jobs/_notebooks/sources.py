@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dledger_core import Client, ConfigError, LocalCluster, LogRange, NodeStatus, parse_peers
+from dledger_core import Client, ClientConfig, ConfigError, LocalCluster, LogRange, NodeStatus, parse_peers
 from dledger_core.rocketmq import (
     Damaged,
     LogDirectory,
@@ -93,8 +93,9 @@ def open_source(
     """Open a log for reading.
 
     Args:
-        source: a directory with a log, or the peers of a group. None = ``DLEDGER_SOURCE`` or ``DLEDGER_PEERS``.
-        group: the group of peers. None = ``DLEDGER_GROUP``, or ``default``.
+        source: a directory with a log, or the peers of a group. None = ``DLEDGER_SOURCE``, ``DLEDGER_PEERS`` or the
+            peers of ``DLEDGER_CLIENT_CONFIG``.
+        group: the group of peers. None = ``DLEDGER_GROUP``, that of ``DLEDGER_CLIENT_CONFIG``, or ``default``.
         demo: read without any of them: three nodes with flights, or the store of a real broker, from the tests. Both
             are removed at the end.
 
@@ -102,8 +103,9 @@ def open_source(
         ConfigError: ``source`` is neither.
         DLedgerError: the log cannot be read.
     """
-    source = source or os.environ.get("DLEDGER_SOURCE") or os.environ.get("DLEDGER_PEERS") or None
-    group = group or os.environ.get("DLEDGER_GROUP") or "default"
+    settings = ClientConfig.in_effect()
+    source = source or os.environ.get("DLEDGER_SOURCE") or settings.peers
+    group = group or settings.group or "default"
     if source is None and demo == "broker":
         with _temporary() as unpacked, open_log_directory(sample_broker(unpacked)) as directory:
             yield _directory(directory)

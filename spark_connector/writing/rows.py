@@ -49,7 +49,6 @@ _KINDS: Final[dict[str, tuple[type[DataType], ...]]] = {
 _MESSAGE: Final = frozenset({"topic", "queue_id", "tags", "keys", "properties"})
 _NEVER_NULL: Final = ("topic", "queue_id", "body")
 """A record has no encoding of null, and an empty value instead would hide the difference."""
-_DEFAULT_GROUP: Final = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def sink_shape(schema: StructType, options: DLedgerOptions) -> SinkShape:
         raise SchemaError(f"missing column {min(missing)!r}", "", f"add it to {', '.join(kinds)}")
     # The option overrides the column, so that a query can be pointed at another group without a change of its rows.
     by_column = options.group is None and "group" in kinds
-    return SinkShape(None if by_column else options.group or _DEFAULT_GROUP, message)
+    return SinkShape(None if by_column else options.group or options.default_group, message)
 
 
 def rows_by_group(batch: pa.RecordBatch, shape: SinkShape, first_row: int, partition: int) -> Iterator[GroupRows]:

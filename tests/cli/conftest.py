@@ -9,7 +9,7 @@ from tests.rocketmq.golden import MIXED, THREE, extract
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DLEDGER_PEERS", "DLEDGER_GROUP", "DLEDGER_DEBUG", "COLUMNS"):
+    for name in ("DLEDGER_PEERS", "DLEDGER_GROUP", "DLEDGER_CLIENT_CONFIG", "DLEDGER_DEBUG", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
 

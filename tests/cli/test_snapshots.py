@@ -30,6 +30,7 @@ status --peers {PEERS} --timeout 0
 status --peers {PEERS} --timeout nan
 status --peers {PEERS} --timeout inf
 status --peers {PEERS} --format xml
+status --client-config /nowhere.toml
 get --peers {PEERS} five
 get --peers {PEERS} 99999999999999999999999
 get 1 --peers {PEERS} --protocol java

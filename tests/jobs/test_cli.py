@@ -15,7 +15,17 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from dledger_core import ConfigError, CorruptRecordError, DLedgerError, NoLeaderError, UnreachableError
-from jobs._cli import Outcome, StoppedError, find_failure, naming_all_nodes, progress, run_job
+from jobs._cli import (
+    NodeAccess,
+    Outcome,
+    StoppedError,
+    environment_access,
+    find_failure,
+    naming_all_nodes,
+    node_access_options,
+    progress,
+    run_job,
+)
 from spark_connector.errors import LogRecreatedError
 
 
@@ -206,3 +216,23 @@ def test_java_error_is_its_first_line(spark: Any, tmp_path: Path) -> None:
     assert failure.name == "SPARK_FAILED"
     assert "[DATA_SOURCE_NOT_FOUND]" in failure.text
     assert "\n" not in failure.text
+
+
+def test_job_takes_tls_and_token_from_file_of_client_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").touch(0o600)
+    (tmp_path / "client.toml").write_text("peers = 'n0-h:1'\ntls-ca = 'ca.pem'\ntoken-file = 'token'\n")
+    expected = {"tls.ca": str(tmp_path / "ca.pem"), "token.file": str(tmp_path / "token")}
+
+    @click.command()
+    @node_access_options
+    def command(**given: Any) -> Outcome:
+        return Outcome({"source": NodeAccess.parse(given).access.of_source})
+
+    def source(*arguments: str) -> object:
+        return command.main(arguments, standalone_mode=False).summary["source"]
+
+    assert source("--client-config", str(tmp_path / "client.toml")) == expected
+    assert source() == environment_access().of_source == {}
+    monkeypatch.setenv("DLEDGER_CLIENT_CONFIG", str(tmp_path / "client.toml"))
+    assert source() == environment_access().of_source == expected
+    assert source("--tls-ca", "/other.pem")["tls.ca"] == "/other.pem"

@@ -157,7 +157,7 @@ def test_empty_value_names_option_and_valid_example(name: str) -> None:
     remedy = caught.value.remedy
     assert remedy
     example = remedy.removeprefix("for example ")
-    if example != remedy and "@" not in example and name not in ("path", "table"):
+    if example != remedy and "@" not in example and name not in ("path", "table", "client.config"):
         java = {"protocol": "dledger-java"} if name in ("safetyLag", "commitProbe") else {}
         decode = {"decode": "message"} if name != "decode" else {}
         tls = {"tls.ca": "/ca.pem", "tls.cert": "/c.pem"} if name in ("tls.cert", "tls.key", "token.file") else {}
@@ -217,3 +217,55 @@ def test_tls_and_token_are_names_of_files(parse) -> None:
 def test_tls_options_without_effect_are_refused(given) -> None:
     with pytest.raises(OptionError):
         DLedgerOptions.for_reading(given)
+
+
+@pytest.fixture
+def client_config(tmp_path: Path) -> str:
+    for name in ("token", "other-token"):
+        (tmp_path / name).touch(0o600)
+    path = tmp_path / "client.toml"
+    path.write_text(
+        'peers = "n0-127.0.0.1:9"\ngroup = "orders"\n'
+        'tls-ca = "ca.pem"\ntls-cert = "c.pem"\ntls-key = "c.key"\ntoken-file = "token"\n'
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize("parse", [DLedgerOptions.for_reading, DLedgerOptions.for_writing])
+def test_options_that_are_not_given_come_from_the_file(parse, client_config: str) -> None:
+    options = parse({"client.config": client_config})
+    directory = Path(client_config).parent
+    assert (options.peers, options.token) == ("n0-127.0.0.1:9", directory / "token")
+    assert options.tls is not None
+    files = ["ca.pem", "c.pem", "c.key"]
+    assert [options.tls.ca, options.tls.cert, options.tls.key] == [str(directory / name) for name in files]
+    given = parse({"client.config": client_config, **PEERS, **ACCESS})
+    assert (given.peers, given.token_file, given.tls_ca) == (PEERS["peers"], "/token", "/ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("given", "groups"),
+    [({}, ("orders",)), ({"groups": "a,b"}, ("a", "b")), ({"groupsPattern": "o.*"}, ("default",))],
+)
+def test_group_of_the_file_is_read_unless_groups_are_given(
+    given: dict[str, str], groups: tuple[str, ...], client_config: str
+) -> None:
+    assert DLedgerOptions.for_reading({"client.config": client_config, **given}).groups == groups
+
+
+def test_group_of_the_file_is_only_a_default_of_writes(client_config: str) -> None:
+    options = DLedgerOptions.for_writing({"client.config": client_config})
+    assert (options.group, options.default_group) == (None, "orders")
+    assert DLedgerOptions.for_writing({"client.config": client_config, "group": "b"}).group == "b"
+
+
+def test_wrong_file_of_client_config_is_an_error_of_the_option(tmp_path: Path, client_config: str) -> None:
+    with pytest.raises(OptionError, match=r"client\.config") as caught:
+        DLedgerOptions.for_reading({"client.config": str(tmp_path / "missing.toml")})
+    assert caught.value.where == str(tmp_path / "missing.toml")
+    with pytest.raises(OptionError, match=r"client\.config"):
+        DLedgerOptions.for_reading({"client.config": client_config, "path": "/store"})
+    (tmp_path / "token").chmod(0o644)
+    with pytest.raises(OptionError) as caught:
+        DLedgerOptions.for_reading({"client.config": client_config})
+    assert caught.value.remedy.startswith("chmod 600 ")

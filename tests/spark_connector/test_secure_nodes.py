@@ -35,6 +35,17 @@ def test_rows_are_written_and_read_with_tls(dledger: Any, secure: LocalCluster) 
     assert found.count() == 50
 
 
+def test_file_of_client_config_names_nodes_and_token(dledger: Any, secure: LocalCluster, tmp_path: Path) -> None:
+    given = options(secure)
+    config = tmp_path / "client.toml"
+    names = {"peers": "peers", "tls-ca": "tls.ca", "token-file": "token.file"}
+    config.write_text("".join(f"{key} = '{given[name]}'\n" for key, name in names.items()))
+    rows = dledger.createDataFrame([(f"by file {number}",) for number in range(5)], ["body"])
+    rows.write.format("dledger").option("client.config", str(config)).mode("append").save()
+    found = dledger.read.format("dledger").option("client.config", str(config)).load()
+    assert found.where("cast(body as string) like 'by file%'").count() == 5
+
+
 def test_reader_without_append_is_forbidden_to_write(dledger: Any, secure: LocalCluster, tmp_path: Path) -> None:
     assert secure.tls is not None
     token = tmp_path / "token"

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any, Final, Literal, get_args
 from dledger_core.config import check_group_name
 from dledger_core.errors import ConfigError, UnauthenticatedError
 from dledger_core.net.reloading import Reloaded
+from dledger_core.toml_file import read_toml
 
 Permission = Literal["read", "append", "admin"]
 PERMISSIONS: Final[tuple[Permission, ...]] = get_args(Permission)
@@ -114,14 +114,7 @@ class Principals:
 
 
 def _read(path: Path) -> dict[str, Principal]:
-    try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
-    except OSError as error:
-        what = f"the file of principals cannot be read: {error.strerror}"
-        raise ConfigError(what, str(path), "check --tokens") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not a TOML file: {error}", str(path), "correct the file") from None
+    tables = read_toml(path, "file of principals", "--tokens")
     found = {name: _principal(name, table, str(path)) for name, table in tables.items()}
     digests = [digest for principal in found.values() for digest in principal.digests]
     if len(set(digests)) != len(digests):
