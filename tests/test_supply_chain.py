@@ -1,4 +1,4 @@
-"""The lock of the dependencies, and the bill of materials made from it."""
+"""The locks of the dependencies and of the jars, and the bill of materials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -83,3 +86,97 @@ def test_ci_checks_the_hash_of_each_package_it_downloads(tmp_path: Path) -> None
     first = [line for line in lines if line.startswith("setuptools==")]
     assert len(first) == 1
     assert any("--hash=sha256:" in line for line in lines)
+
+
+JARS = {
+    "spark-jars": ["delta.jar"],
+    "java-dledger/0.4.0": ["dledger.jar", "netty.jar"],
+    "java-dledger/plugin": ["plugin.jar"],
+}
+
+
+class Fetched:
+    """A checkout with jars that were fetched into a cache, which contains another project's jar too."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cache = root / "cache"
+        for directory in (".ci", ".venv/java-dledger", "cache"):
+            (root / directory).mkdir(parents=True)
+        shutil.copy(ROOT / ".ci/jars", root / ".ci/jars")
+        (self.cache / "unrelated.jar").write_text("of another project")
+        for name, jars in JARS.items():
+            for jar in jars:
+                (self.cache / jar).write_text(jar)
+            self.list(name, *jars)
+
+    def list(self, name: str, *jars: str) -> None:
+        """Write which jars are of one download."""
+        (self.root / ".venv" / name).write_text(":".join(str(self.cache / jar) for jar in jars) + "\n")
+
+    def run(self, *arguments: str, locked: str = "1") -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"DLEDGER_LOCKED": locked}
+        command = [self.root / ".ci/jars", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def jars(tmp_path: Path) -> Fetched:
+    found = Fetched(tmp_path)
+    assert found.run("--lock").returncode == 0
+    return found
+
+
+def test_fetched_jars_are_compared_with_the_lock_before_the_command(jars: Fetched) -> None:
+    done = jars.run("echo", "fine")
+    assert (done.returncode, done.stdout) == (0, "fine\n")
+    subprocess.run(["sha256sum", "--check", jars.root / "jars.lock"], cwd=jars.cache, capture_output=True, check=True)
+
+
+def change(jars: Fetched) -> None:
+    (jars.cache / "netty.jar").write_text("from another server")
+
+
+def add(jars: Fetched) -> None:
+    jars.list("spark-jars", "delta.jar", "unrelated.jar")
+
+
+def leave_out(jars: Fetched) -> None:
+    jars.list("java-dledger/plugin")
+
+
+def delete(jars: Fetched) -> None:
+    (jars.cache / "plugin.jar").unlink()
+
+
+@pytest.mark.parametrize(
+    ("disturb", "named"),
+    [(change, "netty.jar"), (add, "unrelated.jar"), (leave_out, "java-dledger/plugin"), (delete, "plugin.jar")],
+)
+def test_jar_that_differs_from_the_lock_fails_ci(jars: Fetched, disturb: Callable[[Fetched], None], named: str) -> None:
+    disturb(jars)
+    done = jars.run("echo", "fine")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert named in done.stderr
+    assert jars.run("echo", "fine", locked="").stdout == "fine\n", "a developer may have another Maven"
+
+
+def test_lock_of_jars_has_the_versions_that_ci_fetches() -> None:
+    locked = {line.split()[1] for line in (ROOT / "jars.lock").read_text().splitlines()}
+    delta = re.search(r"delta-spark==([0-9.]+)", (ROOT / "pyproject.toml").read_text())
+    script = (ROOT / ".ci/java-dledger").read_text()
+    versions = re.search(r"^for version in (.*); do$", script, re.MULTILINE)
+    plugin = re.search(r"^plugin=.*:(.*):(.*)$", script, re.MULTILINE)
+    assert delta is not None
+    assert versions is not None
+    assert plugin is not None
+    wanted = {f"io.delta_delta-spark_4.2_2.13-{delta[1]}.jar", f"{plugin[1]}-{plugin[2]}.jar"}
+    wanted |= {f"dledger-{version}.jar" for version in versions[1].split()}
+    assert wanted - locked == set(), "run DLEDGER_LOCKED=1 make jars, then .ci/jars --lock"
+
+
+def test_ci_compares_jars_before_anything_uses_them() -> None:
+    used = next(line for line in (ROOT / "Makefile").read_text().splitlines() if ".ci/spark-classes" in line)
+    order = [used.index(f".ci/{name} ") for name in ("spark", "java-dledger", "jars")]
+    assert order == sorted(order)
+    assert order[-1] < used.index(".ci/spark-classes")
