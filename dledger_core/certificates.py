@@ -1,6 +1,7 @@
-"""Certificates, a token and a file of principals to try TLS with: two authorities, and what they issue.
+"""Reading certificates; and making them, with a token and a file of principals, to try TLS with.
 
-Nodes and clients have an authority each, because the role of a node comes from the authority that issued a certificate.
+The nodes and the clients that are made have an authority each, because the role of a node comes from the authority that
+issued a certificate.
 """
 
 from __future__ import annotations
@@ -97,6 +98,26 @@ def write_certificates(
         what = f"the certificates cannot be written: {error.strerror}"
         raise ConfigError(what, str(directory), "name another directory") from None
     return files
+
+
+def read_certificates(path: Path) -> list[Certificate]:
+    """Return the certificates in a file; raise ConfigError."""
+    try:
+        from cryptography import x509
+    except ImportError:
+        raise ConfigError("the package cryptography is missing", "", "pip install 'dledger[tls]'") from None
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        what = f"the certificates cannot be read: {error.strerror}"
+        raise ConfigError(what, str(path), "check the file and its permissions") from None
+    except ValueError as error:
+        raise ConfigError(f"not a file with certificates: {error}", str(path), "use a PEM file") from None
+
+
+def expiry_of(path: Path) -> datetime:
+    """Return the time when the first certificate in a file expires; raise ConfigError."""
+    return min(each.not_valid_after_utc for each in read_certificates(path))
 
 
 def new_token() -> str:

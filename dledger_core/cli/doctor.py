@@ -21,11 +21,13 @@ from pathlib import Path
 
 import click
 
+from dledger_core.cli.certificate_checks import client_certificates, node_certificates
 from dledger_core.cli.check import Check
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.machine import clock, file_system, memory, sync_latency, system
 from dledger_core.cli.options import Access, access_options, format_option, peers_option
 from dledger_core.cli.output import Format, say, show_rows
+from dledger_core.cli.settings import read_settings
 from dledger_core.cli.survival import Survival, survival_of
 from dledger_core.config import LIMITS, Peer, parse_peers
 from dledger_core.connect import Client
@@ -33,6 +35,7 @@ from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION
 from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.raft import even_group_warning
+from dledger_core.server.config import ServerConfig
 from dledger_core.server.descriptors import RECOMMENDED, DescriptorShares, descriptor_limits
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
@@ -54,6 +57,7 @@ _WITH_SPARK = "pip install 'dledger[spark]'"
     epilog=examples(
         "dledger doctor",
         "dledger doctor --peers 'n0-10.0.0.1:40911;n1-10.0.0.2:40911' --self-id n0 --dir /var/lib/dledger",
+        "dledger doctor --config /etc/dledger/dledger.toml",
     ),
 )
 @peers_option(required=False)
@@ -63,21 +67,31 @@ _WITH_SPARK = "pip install 'dledger[spark]'"
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
-    default=Path(),
-    show_default=True,
     metavar="DIR",
-    help="Directory for the stores.",
+    help="Directory for the stores [default: that of --config, or .].",
+)
+@option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings of a node, as for 'dledger serve': check its certificates, its key and its directory.",
 )
 @format_option
-def doctor(peers: str | None, access: Access, self_id: str | None, directory: Path, output: Format) -> int:
+def doctor(
+    peers: str | None, access: Access, self_id: str | None, directory: Path | None, config: Path | None, output: Format
+) -> int:
     """Check that this machine can run nodes, clients and Spark.
 
     It checks Python, packages, Java, Spark, Delta, ports and peers; the clock, the memory and the limit on open files;
-    the directory with its file system, free space and measured time of a sync. Exit 1 if a check fails.
+    the directory with its file system, free space and measured time of a sync; of a node with --config, and of a client
+    with the options of TLS, when certificates expire, whether the key belongs to them and who can read it. Exit 1 if a
+    check fails.
     """
     nodes = parse_peers(peers) if peers else ()
     if self_id is not None and self_id not in {peer.node_id for peer in nodes}:
         raise ConfigError(f"--self-id {self_id} is not in the peers string", "", "name one of the peers")
+    node = None if config is None else read_settings(config, {}).server_config()
+    directory = directory or (Path() if node is None else node.directory)
     checks = [
         _python(),
         *_packages(),
@@ -89,6 +103,8 @@ def doctor(peers: str | None, access: Access, self_id: str | None, directory: Pa
         *_directory(directory),
         _descriptors(),
         *_quarantines(directory),
+        *([] if node is None else _security(node)),
+        *client_certificates(access),
         *_group_size(nodes),
         *(_port_free(peer) if peer.node_id == self_id else _reachable(peer, access) for peer in nodes),
         *_votes(nodes, peers or "", access),
@@ -219,6 +235,15 @@ def _quarantines(directory: Path) -> Iterator[Check]:
             reason = quarantine_reason(OsFiles(), Layout(store))
         if reason is not None:
             yield Check(f"store {store}", "wrong", f"quarantined: {reason}", f"run dledger repair --dir {store}")
+
+
+def _security(node: ServerConfig) -> Iterator[Check]:
+    if node.security is not None:
+        yield from node_certificates(node.self_id, node.security)
+        return
+    result = "wrong" if node.is_exposed and not node.insecure else "note"
+    remedy = "set tls-cert, tls-key, peer-ca and tokens; 'dledger tls dev' makes files to try them"
+    yield Check(f"security of {node.self_id}", result, "plaintext, without authentication", remedy)
 
 
 def _group_size(nodes: tuple[Peer, ...]) -> Iterator[Check]:

@@ -125,6 +125,24 @@ class PeerCertificate:
         return cls(_identity(connection.getpeercert() or {}), der)
 
 
+def shown_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> PeerCertificate | None:
+    """Return the server's certificate as the client sees it, by a handshake in memory.
+
+    Raises:
+        ssl.SSLError: one side does not accept the other one.
+    """
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    connection = client.wrap_bio(to_client, to_server)
+    pending = [connection, server.wrap_bio(to_server, to_client, server_side=True)]
+    while pending:
+        side = pending.pop(0)
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            pending.append(side)
+    return PeerCertificate.of(connection)
+
+
 def _identity(fields: Mapping[str, Any]) -> str:
     uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
     named = [uri.removeprefix(URI_PREFIX) for uri in uris if uri.startswith(URI_PREFIX)]

@@ -15,8 +15,13 @@ from pathlib import Path
 import pytest
 
 from dledger_core import environment
+from dledger_core.certificates import CertificateFiles, write_certificates
+from dledger_core.cli.certificate_checks import client_certificates, node_certificates
 from dledger_core.cli.machine import Mount, judge_mount, memory_limit, mount_of
+from dledger_core.cli.options import Access
 from dledger_core.cluster import LocalCluster
+from dledger_core.net.tls import TlsOptions
+from dledger_core.server.security.authentication import SecurityFiles
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.quarantine import mark_quarantined
@@ -256,6 +261,118 @@ def test_quarantined_store_is_wrong(tmp_path: Path) -> None:
     mark_quarantined(OsFiles(), layout, "two leaders")
     result, found, remedy = doctor("--dir", tmp_path)[name]
     assert (result, "two leaders" in found, str(layout.root) in remedy) == ("wrong", True, True)
+
+
+# --- certificates ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> CertificateFiles:
+    pytest.importorskip("cryptography")
+    return write_certificates(tmp_path / "made", [("n0", ["127.0.0.1"]), ("n1", ["127.0.0.1"])])
+
+
+def renewed(made: CertificateFiles, days: int) -> None:
+    """Make the certificates of node and client again, by the same authorities."""
+    write_certificates(made.directory, [("n0", ["127.0.0.1"])], days=days)
+
+
+def of_node(made: CertificateFiles, **changed: Path) -> dict[str, tuple[str, str, str]]:
+    """Return (result, found, remedy) of the checks of node n0's files by its first word; of two, the worse."""
+    files = {"cert": made.cert("n0"), "key": made.key("n0"), "peer_ca": made.nodes_ca, "tokens": made.tokens}
+    checks = list(node_certificates("n0", SecurityFiles(**files | {"client_ca": made.clients_ca} | changed)))
+    assert all(check.remedy for check in checks if check.result != "ok")
+    named = [(check.what.partition(" ")[0], (check.result, check.found, check.remedy)) for check in checks]
+    return dict(named) | {name: check for name, check in named if check[0] != "ok"}
+
+
+def test_certificates_of_node_are_ok(made: CertificateFiles) -> None:
+    found = of_node(made)
+    assert list(found) == ["certificate", "authority", "permissions", "key", "identity"]
+    assert {result for result, _, _ in found.values()} == {"ok"}
+
+
+@pytest.mark.parametrize(("days", "result"), [(0, "wrong"), (1, "note"), (13, "note"), (16, "ok")])
+def test_certificate_is_a_note_before_and_wrong_after_it_has_expired(
+    days: int, result: str, made: CertificateFiles
+) -> None:
+    renewed(made, days)
+    found = of_node(made)
+    assert found["certificate"][0] == result
+    assert ("tls dev" in found["certificate"][2]) == (result != "ok")
+    client = Access(tls=TlsOptions(ca=made.nodes_ca, cert=made.cert("dev"), key=made.key("dev")))
+    assert [check.result for check in client_certificates(client)] == ["ok", result, "ok", "ok"]
+
+
+def test_authority_that_has_expired_is_wrong(made: CertificateFiles) -> None:
+    renewed(made, 0)
+    found = of_node(made, client_ca=made.cert("dev"))
+    assert found["authority"][0] == "wrong"
+    assert "identity" not in found  # a handshake would only repeat it
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644])
+def test_key_that_others_can_read_is_wrong(mode: int, made: CertificateFiles) -> None:
+    made.key("n0").chmod(mode)
+    found = of_node(made)
+    assert (found["permissions"][0], found["permissions"][2]) == ("wrong", f"chmod 600 {made.key('n0')}")
+    assert found["identity"][0] == "ok"
+
+
+def test_key_of_another_certificate_is_wrong(made: CertificateFiles) -> None:
+    found = of_node(made, key=made.key("n1"))
+    assert found["key"][0] == "wrong"
+    assert "identity" not in found
+
+
+def test_certificate_of_another_node_is_wrong(made: CertificateFiles) -> None:
+    result, text, remedy = of_node(made, cert=made.cert("n1"), key=made.key("n1"))["identity"]
+    assert (result, "n1" in text, "--tls-cert" in remedy) == ("wrong", True, True)
+
+
+@pytest.mark.parametrize("by", ["authority of clients", "unknown authority"])
+def test_certificate_that_the_nodes_authority_has_not_issued_is_wrong(
+    by: str, made: CertificateFiles, tmp_path: Path
+) -> None:
+    other = write_certificates(tmp_path / "other", [("n0", ["127.0.0.1"])], principal="n0") if by[0] == "u" else made
+    name = "n0" if by[0] == "u" else "dev"
+    result, _, remedy = of_node(made, cert=other.cert(name), key=other.key(name))["identity"]
+    assert (result, "--peer-ca" in remedy) == ("wrong", True)
+
+
+def test_one_authority_for_nodes_and_clients_is_wrong(made: CertificateFiles) -> None:
+    assert of_node(made, client_ca=made.nodes_ca)["identity"][0] == "wrong"
+
+
+@pytest.mark.parametrize("name", ["cert", "key", "peer_ca"])
+def test_file_that_is_missing_or_no_pem_file_is_wrong(name: str, made: CertificateFiles, tmp_path: Path) -> None:
+    (tmp_path / "text").touch(0o600)
+    for path in (tmp_path / "text", tmp_path / "missing"):
+        assert "wrong" in {result for result, _, _ in of_node(made, **{name: path}).values()}
+
+
+def test_token_that_others_can_read_is_wrong(made: CertificateFiles) -> None:
+    access = Access(tls=TlsOptions(ca=made.nodes_ca), token=made.token)
+    assert [check.result for check in client_certificates(access)] == ["ok", "ok"]
+    made.token.chmod(0o644)
+    assert [check.result for check in client_certificates(access)] == ["ok", "wrong"]
+
+
+def test_settings_of_node_name_its_certificates_and_directory(made: CertificateFiles, tmp_path: Path) -> None:
+    config = tmp_path / "n0.toml"
+    settings = {"peers": "n0-10.0.0.1:1;n1-10.0.0.2:1", "self-id": "n0", "dir": tmp_path}
+    config.write_text("".join(f"{key} = '{value}'\n" for key, value in settings.items()))
+    assert doctor("--config", config)["security of n0"][0] == "wrong"
+    files = {"tls-cert": made.cert("n0"), "tls-key": made.key("n0"), "peer-ca": made.nodes_ca, "tokens": made.tokens}
+    config.write_text(config.read_text() + "".join(f"{key} = '{value}'\n" for key, value in files.items()))
+    checks = doctor("--config", config, "--tls-ca", made.nodes_ca, "--token-file", made.token)
+    named = [
+        f"directory {tmp_path}",
+        "identity of n0",
+        f"certificate {made.cert('n0')}",
+        f"permissions of {made.token}",
+    ]
+    assert [checks[name][0] for name in named] == ["ok"] * len(named)
 
 
 def test_table_shows_failed_check_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dledger_core.certificates import expiry_of, read_certificates
 from dledger_core.errors import ConfigError, UnauthenticatedError
 from dledger_core.net.connection import Connection
 from dledger_core.net.credentials import Credentials
@@ -86,7 +87,7 @@ class Authentication:
         self.principals = Principals(files.tokens)
         self.credentials = Credentials(TlsOptions(ca=files.peer_ca, cert=files.cert, key=files.key))
 
-        self._expiry = Reloaded([files.cert, *authorities], lambda: _expiry([files.cert, *authorities]))
+        self._expiry = Reloaded([files.cert, *authorities], lambda: min(map(expiry_of, [files.cert, *authorities])))
 
     def context(self) -> ssl.SSLContext:
         """Return the context of a new connection to this node."""
@@ -94,11 +95,11 @@ class Authentication:
 
     def expiry(self) -> float:
         """Return the time, in seconds since the epoch, when the first of the certificates in the files expires."""
-        return self._expiry.get()
+        return self._expiry.get().timestamp()
 
     def _read_issuers(self) -> list[Certificate]:
-        nodes = _certificates(self._files.peer_ca)
-        clients = [] if self._files.client_ca is None else _certificates(self._files.client_ca)
+        nodes = read_certificates(self._files.peer_ca)
+        clients = [] if self._files.client_ca is None else read_certificates(self._files.client_ca)
         if any(client in nodes for client in clients):
             raise ConfigError(
                 "nodes and clients have the same authority, so that each client could be a node",
@@ -107,7 +108,7 @@ class Authentication:
             )
         return nodes
 
-    def _is_of_node(self, certificate: PeerCertificate) -> bool:
+    def is_of_node(self, certificate: PeerCertificate) -> bool:
         """Whether the nodes' authority itself has issued a certificate."""
         from cryptography import x509
         from cryptography.exceptions import InvalidSignature
@@ -128,7 +129,7 @@ class Authentication:
             UnauthenticatedError: it has no valid certificate or token, or claims to be a node that it is not.
         """
         hello, certificate = connection.peer_hello, connection.certificate
-        if certificate is not None and certificate.identity and self._is_of_node(certificate):
+        if certificate is not None and certificate.identity and self.is_of_node(certificate):
             if hello.role == "peer" and hello.node_id != certificate.identity:
                 what = f"the certificate is of node {certificate.identity}, and not of {hello.node_id}"
                 raise _refused(what, connection, "start the node with its own certificate")
@@ -166,22 +167,3 @@ class Authentication:
 
 def _refused(what: str, connection: Connection, remedy: str) -> UnauthenticatedError:
     return UnauthenticatedError(what, connection.peer_address, remedy)
-
-
-def _expiry(paths: list[Path]) -> float:
-    return min(each.not_valid_after_utc.timestamp() for path in paths for each in _certificates(path))
-
-
-def _certificates(path: Path) -> list[Certificate]:
-    try:
-        from cryptography import x509
-    except ImportError:
-        raise ConfigError("the package cryptography is missing", "", "pip install 'dledger[tls]'") from None
-    try:
-        found = x509.load_pem_x509_certificates(path.read_bytes())
-    except OSError as error:
-        what = f"the certificates cannot be read: {error.strerror}"
-        raise ConfigError(what, str(path), "check the file and its permissions") from None
-    except ValueError as error:
-        raise ConfigError(f"not a file with certificates: {error}", str(path), "use a PEM file") from None
-    return found
