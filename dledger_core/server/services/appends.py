@@ -155,11 +155,9 @@ class ProducersInFlight:
             ProducerError: as ``ProducerTable.check``.
         """
         flight = self._producers.get(key.producer_id)
-        if flight is None:
+        if flight is None or key.epoch > next(reversed(flight))[0]:
             return self._table().check(key.producer_id, key.epoch, key.sequence, crc)
         epoch, newest = next(reversed(flight))
-        if key.epoch > epoch:
-            return self._table().check(key.producer_id, key.epoch, key.sequence, crc)
         about = {"producer_id": key.producer_id, "epoch": key.epoch, "sequence": key.sequence}
         if key.epoch < epoch:
             raise FencedError(
