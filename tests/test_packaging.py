@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -22,7 +23,8 @@ from packaging.requirements import Requirement
 from tests.rocketmq.golden import THREE, extract, units
 
 ROOT = Path(__file__).resolve().parents[1]
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+VERSION = PROJECT["version"]
 
 
 def test_discovery_module_is_importable_from_installation() -> None:
@@ -34,6 +36,14 @@ def test_discovery_module_is_importable_from_installation() -> None:
 def test_version_has_one_home_and_a_section_in_changelog() -> None:
     assert importlib.metadata.version("dledger") == VERSION, "run .ci/venv"
     assert f"\n## [{VERSION}] - 20" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_classifiers_name_the_versions_that_contributing_lists_as_tried() -> None:
+    tried = re.findall(r"^\| (3\.\d+)\.\d+ \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    prefix = "Programming Language :: Python :: "
+    named = [each.removeprefix(prefix) for each in PROJECT["classifiers"] if each.startswith(prefix + "3.")]
+    assert sorted(set(tried)) == named
+    assert PROJECT["requires-python"] == f">={named[0]}"
 
 
 @pytest.fixture(scope="module")

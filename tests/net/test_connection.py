@@ -1,5 +1,6 @@
 import asyncio
 import itertools
+import sys
 import time
 from dataclasses import replace
 
@@ -259,6 +260,15 @@ async def test_serve_names_port_in_use():
             await serve("127.0.0.1", node.server.port, accept=lambda h: NODE, handler_for=node.handler_for)
 
 
+@pytest.fixture
+def asyncio_may_ignore_full_buffer(request, new_loop):
+    """Expect a failure of asyncio's own loop where ``writelines`` never pauses (CVE-2024-12254); nodes use uvloop."""
+    is_affected = (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
+    if is_affected and new_loop is asyncio.new_event_loop:
+        request.applymarker(pytest.mark.xfail(reason="CVE-2024-12254: fixed in Python 3.12.9 and 3.13.2"))
+
+
+@pytest.mark.usefixtures("asyncio_may_ignore_full_buffer")
 @pytest.mark.parametrize("end", ["read", "abort"])
 async def test_drained_waits_until_bytes_are_read_or_connection_breaks(end):
     async with Echo() as node:
