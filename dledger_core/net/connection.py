@@ -11,9 +11,11 @@ import logging
 import math
 import socket
 import ssl
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 from dledger_core.checksum import Buffer
@@ -25,6 +27,7 @@ from dledger_core.errors import (
     UnreachableError,
     error_from_wire,
 )
+from dledger_core.net.client_turns import RECEIVE_S, TURN_S, ClientTurns
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.deadlines import Deadlines, DeadlineWatch
 from dledger_core.net.fields import int_field
@@ -33,6 +36,7 @@ from dledger_core.net.hello import Hello, negotiate
 from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.pieces import BulkQueue
 from dledger_core.net.protocol import (
+    CLIENT_CONTAINERS_MAX,
     CLIENT_FRAME_BYTES_MAX,
     CLIENT_HEADER_BYTES_MAX,
     FRAME_BYTES_MAX,
@@ -44,6 +48,7 @@ from dledger_core.net.protocol import (
 from dledger_core.net.room import Room, RoomLimits, source_of
 from dledger_core.net.tls import PeerCertificate, handshake_error
 from dledger_core.net.tls_listener import HandshakeLimits, TlsListener
+from dledger_core.net.unencrypted import Unencrypted
 
 WRITE_HIGH_BYTES: Final = 4 << 20
 WRITE_LOW_BYTES: Final = 1 << 20
@@ -52,9 +57,6 @@ CLIENT_WRITE_LOW_BYTES: Final = 256 << 10
 PEER_UNSENT_BYTES: Final = 128 << 10
 """Bytes between nodes that the transport, and the kernel, take before the network does: a heartbeat waits for them."""
 CLOSE_TIMEOUT_S: Final = 5.0
-TURN_S: Final = 0.0005
-"""Time in which the frames of one client are handled before other connections have their turn; at least one frame is.
-One read has up to 128 KiB, that is, thousands of small requests."""
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds, seconds and count: an idle connection to a lost machine ends after half a minute."""
 _TLS_HANDSHAKE: Final = 0x16
@@ -122,16 +124,20 @@ class Connection(asyncio.BufferedProtocol):
         "_hello",
         "_hello_timeout_s",
         "_identity",
+        "_is_full",
         "_is_paused",
         "_loop",
         "_other",
+        "_port_turns",
         "_preface_done",
         "_reads",
         "_server",
-        "_takes_turns",
+        "_started_s",
         "_timer",
         "_transport",
-        "_turn_ended",
+        "_turns",
+        "_unencrypted",
+        "_waits_turn",
         "_writable",
         "accepted",
         "certificate",
@@ -156,6 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         foreign: Callable[[], asyncio.Protocol] | None = None,
         budget: ByteBudget | None = None,
         identity: str = "",
+        turns: ClientTurns | None = None,
     ) -> None:
         self._identity = identity
         self._foreign = foreign
@@ -173,9 +180,13 @@ class Connection(asyncio.BufferedProtocol):
         self._preface_done = server is None
         self._writable: asyncio.Future[None] | None = None
         self._bulk = BulkQueue()
-        self._takes_turns = False
-        self._turn_ended = False
+        self._turns: ClientTurns | None = None  # before hello there is one frame
+        self._port_turns = turns
+        self._started_s = 0.0
+        self._waits_turn = False
         self._is_paused = False
+        self._is_full = False
+        self._unencrypted: Unencrypted | None = None
         self._reads = True
         self._connected = False
         self._closing = False
@@ -211,10 +222,18 @@ class Connection(asyncio.BufferedProtocol):
         """Queue one or more encoded frames. Do nothing once closed."""
         if self._closing:
             return
-        if len(buffers) == 1:
+        if self._unencrypted is not None and self._unencrypted.must_wait(buffers):
+            self._unencrypted.add(buffers)
+            self._encrypt(self._unencrypted)
+        elif len(buffers) == 1:
             self._transport.write(buffers[0])
         else:
             self._transport.writelines(buffers)
+
+    def _encrypt(self, unencrypted: Unencrypted) -> None:
+        """Pass parts to TLS until it has much that the other side has not taken."""
+        while unencrypted and not self._is_full:
+            self._transport.write(unencrypted.take())
 
     def send_bulk(self, buffers: list[Buffer]) -> None:
         """Queue one encoded frame that may be large, after the earlier ones of this kind; all other frames overtake it.
@@ -247,7 +266,10 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def write_buffer_bytes(self) -> int:
         """Bytes queued that the kernel has not taken yet."""
-        return 0 if self.closed.done() else self._transport.get_write_buffer_size() + self._bulk.nbytes
+        if self.closed.done():
+            return 0
+        unencrypted = 0 if self._unencrypted is None else self._unencrypted.nbytes
+        return self._transport.get_write_buffer_size() + self._bulk.nbytes + unencrypted
 
     async def drained(self) -> None:
         """Wait while much is queued, for a node's client more than 1 MiB; return at once otherwise, and when closed."""
@@ -265,7 +287,7 @@ class Connection(asyncio.BufferedProtocol):
         self._update_reading()
 
     def _update_reading(self) -> None:
-        reads = not self._is_paused and not self._turn_ended
+        reads = not self._is_paused and not self._waits_turn
         if reads is self._reads or self._closing:
             return
         self._reads = reads
@@ -295,6 +317,8 @@ class Connection(asyncio.BufferedProtocol):
         self._error = error
         self._cancel_timer()
         if self._connected:
+            while self._unencrypted:
+                self._transport.write(self._unencrypted.take())
             self._transport.close()
             self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
@@ -329,6 +353,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         ssl_object = transport.get_extra_info("ssl_object")
         if ssl_object is not None:
+            self._unencrypted = Unencrypted()
             self.certificate = PeerCertificate.of(ssl_object)
             if self._hello is not None and not self._is_expected_node():
                 return
@@ -373,12 +398,47 @@ class Connection(asyncio.BufferedProtocol):
         self.received_bytes += nbytes
         if self._other is not None:
             self._pass_on(self._other)
-        elif not self._turn_ended:
+            return
+        if self._turns is not None:
+            self._turns.use(self._turn_of, nbytes * RECEIVE_S)
+        if not self._waits_turn:
             self._deliver()
 
     def _deliver(self) -> None:
-        decoder, loop = self._decoder, self._loop
-        ends = loop.time() + TURN_S if self._takes_turns else math.inf
+        """Deliver what was received; a client's as far as its turn lasts."""
+        if self._turns is None:
+            self._deliver_until(math.inf)
+        else:
+            self._take_turn(self._turns, self._turns.left_s(self._turn_of))
+        self._update_reading()
+
+    def _take_turn(self, turns: ClientTurns, seconds: float) -> None:
+        begun, self._started_s = time.perf_counter(), 0.0
+        self._deliver_until(begun + seconds)
+        used_s = time.perf_counter() - begun + self._started_s
+        turns.use(self._turn_of, used_s)
+        if used_s >= seconds and self._decoder.is_inside_frame:  # frames are left, or a large one arrives
+            self._waits_turn = True
+            turns.wait(self._turn_of, partial(self._next_turn, turns))
+
+    def _next_turn(self, turns: ClientTurns) -> None:
+        """Continue with the frames that were received; others had their turn meanwhile."""
+        self._waits_turn = False
+        if not self._closing:
+            self._take_turn(turns, TURN_S)
+            self._update_reading()
+
+    @property
+    def _turn_of(self) -> str:
+        return self.principal or self.source
+
+    def use_turn(self, seconds: float) -> None:
+        """Count work that the frame being delivered starts and that runs later as part of this turn."""
+        self._started_s += seconds
+
+    def _deliver_until(self, ends: float) -> None:
+        """Deliver at least one frame."""
+        decoder = self._decoder
         try:
             if not self._preface_done and not self._take_preface():
                 return
@@ -390,22 +450,14 @@ class Connection(asyncio.BufferedProtocol):
                     self._handler.on_frame(self, frame)
                 else:
                     self._on_hello_frame(frame)
-                if loop.time() >= ends:
-                    self._turn_ended = True
-                    loop.call_soon(self._next_turn)
-                    break
+                if time.perf_counter() + self._started_s >= ends:
+                    return
         except ProtocolError as error:
             self._refuse(error)
-        self._update_reading()
-
-    def _next_turn(self) -> None:
-        """Continue with the frames that were received; the other connections had their turn meanwhile."""
-        self._turn_ended = False
-        if not self._closing:
-            self._deliver()
 
     def pause_writing(self) -> None:
         """Record that the queue of bytes to send is long."""
+        self._is_full = True
         if self._other is not None:
             self._other.pause_writing()
         elif self._writable is None:
@@ -413,8 +465,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         """Record that the queue of bytes to send is short again."""
+        self._is_full = False
         if self._other is not None:
             self._other.resume_writing()
+        if self._unencrypted:
+            self._encrypt(self._unencrypted)
+        if self._is_full:
+            return
         if self._writable is not None:
             self._writable.set_result(None)
             self._writable = None
@@ -424,6 +481,8 @@ class Connection(asyncio.BufferedProtocol):
         """Complete all waiting futures and call the handler, once."""
         self._closing = True
         self._bulk.clear()
+        if self._unencrypted is not None:
+            self._unencrypted.clear()
         self._cancel_timer()
         self._give_back()
         self.resume_writing()
@@ -513,12 +572,13 @@ class Connection(asyncio.BufferedProtocol):
         self.version, self.features = theirs.versions[0], theirs.features
         self._cancel_timer()
         if self._server is not None and theirs.role == "client":
-            self._takes_turns = True
+            self._turns = self._port_turns
             self._decoder.raise_limit(
                 CLIENT_FRAME_BYTES_MAX,
                 header_bytes=CLIENT_HEADER_BYTES_MAX,
                 large_types=LARGE_REQUESTS,
                 admit=self._admit,
+                containers_max=CLIENT_CONTAINERS_MAX,
             )
             self._transport.set_write_buffer_limits(high=CLIENT_WRITE_HIGH_BYTES, low=CLIENT_WRITE_LOW_BYTES)
         else:
@@ -678,10 +738,15 @@ class Server(ServerSide):
 
     async def start(self, host: str, port: int, hello_timeout_s: float) -> None:
         """Start to listen; raise ConfigError if the port is not available."""
+        turns = ClientTurns()
 
         def make() -> Connection:
             connection = Connection(
-                server=self, hello_timeout_s=hello_timeout_s, foreign=self._foreign, budget=self._budget
+                server=self,
+                hello_timeout_s=hello_timeout_s,
+                foreign=self._foreign,
+                budget=self._budget,
+                turns=turns,
             )
             self._all.add(connection)
             connection.closed.add_done_callback(lambda _: self._forget(connection))

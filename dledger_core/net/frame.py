@@ -7,6 +7,7 @@ decoder never overwrites it.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -81,9 +82,10 @@ def _receive_buffer(nbytes: int) -> memoryview:
     return np.empty(nbytes, np.uint8).data
 
 
-def _unpack_header(packed: Buffer) -> dict[str, Any]:
+def _unpack_header(packed: Buffer, containers_max: int | None) -> dict[str, Any]:
     size = len(packed)
     count = min(size, ARRAY_LENGTH_MAX)
+    hooks = {} if containers_max is None or size <= containers_max else _counting(containers_max)
     try:
         if size > _UNSKIPPED_BYTES:
             unpacker = msgpack.Unpacker(max_buffer_size=size)
@@ -98,12 +100,25 @@ def _unpack_header(packed: Buffer) -> dict[str, Any]:
             max_array_len=count,
             max_map_len=count,
             max_ext_len=0,
+            **hooks,
         )
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise ProtocolError(f"a header is not msgpack: {error}", "frame") from None
     if not isinstance(header, dict) or type(header.get("t")) is not int:
         raise ProtocolError("a header is not a map with a message number", "frame")
     return header
+
+
+def _counting(containers_max: int) -> dict[str, Callable[[Any], Any]]:
+    """Return the hooks that count the lists and maps of one header."""
+    numbers = itertools.count(1)
+
+    def count(found: Any) -> Any:
+        if next(numbers) > containers_max:
+            raise ValueError("it has too many lists and maps")
+        return found
+
+    return {"list_hook": count, "object_hook": count}
 
 
 class FrameDecoder:
@@ -119,6 +134,7 @@ class FrameDecoder:
     __slots__ = (
         "_admit",
         "_begin",
+        "_containers_max",
         "_cut_filled",
         "_cut_frame",
         "_end",
@@ -136,6 +152,7 @@ class FrameDecoder:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._header_bytes_max = HEADER_BYTES_MAX
+        self._containers_max: int | None = None
         self._large_types = LARGE_TYPES
         self._admit: Admit | None = None
         self._view = _receive_buffer(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES))
@@ -194,6 +211,7 @@ class FrameDecoder:
         large_types: frozenset[Type] = LARGE_TYPES,
         admit: Admit | None = None,
         takes_pieces: bool = False,
+        containers_max: int | None = None,
     ) -> None:
         """Set a higher limit from the next frame on, and allocate memory to receive many frames at once.
 
@@ -203,7 +221,9 @@ class FrameDecoder:
             large_types: messages whose payload may be large.
             admit: decides about each large payload; None = all are received.
             takes_pieces: put frames that arrive in pieces together.
+            containers_max: limit on the lists and maps in a header; None = only its bytes limit them.
         """
+        self._containers_max = containers_max
         self.max_bytes, self._header_bytes_max = max_bytes, header_bytes
         self._large_types, self._admit, self._takes_pieces = large_types, admit, takes_pieces
         self._make_room(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES))
@@ -254,7 +274,7 @@ class FrameDecoder:
         packed = self._view[begin + _PREFIX_BYTES : begin + body]
         if crc32(packed) != header_crc:
             raise ProtocolError("a header does not match its CRC", "frame")
-        header = _unpack_header(packed)
+        header = _unpack_header(packed, self._containers_max)
         if self._is_piece(header):
             return self._start_large(header, begin + body, self._room_for_piece(header, payload_bytes))
         if large:
@@ -306,7 +326,7 @@ class FrameDecoder:
         packed = data[_PREFIX_BYTES:body]
         if crc32(packed) != header_crc:
             raise ProtocolError("a header does not match its CRC", "frame")
-        header = _unpack_header(packed)
+        header = _unpack_header(packed, self._containers_max)
         if header["t"] not in self._large_types:
             raise ProtocolError("a message of this type has no pieces", "frame", "", {"type": header["t"]})
         return Frame(header, data[body:])

@@ -30,6 +30,8 @@ HEADER_BYTES_MAX: Final = 1 << 20
 FRAME_BYTES_MAX: Final = 32 << 20
 CLIENT_HEADER_BYTES_MAX: Final = 4 << 10
 """Limit on a client's header: anyone may be a client, and unpacking a header holds up the event loop."""
+CLIENT_CONTAINERS_MAX: Final = 256
+"""Limit on the lists and maps in a client's header: by their number Python decides when to look at all objects."""
 CLIENT_FRAME_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
 
 

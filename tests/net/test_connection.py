@@ -15,7 +15,8 @@ from dledger_core.errors import (
     QuotaExceededError,
     UnreachableError,
 )
-from dledger_core.net.connection import TURN_S, connect, serve
+from dledger_core.net.client_turns import TURN_S
+from dledger_core.net.connection import connect, serve
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import PREFACE
@@ -163,6 +164,31 @@ async def test_clients_with_many_slow_frames_take_turns(user_pauses):
         for handler in node.handlers:
             await handler.until(lambda handler=handler: len(handler.frames) == 40)
             assert [frame.header["r"] for frame in handler.frames] == [*range(1, 41)]
+        begun = order.index(next(each for each in order if each is not order[0]))
+        runs = [len(list(group)) for _, group in itertools.groupby(order[begun : begun + 2 * (40 - begun)])]
+        assert max(runs) <= 2, "one client at a time was served"
+
+
+async def test_clients_whose_requests_start_work_take_turns_too():
+    """Work that a request starts counts in its turn, though it runs later."""
+    async with Echo() as node:
+        order = []
+
+        def starting(handler):
+            def on_frame(connection, frame):
+                order.append(handler)
+                connection.use_turn(TURN_S)
+                Recorder.on_frame(handler, connection, frame)
+
+            return on_frame
+
+        connections = [(await node.connect())[0] for _ in range(2)]
+        for handler in node.handlers:
+            handler.on_frame = starting(handler)
+        for connection in connections:
+            connection.send_buffers([b"".join(b"".join(encode_frame({"t": 12, "r": n})) for n in range(1, 41))])
+        for handler in node.handlers:
+            await handler.until(lambda handler=handler: len(handler.frames) == 40)
         begun = order.index(next(each for each in order if each is not order[0]))
         runs = [len(list(group)) for _, group in itertools.groupby(order[begun : begun + 2 * (40 - begun)])]
         assert max(runs) <= 2, "one client at a time was served"

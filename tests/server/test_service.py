@@ -31,7 +31,7 @@ from dledger_core.net.connection import CLIENT_WRITE_HIGH_BYTES, connect
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.messages import TABLES
-from dledger_core.net.protocol import CLIENT_HEADER_BYTES_MAX, Type
+from dledger_core.net.protocol import CLIENT_CONTAINERS_MAX, CLIENT_HEADER_BYTES_MAX, Type
 from dledger_core.record import Columns
 from dledger_core.storage import open_store
 from tests.support.field_values import MISSING, wrong_values
@@ -178,6 +178,17 @@ async def test_header_above_clients_limit_closes_its_connection(tmp_path, header
         async with asyncio.timeout(10):
             await other.connection.closed
         assert other.frames == []
+        await client.append([b"continues"])
+
+
+@pytest.mark.parametrize("found", [[], {}, [[[]]], {"a": []}], ids=repr)
+async def test_header_with_very_many_lists_or_maps_closes_its_connection(tmp_path, found):
+    async with one_node(tmp_path) as (cluster, client):
+        other = await Client.open(cluster)
+        await client.ask(Type.METADATA, x=[found] * 80)
+        other.connection.send({"t": Type.METADATA, "g": "default", "r": 9, "x": [found] * (CLIENT_CONTAINERS_MAX + 1)})
+        async with asyncio.timeout(10):
+            await other.connection.closed
         await client.append([b"continues"])
 
 

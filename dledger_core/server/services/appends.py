@@ -36,12 +36,12 @@ from dledger_core.errors import (
     invariant,
 )
 from dledger_core.ids import NO_TERM, Index, Term
+from dledger_core.net.turns import Turns
 from dledger_core.raft import Role, SoftState
 from dledger_core.record import Columns, ProposedBatch
 from dledger_core.server.monitoring.measures import now_s
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.flow import Budget
-from dledger_core.server.services.turns import Turns
 from dledger_core.storage.tables.producers import ProducerAppend, ProducerTable
 from dledger_core.storage.tables.transactions import TransactionTable
 from dledger_core.tracing import AppendSpan

@@ -27,7 +27,7 @@ from dledger_core.net.connection import Connection
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.hello import Hello
-from dledger_core.net.protocol import CLIENT_FRAME_BYTES_MAX, PREFACE, Type
+from dledger_core.net.protocol import CLIENT_CONTAINERS_MAX, CLIENT_FRAME_BYTES_MAX, PREFACE, Type
 from dledger_core.raft import AppendEntries, InstallSnapshot, Message, RequestVote, TimeoutNow
 from dledger_core.record import Columns
 from tests.support.field_values import header_of
@@ -244,12 +244,13 @@ async def giant_lengths(enemy: Enemy, count: int) -> None:
 
 
 async def empty_lists(enemy: Enemy, count: int) -> None:
-    """``count`` empty lists in one header, which ends its connection, and in as many of the largest headers."""
-    session = await enemy.session()
-    packed = msgpack.packb({"t": Type.METADATA, "r": 1, "g": enemy.target.group, "x": [[]] * count})
-    session.send(struct.pack(">III", 8 + len(packed), len(packed), crc32(packed)), packed)
-    await eventually(lambda: not session.connection.is_open)
-    each = 3900
+    """``count`` empty lists in a header, and 300: both end their connections; then in allowed headers."""
+    for lists in (count, CLIENT_CONTAINERS_MAX + 44):
+        session = await enemy.session()
+        packed = msgpack.packb(request(Type.METADATA, 1, enemy.target.group, x=[[]] * lists))
+        session.send(struct.pack(">III", 8 + len(packed), len(packed), crc32(packed)), packed)
+        await eventually(lambda session=session: not session.connection.is_open)
+    each = CLIENT_CONTAINERS_MAX - 6
     session = await enemy.session()
     for number in range(1, count // each + 1):
         session.send(frame(request(Type.METADATA, number, enemy.target.group, x=[[]] * each)))

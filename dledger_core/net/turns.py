@@ -25,6 +25,10 @@ class Turns(Generic[T]):
     def __len__(self) -> int:
         return self._count
 
+    def __contains__(self, source: Hashable) -> bool:
+        """Whether an item of a source waits."""
+        return source in self._sources
+
     def add(self, source: Hashable, item: T, nbytes: int) -> None:
         """Add an item after those of its source."""
         waiting = self._sources.get(source)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core.server.services.turns import Turns
+from dledger_core.net.turns import Turns
 
 ITEMS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10)), max_size=40)
 

@@ -1,0 +1,52 @@
+"""The event loop's time for the frames of clients: one client with much to do does not delay the others for long.
+
+In each iteration of the loop the frames of a source, a principal or an address, are handled for a limited time,
+however many connections it has, but one frame of each connection. What is left waits, and in each iteration one
+connection continues: sources take turns, and so do the connections of a source. So many clients with one request each
+are served together, and a client that sends thousands at once only loses the cost of the iterations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from dledger_core.net.turns import Turns
+
+TURN_S: Final = 0.0005
+"""Time of a source in one iteration; at least one frame is handled. One read has up to 128 KiB, that is, thousands of
+small requests."""
+RECEIVE_S: Final = 0.001 / (1 << 20)
+"""Time of a received byte, roughly: the loop has copied it, and decrypted it if the port speaks TLS."""
+
+
+class ClientTurns:
+    """The turns of a port's clients; belongs to its event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: Turns[Callable[[], None]] = Turns()
+        self._used: dict[str, float] = {}
+
+    def left_s(self, source: str) -> float:
+        """Return the time that a source may use now; none while connections of it wait."""
+        return 0.0 if source in self._waiting else TURN_S - self._used.get(source, 0.0)
+
+    def use(self, source: str, seconds: float) -> None:
+        """Count time of this iteration."""
+        if not self._used:
+            self._loop.call_soon(self._used.clear)
+        self._used[source] = self._used.get(source, 0.0) + seconds
+
+    def wait(self, source: str, handle: Callable[[], None]) -> None:
+        """Call ``handle`` in the source's next turn, which may last for ``TURN_S``."""
+        if not self._waiting:
+            self._loop.call_soon(self._next)
+        self._waiting.add(source, handle, 1)
+
+    def _next(self) -> None:
+        [handle] = self._waiting.take(1)
+        if self._waiting:
+            self._loop.call_soon(self._next)
+        handle()
