@@ -295,7 +295,8 @@ class Limits:
         principal_append_bytes: appends of one principal without a response, in bytes [128 MiB].
         principal_response_bytes: responses to one principal that its connections have not taken, in bytes [128 MiB].
         principal_watches: requests of one principal that wait for a role change [1024].
-        principal_awaited_groups: groups for which one principal awaits entries, of all its requests [16,384].
+        principal_awaited_groups: groups for which one principal awaits entries, of all its requests [16,384]; a
+            request counts as eight at least.
         principal_long_polls: reads of one principal that wait for entries [2048].
         principal_digests: digests of one principal in progress or waiting [32].
         principal_linearizable_reads: linearizable reads of one principal in progress [256].

@@ -52,7 +52,7 @@ def test_small_buffers_wait_only_behind_others() -> None:
 
 
 class Keep:
-    """Keeps what a connection receives."""
+    """Keeps the frames that a connection receives."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []

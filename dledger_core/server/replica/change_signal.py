@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class ChangeSignal:
 
     async def wait(self, timeout_s: float) -> None:
         """Wait until ``notify`` is called or the timeout expires."""
-        await wait_woken(timeout_s, self.add, self.discard)
+        await wait_woken(timeout_s, self)
 
     def add(self, waiter: asyncio.Future[None]) -> None:
         """Complete ``waiter`` with the next ``notify``."""
@@ -35,23 +35,36 @@ class ChangeSignal:
         if self._waiters:
             waiters, self._waiters = self._waiters, set()
             for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+                wake(waiter)
 
 
-async def wait_woken(
-    timeout_s: float, add: Callable[[asyncio.Future[None]], None], discard: Callable[[asyncio.Future[None]], None]
-) -> None:
-    """Wait until the future that ``add`` gets is completed or the timeout expires; then call ``discard`` with it."""
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    add(waiter)
+class WakesWaiters(Protocol):
+    """A source of changes that completes the futures of waiting coroutines."""
+
+    def add(self, waiter: asyncio.Future[None]) -> None:
+        """Complete ``waiter`` with the next change."""
+
+    def discard(self, waiter: asyncio.Future[None]) -> None:
+        """Remove ``waiter``, whether it was added or not."""
+
+
+async def wait_woken(timeout_s: float, source: WakesWaiters) -> None:
+    """Wait for a change or until the timeout expires. Thousands may wait, so a wait has few objects."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(timeout_s, wake, waiter)
+    source.add(waiter)
     try:
-        async with asyncio.timeout(timeout_s):
-            await waiter
-    except TimeoutError:
-        pass
+        await waiter
     finally:
-        discard(waiter)
+        timer.cancel()
+        source.discard(waiter)
+
+
+def wake(waiter: asyncio.Future[None]) -> None:
+    """Complete a future unless it is done."""
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 async def response_within(

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
+from typing import Any, Final
 
 from dledger_core.config import Limits
-from dledger_core.errors import BusyError, invariant
+from dledger_core.errors import BusyError, DLedgerError, invariant
 from dledger_core.net.connection import Connection
 from dledger_core.server.services.quotas import Quota, Tenant
+
+Share = tuple[Quota, int]
+"""A quota, and how much of it a request takes."""
+STARTED_S: Final = 0.0001
+"""Time that a request with a task of its own costs the event loop later, roughly."""
 
 
 class Budget:
@@ -82,13 +87,13 @@ class ClientFlow:
         self._unanswered = 0
         self._unsent = False
         self._paused = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Share | None] = {}
         self._slots = asyncio.Semaphore(limits.large_responses_max)
 
     @property
-    def tasks(self) -> set[asyncio.Task[None]]:
+    def tasks(self) -> Collection[asyncio.Task[None]]:
         """The client's requests in progress."""
-        return self._tasks
+        return self._tasks.keys()
 
     def hold(self, nbytes: int) -> None:
         """Count an append that waits for its response; raise QuotaExceededError."""
@@ -135,24 +140,46 @@ class ClientFlow:
             else:
                 self._connection.resume_reading()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work``, which sends a response, until the connection closes; raise BusyError if there are too many."""
+    def start(self, work: Coroutine[Any, Any, None], share: Share | None = None) -> None:
+        """Run ``work``, which sends a response, until the connection closes.
+
+        Args:
+            work: a coroutine that has not started.
+            share: the principal's share that it takes until it ends.
+
+        Raises:
+            BusyError: the connection has too many requests in progress.
+            QuotaExceededError: the principal has taken its share.
+        """
+        try:
+            self._check_requests()
+            if self.tenant is not None and share is not None:
+                self.tenant.take(*share)
+        except DLedgerError:
+            work.close()
+            raise
+        self._connection.use_turn(STARTED_S)
+        self._track(work, share)
+
+    def _check_requests(self) -> None:
         limits = self._limits
         if len(self._tasks) >= limits.connection_requests:
-            work.close()
             raise BusyError(
                 f"{limits.connection_requests} requests of this connection wait for their response",
                 "",
                 f"retry after {limits.retry_after_ms} ms",
                 {"retry_after_ms": limits.retry_after_ms},
             )
-        return self._track(work)
 
-    def _track(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _track(self, work: Coroutine[Any, Any, None], share: Share | None = None) -> None:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        self._tasks[task] = share
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        share = self._tasks.pop(task)
+        if self.tenant is not None and share is not None:
+            self.tenant.give(*share)
 
     @contextlib.asynccontextmanager
     async def large_response(self) -> AsyncIterator[None]:
@@ -162,5 +189,5 @@ class ClientFlow:
 
     def close(self) -> None:
         """Cancel the client's requests."""
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from dledger_core.net.messages import Isolation
-from dledger_core.server.replica.change_signal import wait_woken
+from dledger_core.server.replica.change_signal import wait_woken, wake
 from dledger_core.server.replica.replica import Replica
 
 _DEAD_ROWS_MAX: Final = 64
@@ -77,31 +77,37 @@ class GrowthWatch:
         if self._replica.soft_state is not self._role:
             self._role = self._replica.soft_state
             for waiter in self._waiting:
-                _wake(waiter)
+                wake(waiter)
             self._waiting.clear()
         for heap, end in ((self._committed, self.end("committed")), (self._uncommitted, self.end("uncommitted"))):
             while heap and heap[0][0] < end:
                 waiter = heapq.heappop(heap)[2]
                 self._waiting.discard(waiter)
-                _wake(waiter)
+                wake(waiter)
         if self._waiting:
             self._listen()
 
 
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+class _Awaited:
+    """The ends that one request has seen of replicas."""
+
+    __slots__ = ("_isolation", "_seen")
+
+    def __init__(self, seen: Mapping[GrowthWatch, int], isolation: Isolation) -> None:
+        self._seen = seen
+        self._isolation = isolation
+
+    def add(self, waiter: asyncio.Future[None]) -> None:
+        """See ``WakesWaiters``."""
+        for watch, end in self._seen.items():
+            watch.add(waiter, end, self._isolation)
+
+    def discard(self, waiter: asyncio.Future[None]) -> None:
+        """See ``WakesWaiters``."""
+        for watch in self._seen:
+            watch.discard(waiter)
 
 
 async def wait_grown(seen: Mapping[GrowthWatch, int], isolation: Isolation, timeout_s: float) -> None:
     """Wait until a replica has entries beyond the end that was seen of it, a role changes, or the timeout expires."""
-
-    def add(waiter: asyncio.Future[None]) -> None:
-        for watch, end in seen.items():
-            watch.add(waiter, end, isolation)
-
-    def discard(waiter: asyncio.Future[None]) -> None:
-        for watch in seen:
-            watch.discard(waiter)
-
-    await wait_woken(timeout_s, add, discard)
+    await wait_woken(timeout_s, _Awaited(seen, isolation))

@@ -8,7 +8,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from dledger_core.checksum import Buffer
@@ -39,9 +38,9 @@ from dledger_core.server.founding.store import known_members
 from dledger_core.server.group import Group, GroupState, HostedGroup, hosted_logs
 from dledger_core.server.replica.members import Members
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
-from dledger_core.server.services.flow import Budget, ClientFlow
+from dledger_core.server.services.flow import Budget, ClientFlow, Share
 from dledger_core.server.services.membership import MembersReport
-from dledger_core.server.services.quotas import Quota, Quotas, Tenant
+from dledger_core.server.services.quotas import Quota, Quotas
 from dledger_core.server.services.reads import grown_groups
 from dledger_core.server.services.row_quotas import WriterQuotas
 from dledger_core.tracing import AppendSpan, request_span
@@ -177,7 +176,7 @@ class ClientService:
         elif (started := _IN_TASKS.get(kind)) is not None:
             table, work = started
             request = self._group_request(connection, flow, frame)
-            self._start(request, partial(work, self, request, table.decode(frame.header)))
+            self._start(request, work, self, request, table.decode(frame.header))
         elif kind == Type.GROUPS:
             waiting = sorted(name for name, group in self._groups.items() if group.state is GroupState.WAITING)
             response = messages.GroupsResponse(logs=hosted_logs(self._groups), waiting=waiting or None)
@@ -188,20 +187,20 @@ class ClientService:
             founding_request = Request(connection, flow, frame)
             group = self._group(str_field(frame.header, "g"))
             message = messages.FOUND.decode(frame.header)
-            self._start(founding_request, partial(self._found, founding_request, group, message))
+            self._start(founding_request, self._found, founding_request, group, message)
         elif kind == Type.ADMIT:
             admission_request = Request(connection, flow, frame)
             group = self._group(str_field(frame.header, "g"))
             admit = messages.ADMIT.decode(frame.header)
-            self._start(admission_request, partial(self._admit, admission_request, group, admit))
+            self._start(admission_request, self._admit, admission_request, group, admit)
         elif kind == Type.CONTINUE:
             survivor_request = Request(connection, flow, frame)
             group = self._group(str_field(frame.header, "g"))
             step = messages.CONTINUE.decode(frame.header)
-            self._start(survivor_request, partial(self._continue, survivor_request, group, step))
+            self._start(survivor_request, self._continue, survivor_request, group, step)
         elif kind == Type.AWAIT:
             node_request = Request(connection, flow, frame)
-            self._start(node_request, partial(self._await, node_request, messages.AWAIT.decode(frame.header)))
+            self._start(node_request, self._await, node_request, messages.AWAIT.decode(frame.header))
         else:
             raise ProtocolError("not a request", connection.peer_address, "", {"type": kind})
 
@@ -227,36 +226,26 @@ class ClientService:
         if flow is not None:
             flow.close()
 
-    def _start(self, request: Request, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        # A change that is cancelled may have taken effect: it gets no response, so its outcome is unknown.
-        is_read = request.frame.header["t"] in _WITHOUT_EFFECT
-        if self._is_draining and is_read:
+    def _start(self, request: Request, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        if self._is_draining and request.frame.header["t"] in _WITHOUT_EFFECT:
             raise self._stopping()
+        request.flow.start(self._respond(request, work, arguments), _share_of(request.frame.header))
 
-        async def respond() -> None:
-            try:
-                await work()
-            except asyncio.CancelledError:
-                if is_read:
-                    request.refuse(self._stopping())
-                raise
-            except DLedgerError as error:
-                request.refuse(error)
-            except Exception as error:  # noqa: BLE001 - the client gets a response, the log the traceback
-                _LOG.exception("request failed: header=%s", one_line(repr(request.frame.header)))
-                request.refuse(DLedgerError(f"internal error: {error!r}"))
-
-        tenant, quota = request.flow.tenant, None
-        if tenant is not None and (quota := _quota_of(request.frame.header)) is not None:
-            tenant.take(*quota)
+    async def _respond(
+        self, request: Request, work: Callable[..., Coroutine[Any, Any, None]], arguments: tuple[Any, ...]
+    ) -> None:
         try:
-            task = request.flow.start(respond())
-        except DLedgerError:
-            if tenant is not None and quota is not None:
-                tenant.give(*quota)
+            await work(*arguments)
+        except asyncio.CancelledError:
+            # A change that is cancelled may have taken effect: it gets no response, so its outcome is unknown.
+            if request.frame.header["t"] in _WITHOUT_EFFECT:
+                request.refuse(self._stopping())
             raise
-        if tenant is not None and quota is not None:
-            task.add_done_callback(partial(_give, tenant, quota))
+        except DLedgerError as error:
+            request.refuse(error)
+        except Exception as error:  # noqa: BLE001 - the client gets a response, the log the traceback
+            _LOG.exception("request failed: header=%s", one_line(repr(request.frame.header)))
+            request.refuse(DLedgerError(f"internal error: {error!r}"))
 
     async def _await(self, request: Request, message: messages.AwaitRequest) -> None:
         seen = codec.parse_seen(request.frame.payload, message.count, self._limits.await_groups)
@@ -389,7 +378,7 @@ class ClientService:
 
     def _metadata(self, request: GroupRequest, message: messages.MetadataRequest) -> None:
         if message.space:
-            self._start(request, partial(self._metadata_with_space, request, message))
+            self._start(request, self._metadata_with_space, request, message)
         else:
             request.respond(messages.METADATA_OK, self._metadata_of(request, message, None))
 
@@ -456,6 +445,7 @@ class ClientService:
                 payload = codec.records_payload([records]) if records is not None else []
                 await request.connection.drained()
                 request.respond(messages.READ_OK, response, *payload)
+                del result, records, payload  # the connection has what it needs of them
                 await request.connection.drained()  # the bytes are charged until the socket took them
 
     def _charge(self, charged: contextlib.ExitStack, request: GroupRequest, nbytes: int) -> None:
@@ -607,8 +597,11 @@ _WITHOUT_EFFECT: Final = frozenset(
 )
 """Those of them that change nothing, so that a node that stops can refuse them."""
 
+_AWAIT_GROUPS_MIN: Final = 8
+"""An AWAIT counts as this many groups at least: the request itself takes as much memory."""
 
-def _quota_of(header: Mapping[str, Any]) -> tuple[Quota, int] | None:
+
+def _share_of(header: Mapping[str, Any]) -> Share | None:
     """Return the quota of a request that waits or works for long, and how much of it."""
     kind = header["t"]
     if kind == Type.READ and header.get("cons") == "linearizable":
@@ -616,13 +609,8 @@ def _quota_of(header: Mapping[str, Any]) -> tuple[Quota, int] | None:
     if kind == Type.READ and header.get("wait"):
         return Quota.LONG_POLLS, 1
     if kind == Type.AWAIT:
-        return Quota.AWAITED_GROUPS, int_field(header, "n", 1)
+        return Quota.AWAITED_GROUPS, max(_AWAIT_GROUPS_MIN, int_field(header, "n", 1))
     return {Type.WATCH: (Quota.WATCHES, 1), Type.DIGEST: (Quota.DIGESTS, 1)}.get(kind)
-
-
-def _give(tenant: Tenant, quota: tuple[Quota, int], task: asyncio.Task[None]) -> None:
-    del task
-    tenant.give(*quota)
 
 
 def _traced(span: AppendSpan | None, reply: Reply) -> Reply:

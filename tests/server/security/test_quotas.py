@@ -29,7 +29,7 @@ LIMITS = Limits(
     principal_connections=6,
     principal_append_bytes=1 << 20,
     principal_watches=3,
-    principal_awaited_groups=3,
+    principal_awaited_groups=20,
     principal_long_polls=3,
     principal_digests=2,
     digests_at_once=3,
@@ -58,6 +58,34 @@ class QuotaGroup(SecureGroup):
     @property
     def quotas(self) -> Quotas:
         return self.nodes["n0"].service.quotas
+
+
+async def wait_for_entry(client: RawClient):
+    header = messages.AWAIT.encode(messages.AwaitRequest(count=1, wait_ms=20_000))
+    payload = codec.seen_payload({"default": codec.SeenLog(1000)})
+    return await client.ask(Type.AWAIT, *payload, **{key: value for key, value in header.items() if key != "t"})
+
+
+def test_small_awaits_of_one_principal_are_limited_in_number(tmp_path, made) -> None:
+    """Each counts as eight groups, for the memory of its request."""
+
+    async def test() -> None:
+        async with QuotaGroup(tmp_path, made) as group:
+            await group.leader()
+            greedy = await group.raw("a")
+            waiting = [asyncio.ensure_future(wait_for_entry(greedy)) for _ in range(2)]
+            tenant = group.quotas.tenant("a")
+            assert tenant is not None
+            await eventually(lambda: tenant.taken(Quota.AWAITED_GROUPS) == 16)
+            with pytest.raises(QuotaExceededError) as raised:
+                await wait_for_entry(greedy)
+            assert raised.value.values["quota"] == "awaited_groups"
+            for task in waiting:
+                task.cancel()
+            await greedy.channel.close()
+            await eventually(lambda: tenant.taken(Quota.AWAITED_GROUPS) == 0)
+
+    run(test())
 
 
 async def poll(client: RawClient):
