@@ -1,9 +1,9 @@
 """The event loop's time for the frames of clients: one client with much to do does not delay the others for long.
 
 In each iteration of the loop the frames of a source, a principal or an address, are handled for a limited time,
-however many connections it has, but one frame of each connection. Other frames wait, and in each iteration one
-connection continues: sources take turns, and so do the connections of a source. So many clients with one request each
-are served together, and a client that sends thousands at once only loses the cost of the iterations.
+however many connections it has; one frame of each connection is handled in any case, so that many clients with one
+request each are served together. The others wait, and in each iteration one connection continues: sources take turns,
+and so do the connections of a source. Alone, a client that sends thousands at once loses the cost of the iterations.
 """
 
 from __future__ import annotations
