@@ -139,26 +139,22 @@ async def test_frames_of_one_read_are_delivered_in_one_iteration():
         assert len(set(turns)) == 1
 
 
-@pytest.mark.parametrize("user_pauses", [False, True])
-async def test_clients_with_many_slow_frames_take_turns(user_pauses):
-    """Each frame takes longer than a turn, so that two clients' frames alternate, whatever they have sent at once."""
+async def check_turns(work):
+    """Check that two clients' frames alternate, whatever they have sent at once; ``work`` is done for each frame."""
     async with Echo() as node:
         order = []
 
-        def slow(handler):
+        def working(handler):
             def on_frame(connection, frame):
                 order.append(handler)
-                if user_pauses:
-                    connection.pause_reading()
-                    connection.resume_reading()
-                time.sleep(2 * TURN_S)
+                work(connection)
                 Recorder.on_frame(handler, connection, frame)
 
             return on_frame
 
         connections = [(await node.connect())[0] for _ in range(2)]
         for handler in node.handlers:
-            handler.on_frame = slow(handler)
+            handler.on_frame = working(handler)
         for connection in connections:
             connection.send_buffers([b"".join(b"".join(encode_frame({"t": 12, "r": n})) for n in range(1, 41))])
         for handler in node.handlers:
@@ -169,29 +165,22 @@ async def test_clients_with_many_slow_frames_take_turns(user_pauses):
         assert max(runs) <= 2, "one client at a time was served"
 
 
+@pytest.mark.parametrize("user_pauses", [False, True])
+async def test_clients_with_many_slow_frames_take_turns(user_pauses):
+    """Each frame takes longer than a turn."""
+
+    def work(connection):
+        if user_pauses:
+            connection.pause_reading()
+            connection.resume_reading()
+        time.sleep(2 * TURN_S)
+
+    await check_turns(work)
+
+
 async def test_clients_whose_requests_start_work_take_turns_too():
     """Work that a request starts counts in its turn, though it runs later."""
-    async with Echo() as node:
-        order = []
-
-        def starting(handler):
-            def on_frame(connection, frame):
-                order.append(handler)
-                connection.use_turn(TURN_S)
-                Recorder.on_frame(handler, connection, frame)
-
-            return on_frame
-
-        connections = [(await node.connect())[0] for _ in range(2)]
-        for handler in node.handlers:
-            handler.on_frame = starting(handler)
-        for connection in connections:
-            connection.send_buffers([b"".join(b"".join(encode_frame({"t": 12, "r": n})) for n in range(1, 41))])
-        for handler in node.handlers:
-            await handler.until(lambda handler=handler: len(handler.frames) == 40)
-        begun = order.index(next(each for each in order if each is not order[0]))
-        runs = [len(list(group)) for _, group in itertools.groupby(order[begun : begun + 2 * (40 - begun)])]
-        assert max(runs) <= 2, "one client at a time was served"
+    await check_turns(lambda connection: connection.use_turn(TURN_S))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -66,54 +68,43 @@ async def wait_for_entry(client: RawClient):
     return await client.ask(Type.AWAIT, *payload, **{key: value for key, value in header.items() if key != "t"})
 
 
-def test_small_awaits_of_one_principal_are_limited_in_number(tmp_path, made) -> None:
-    """Each counts as eight groups, for the memory of its request."""
-
-    async def test() -> None:
-        async with QuotaGroup(tmp_path, made) as group:
-            await group.leader()
-            greedy = await group.raw("a")
-            waiting = [asyncio.ensure_future(wait_for_entry(greedy)) for _ in range(2)]
-            tenant = group.quotas.tenant("a")
-            assert tenant is not None
-            await eventually(lambda: tenant.taken(Quota.AWAITED_GROUPS) == 16)
-            with pytest.raises(QuotaExceededError) as raised:
-                await wait_for_entry(greedy)
-            assert raised.value.values["quota"] == "awaited_groups"
-            for task in waiting:
-                task.cancel()
-            await greedy.channel.close()
-            await eventually(lambda: tenant.taken(Quota.AWAITED_GROUPS) == 0)
-
-    run(test())
-
-
 async def poll(client: RawClient):
     header = messages.READ.encode(messages.ReadRequest(start=1000, end=1001, wait_ms=20_000))
     return await client.ask(Type.READ, **{key: value for key, value in header.items() if key != "t"})
 
 
-def test_waiting_reads_of_one_principal_are_limited_and_others_are_served(tmp_path, made) -> None:
+def check_waiting(directory, made, ask: Callable[[RawClient], Awaitable[Any]], quota: Quota, count: int, each: int):
+    """Check that ``count`` requests of a principal wait, each with a share, no further one does, and others do."""
+
     async def test() -> None:
-        async with QuotaGroup(tmp_path, made) as group:
+        async with QuotaGroup(directory, made) as group:
             await group.leader()
             greedy, other = await group.raw("a"), await group.raw("b")
-            waiting = [asyncio.ensure_future(poll(greedy)) for _ in range(3)]
+            waiting = [asyncio.ensure_future(ask(greedy)) for _ in range(count)]
             tenant = group.quotas.tenant("a")
             assert tenant is not None
-            await eventually(lambda: tenant.taken(Quota.LONG_POLLS) == 3)
+            await eventually(lambda: tenant.taken(quota) == count * each)
             with pytest.raises(QuotaExceededError) as raised:
-                await poll(greedy)
-            assert raised.value.values["quota"] == "long_polls"
-            assert group.quotas.refused[Quota.LONG_POLLS] == 1
-            also = asyncio.ensure_future(poll(other))
-            await eventually(lambda: group.quotas.tenant("b").taken(Quota.LONG_POLLS) == 1)
+                await ask(greedy)
+            assert raised.value.values["quota"] == quota.value
+            assert group.quotas.refused[quota] == 1
+            also = asyncio.ensure_future(ask(other))
+            await eventually(lambda: group.quotas.tenant("b").taken(quota) == each)
             for task in (*waiting, also):
                 task.cancel()
             await greedy.channel.close()
-            await eventually(lambda: tenant.taken(Quota.LONG_POLLS) == 0)
+            await eventually(lambda: tenant.taken(quota) == 0)
 
     run(test())
+
+
+def test_small_awaits_of_one_principal_are_limited_in_number(tmp_path, made) -> None:
+    """Each counts as eight groups, for the memory of its request."""
+    check_waiting(tmp_path, made, wait_for_entry, Quota.AWAITED_GROUPS, count=2, each=8)
+
+
+def test_waiting_reads_of_one_principal_are_limited_and_others_are_served(tmp_path, made) -> None:
+    check_waiting(tmp_path, made, poll, Quota.LONG_POLLS, count=3, each=1)
 
 
 def test_digests_of_one_principal_are_limited_and_others_are_served(tmp_path, made, monkeypatch) -> None:
