@@ -147,6 +147,12 @@ class LocalCluster:
         """Return the process id of a running node."""
         return self._process(node_id).pid
 
+    @property
+    def ended(self) -> Mapping[str, int]:
+        """Exit codes of the nodes whose processes ended without ``kill`` or ``stop``; -N stands for signal N."""
+        codes = {node_id: process.poll() for node_id, process in self._processes.items()}
+        return {node_id: code for node_id, code in codes.items() if code is not None}
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -159,8 +165,8 @@ class LocalCluster:
     def start(self, timeout_s: float = START_S) -> None:
         """Start all nodes and wait for a leader of every group, a preferred one if it is elected soon."""
         try:
-            for peer in self._peers:
-                self._spawn(peer)
+            for node_id in self.node_ids:
+                self._spawn(node_id)
             for group in self._groups:
                 self.leader(group, timeout_s=timeout_s)
             for group in self._groups:
@@ -235,29 +241,32 @@ class LocalCluster:
         """Restart a node that was killed or stopped; a running node is stopped first."""
         if node_id in self._processes:
             self.stop(node_id)
-        self._spawn(next(peer for peer in self._peers if peer.node_id == node_id))
+        self._spawn(node_id)
 
-    # --- processes -------------------------------------------------------------------------------------------
-
-    def _command(self, peer: Peer) -> list[str]:
-        command = [sys.executable, "-m", "dledger_core.cli", "serve"]
-        command += ["--self-id", peer.node_id, "--peers", self.peers, "--dir", str(self._directory)]
+    def serve_command(self, node_id: str) -> list[str]:
+        """Return the command that runs a node, to start it by hand after its end."""
+        if node_id not in self.node_ids:
+            raise ConfigError(f"there is no node {node_id!r}", "", f"use one of {', '.join(self.node_ids)}")
+        command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", node_id, "--peers", self.peers]
+        command += ["--dir", str(self._directory)]
         for group in self._groups:
             command += ["--group", group]
         options = self._options
         if (made := self._certificates) is not None:
-            files = {"tls_cert": made.cert(peer.node_id), "tls_key": made.key(peer.node_id), "peer_ca": made.nodes_ca}
+            files = {"tls_cert": made.cert(node_id), "tls_key": made.key(node_id), "peer_ca": made.nodes_ca}
             options = {**files, "tls_ca": made.clients_ca, "tokens": made.tokens} | options
-        if peer.node_id in self._http:
-            options = {"http": self._http[peer.node_id]} | options
+        if node_id in self._http:
+            options = {"http": self._http[node_id]} | options
         for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         return command
 
-    def _spawn(self, peer: Peer) -> None:
-        with self.log_path(peer.node_id).open("ab") as log:
-            self._processes[peer.node_id] = subprocess.Popen(
-                self._command(peer),
+    # --- processes -------------------------------------------------------------------------------------------
+
+    def _spawn(self, node_id: str) -> None:
+        with self.log_path(node_id).open("ab") as log:
+            self._processes[node_id] = subprocess.Popen(
+                self.serve_command(node_id),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import click
 
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, split_groups
 from dledger_core.cli.output import Format, say, show_result
-from dledger_core.cli.role_watch import role_changes
+from dledger_core.cli.role_watch import RoleWatch
 from dledger_core.cluster import LocalCluster
 from dledger_core.errors import ConfigError
+
+_LOOK_S: Final = 0.3
+"""Interval at which the processes of the nodes are checked."""
 
 
 @command(
@@ -68,17 +74,36 @@ def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, memory: boo
             variables |= {"TLS_CA": str(cluster.tls.ca), "TOKEN_FILE": str(cluster.token)}
         exported = "".join(f"  export DLEDGER_{name}={shlex.quote(value)}\n" for name, value in variables.items())
         say(f"in another terminal:\n{exported}  dledger append hello\n  dledger tail")
-        say("Ctrl-C stops the cluster; changes of the leader are shown here")
-        with contextlib.suppress(KeyboardInterrupt):
-            _show_leaders(cluster, groups)
+        say("Ctrl-C stops the cluster; changes of the leader and ends of nodes are shown here")
+        with contextlib.suppress(KeyboardInterrupt), RoleWatch(cluster.client, groups) as changes:
+            _show_events(cluster, changes)
         say("stopping ...")
 
 
-def _show_leaders(cluster: LocalCluster, groups: tuple[str, ...]) -> None:
-    """Write each change of a leader until an interrupt."""
+def _show_events(cluster: LocalCluster, changes: RoleWatch) -> None:
+    """Write each change of a leader, and each node whose process ended, until an interrupt."""
     leaders: dict[str, str] = {}
-    for group, change in role_changes(cluster.client, groups):
+    ended: Mapping[str, int] = {}
+    while True:
+        found, known = changes.next(_LOOK_S), ended
+        ended = cluster.ended
+        for node_id in ended.keys() - known.keys():
+            _say_ended(cluster, node_id, ended[node_id])
+        if found is None:
+            continue
+        group, change = found
         if change.role == "leader" and leaders.get(group) != change.node_id:
             if group in leaders:
-                say(f"{time.strftime('%H:%M:%S')}  group {group}: {change.node_id} leads in term {change.term}")
+                _say_at(f"group {group}: {change.node_id} leads in term {change.term}")
             leaders[group] = change.node_id
+
+
+def _say_ended(cluster: LocalCluster, node_id: str, code: int) -> None:
+    reason = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    _say_at(f"node {node_id} ended {reason}; its output is in {cluster.log_path(node_id)}")
+    _, _, _, *command = cluster.serve_command(node_id)
+    say(f"to start it again, in another terminal:\n  {shlex.join(['dledger', *command])}")
+
+
+def _say_at(text: str) -> None:
+    say(f"{time.strftime('%H:%M:%S')}  {text}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
 from dledger_core.cli.output import Format, emit, say, show_result, show_rows
-from dledger_core.cli.role_watch import role_changes
+from dledger_core.cli.role_watch import RoleWatch
 from dledger_core.cli.survival import Survival, survival_of
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.raft import even_group_warning
@@ -101,8 +101,9 @@ def _all_groups(connection: Connection, watch: bool, output: Format) -> int:
     with connection.client() as client:
         groups = sorted(client.groups())
     if watch:
-        for group, change in role_changes(lambda name: replace(connection, group=name).client(), groups):
-            _show_change(group, change, output)
+        with RoleWatch(lambda name: replace(connection, group=name).client(), groups) as changes:
+            for group, change in changes:
+                _show_change(group, change, output)
     found: list[tuple[str, Metadata, Survival | None]] = []
     for group in groups:
         with replace(connection, group=group).client() as client:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dledger_core import Client, LocalCluster
@@ -63,23 +65,31 @@ def test_tail_shows_as_many_of_the_last_entries_as_asked_for(cluster: LocalClust
     assert result_of("get", "first", "--peers", cluster.peers)["index"] <= rows[0]["index"]
 
 
-def test_dev_shows_a_new_leader(tmp_path: Path) -> None:
+def test_dev_shows_new_leader_and_node_that_was_killed(tmp_path: Path) -> None:
     command = [*DLEDGER, "dev", "--format", "json", "--dir", str(tmp_path / "dev")]
-    errors = (tmp_path / "errors").open("w+")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(os.environ)) as dev:
+    with (tmp_path / "errors").open("w+") as errors:
+        dev = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(os.environ))
+    with dev:
         assert dev.stdout is not None
         started = json.loads(dev.stdout.readline())
         leader = started["leader of default"]
-        new = next(node for node in ("n0", "n1", "n2") if node != leader)
+        soon(lambda: "Ctrl-C" in (tmp_path / "errors").read_text())
         with Client(started["peers"]) as client:
-            soon(lambda: "Ctrl-C" in (tmp_path / "errors").read_text())
             client.append([b"x"])
-
-            def shown() -> bool:
-                client.transfer_leadership(new if client.metadata().leader_id != new else leader)
-                return re.search(r"group default: n\d leads in term", (tmp_path / "errors").read_text()) is not None
-
-            soon(shown)
+        (pid,) = (
+            child.pid
+            for child in psutil.Process(dev.pid).children()
+            if f"--self-id {leader} " in " ".join(child.cmdline())
+        )
+        os.kill(pid, signal.SIGKILL)
+        text = soon(lambda: (found := (tmp_path / "errors").read_text()) and "leads in term" in found and found)
+        assert re.search(r"group default: n\d leads in term", text)
+        assert re.search(rf"node {leader} ended .*SIGKILL", text)
+        (restart,) = (line for line in text.splitlines() if line.startswith("  dledger serve"))
+        with subprocess.Popen([*DLEDGER, *shlex.split(restart)[1:]], stderr=subprocess.DEVNULL) as node:
+            with Client(started["peers"]) as client:
+                soon(lambda: all(each.reachable for each in client.metadata().nodes))
+            node.terminate()
         dev.send_signal(signal.SIGINT)
         assert dev.wait(150) == 0
-    errors.close()
+    assert "Traceback" not in (tmp_path / "errors").read_text()

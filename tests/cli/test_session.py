@@ -39,12 +39,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def watching(cluster: LocalCluster, group: str, output: Path, form: str, *more: str) -> Iterator[None]:
     """Run ``dledger status --watch``; its lines are in ``output``."""
     command = [*DLEDGER, "status", "--watch", "--peers", cluster.peers, "--group", group, "--format", form, *more]
-    with output.open("wb") as file, subprocess.Popen([*command], stdout=file) as process:
+    errors = output.with_suffix(".errors")
+    with output.open("wb") as file, errors.open("wb") as other:
+        process = subprocess.Popen([*command], stdout=file, stderr=other)
+    with process:
         try:
             yield
         finally:
             process.terminate()
             assert process.wait(120) == 130
+    assert "Traceback" not in errors.read_text()
 
 
 def test_leaders_of_groups_are_spread_over_nodes(cluster: LocalCluster) -> None:
@@ -272,5 +276,6 @@ def test_dev_serves_until_signal(number: signal.Signals, options: tuple[str, ...
         peers = json.loads(dev.stdout.readline())["peers"]
         assert result_of("append", "--peers", peers, "hello")["entries"] == 1
         dev.send_signal(number)
-        assert dev.wait(150) == 0
+        errors = dev.communicate(timeout=150)[1]
+        assert (dev.returncode, "Traceback" in errors) == (0, False), errors
     error_of("append", "--peers", peers, "--timeout", "1", "hello", code=2)

@@ -9,7 +9,6 @@ from typing import Any, Final
 import psutil
 
 from dledger_core.cluster import LocalCluster
-from dledger_core.config import Peer
 from tests.support.soon import soon
 
 START_S: Final = 120.0
@@ -28,8 +27,9 @@ class FastCluster(LocalCluster):
         super().__init__(3, directory, **options)
         self._speed = speed
 
-    def _command(self, peer: Peer) -> list[str]:
-        python, _, _, *arguments = super()._command(peer)
+    def serve_command(self, node_id: str) -> list[str]:
+        """Return the command of a node that runs with the other speed."""
+        python, _, _, *arguments = super().serve_command(node_id)
         return [python, "-m", "tests.promises.fast_node", str(self._speed), *arguments]
 
     def start_again(self, node_id: str, *, kill: bool) -> float:
