@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -24,6 +25,7 @@ from dledger_core.rocketmq import (
 from dledger_core.rocketmq.message.columns import pack_host
 from dledger_core.rocketmq.message.layout import QUEUE_FIELDS_SCHEMA
 
+TESTDATA = Path(__file__).parent / "testdata"
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=20)
 VALUE = st.text(st.characters(codec="utf-8", exclude_characters="\x02"), min_size=1, max_size=20)
 PROPERTIES = st.dictionaries(TEXT.filter(lambda name: name not in {"TAGS", "KEYS"}), VALUE, max_size=4)
@@ -181,6 +183,20 @@ def test_java_hash(texts: list[str | None]) -> None:
 def test_tags_codes_seen_in_java() -> None:
     texts = pa.array(["TagA", "TagB", "a", "中文", "polygenelubricants", None, ""])
     assert tags_code(texts).to_pylist() == [2598919, 2598920, 97, 646394, -2147483648, 0, 0]
+
+
+def test_tags_that_are_not_utf8_are_read_and_hashed_as_in_java() -> None:
+    lines = (TESTDATA / "java-strings.txt").read_text(encoding="ascii").splitlines()[1:]
+    rows = [line.split(" ") for line in lines]
+    tags = [bytes.fromhex(row[0]) for row in rows]
+    records = pa.array(
+        [with_properties(b"KEYS\x01k\x02TAGS\x01" + tag + end) for tag in tags for end in (b"", b"\x02")]
+    )
+    found = decode_messages(records, ["tags", "tags_code"])
+    texts = [bytes.fromhex(row[1]).decode("utf-16-be") for row in rows for _ in range(2)]
+    assert found["tags"].to_pylist() == texts
+    assert found["tags_code"].to_pylist() == [int(row[2]) for row in rows for _ in range(2)]
+    assert consume_queue_columns(records)["tags_code"] == found["tags_code"]
 
 
 @pytest.mark.parametrize(

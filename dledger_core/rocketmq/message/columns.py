@@ -6,6 +6,7 @@ Callers check that slices and fields are inside the buffer.
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ BoolArray = npt.NDArray[np.bool_]
 
 _COLUMN_BYTES_MAX: Final = (1 << 31) - 1
 _SHORT_CHUNK: Final = 20
+_ENCODED_SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+_REPLACEMENT: Final = "\ufffd".encode()
 
 
 @dataclass(frozen=True)
@@ -122,15 +125,23 @@ def binary_column(blob: Any, lengths: npt.NDArray[np.integer[Any]], present: Boo
 
 
 def text_column(data: Bytes, starts: IntArray, lengths: IntArray, present: BoolArray | None = None) -> pa.StringArray:
-    """Return a string column of slices; bytes that are not UTF-8 become U+FFFD, as in Java."""
+    """Return a string column of slices; bytes that are not UTF-8 become U+FFFD as in ``java_text``."""
     if present is not None:
         lengths = np.where(present, lengths, 0)
     column = binary_column(join_chunks(data, starts, lengths), lengths, present)
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
-        texts = (None if row is None else row.decode("utf-8", "replace") for row in column.to_pylist())
-        return pa.array(texts, pa.string())
+        return pa.array((None if row is None else java_text(row) for row in column.to_pylist()), pa.string())
+
+
+def java_text(data: bytes) -> str:
+    """Return ``data`` as Java's ``new String(data, UTF_8)`` does.
+
+    Java and Python differ only in surrogates that are encoded on their own (CESU-8): Java reads the bytes of one as a
+    single malformed sequence, Python each byte.
+    """
+    return _ENCODED_SURROGATE.sub(_REPLACEMENT, data).decode("utf-8", "replace")
 
 
 def constant_column(value: Any, n: int, kind: pa.DataType) -> pa.Array:
