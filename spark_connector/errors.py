@@ -196,21 +196,27 @@ class LogRecreatedError(DataLossError):
     name = "DLEDGER_DATA_LOSS.LOG_RECREATED"
 
     @classmethod
-    def of(cls, group: str, known: str, found: str, next_index: int, first_index: int, end: int) -> LogRecreatedError:
-        """Make the error for an offset of log ``known`` at ``next_index`` that now finds log ``found``.
+    def of(cls, group: str, loss: Loss, known_end: int | None = None) -> LogRecreatedError:
+        """Make the error for a position in a log that the servers no longer have.
 
-        Its range are the entries of the new log that a query which continues at ``next_index`` skips.
+        Its range are the entries of that log which were not read: those up to ``known_end``, the end that this reader
+        has seen. Without it their number is unknown, and the range is empty.
         """
-        stop = max(first_index, min(next_index, end))
+        position, view = loss.position, loss.view
+        at, resume = position.next_index, max(loss.resume_index, view.first_index)
+        stop = max(at, known_end or 0)
+        rest = (
+            f"its entries [{at}, {stop}) ({stop - at} entries)" if stop > at else f"its entries from {at} on, if any,"
+        )
         return cls(
             group,
-            first_index,
+            at,
             stop,
-            f"the checkpoint belongs to log {known} up to index {next_index}, but the servers store log {found} "
-            f"with indexes [{first_index}, {end}); continuing at {next_index} skips its entries "
-            f"[{first_index}, {stop}) ({stop - first_index} entries)",
+            f"the checkpoint belongs to log {position.log_uuid} up to index {at}, but the servers store log "
+            f"{view.log_uuid} with indexes [{view.first_index}, {view.end}); {rest} are lost, and the first unread "
+            f"index of the present log is {resume}",
             "the log was deleted and re-created, or the peers or the checkpoint belong to another cluster",
-            first_index,
+            resume,
         )
 
 
@@ -288,13 +294,18 @@ class GroupGoneError(DataLossError):
         )
 
 
-def loss_error(group: str, loss: Loss) -> DataLossError:
-    """Return the error for a loss that ``find_loss`` found in a group."""
+def loss_error(group: str, loss: Loss, known_end: int | None = None) -> DataLossError:
+    """Return the error for a loss that ``find_loss`` found in a group.
+
+    Args:
+        group: the log.
+        loss: the loss.
+        known_end: the end of the position's log that this reader has seen, None if it has seen none.
+    """
     position, view = loss.position, loss.view
     match loss.kind:
         case LossKind.LOG_RECREATED:
-            known, found = str(position.log_uuid), str(view.log_uuid)
-            return LogRecreatedError.of(group, known, found, position.next_index, view.first_index, view.end)
+            return LogRecreatedError.of(group, loss, known_end)
         case LossKind.OFFSET_BEYOND_END:
             return OffsetBeyondEndError.of(group, position.next_index, view.end)
         case LossKind.RETENTION:

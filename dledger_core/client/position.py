@@ -90,6 +90,21 @@ class Loss:
     view: LogRange
     found: EntryCheck | None = None
 
+    @property
+    def resume_index(self) -> int:
+        """The index at which a reader that accepts the loss continues.
+
+        In another log that is its first entry, or the first one that it does not share with the position's log. An
+        index below the first one of the log names entries that are deleted. Otherwise the reader stays where it is: a
+        committed entry does not disappear, so a shorter log may be an older view of it.
+        """
+        if self.kind is not LossKind.LOG_RECREATED:
+            return self.position.next_index
+        shared = next((link for link in self.view.chain if link.log_uuid == self.position.log_uuid), None)
+        if shared is None:
+            return self.view.first_index
+        return min(self.position.next_index, shared.index + 1)
+
 
 def find_loss(position: LogPosition, view: LogRange, record: Callable[[int], EntryCheck]) -> Loss | None:
     """Return why a reader cannot continue at a position without a loss; None if it can.

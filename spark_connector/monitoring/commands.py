@@ -34,7 +34,7 @@ from dledger_core.cli import (
     show_rows,
     timeout_option,
 )
-from spark_connector.errors import DataLossError, LogRecreatedError, loss_error
+from spark_connector.errors import DataLossError, loss_error
 from spark_connector.monitoring.lag import LagReport, lag_from
 from spark_connector.offsets import GroupOffset, MicroBatch, SparkCheckpoint, StreamOffset, local_path, read_checkpoint
 from spark_connector.options import DLedgerOptions
@@ -283,7 +283,7 @@ def _measure(
     error = None if loss is None else loss_error(group, loss)
     log = open_log(options, group, planning=True)
     bounds = log.bounds()
-    start = bounds.first_index if isinstance(error, LogRecreatedError) else max(offset.next, bounds.first_index)
+    start = max(offset.next if loss is None else loss.resume_index, bounds.first_index)
     behind = lag_from(log, start, bounds)
     report = LagReport(
         time=datetime.now(UTC),

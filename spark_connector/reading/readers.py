@@ -3,9 +3,9 @@
 A batch read fixes its ends once, when Spark plans the query.
 
 Spark asks a stream for its initial offset twice before it records one, so the response is kept, and the first
-micro-batch is empty: it *pins* the start in the checkpoint. Offsets never decrease. An idle query waits at one server
-per group instead of polling all of them; only when a log has new entries, all are asked, and the log's identity is
-checked before an offset is made.
+micro-batch is empty: it *pins* the start in the checkpoint. Offsets of one log never decrease. An idle query waits at
+one server per group instead of polling all of them; only when a log has new entries, all are asked, and the log's
+identity is checked before an offset is made.
 """
 
 from __future__ import annotations

@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
-from dledger_core import EntryCheck, LogRange, find_loss
+from dledger_core import EntryCheck, LogRange, Loss, LossKind, find_loss
 from spark_connector.connections import client_for
 from spark_connector.errors import (
-    DataLossError,
     GroupGoneError,
-    LogRecreatedError,
     LossPolicy,
     OffsetBeyondEndError,
     OptionError,
     RetentionError,
-    TermMismatchError,
     loss_error,
 )
 from spark_connector.offsets import GroupOffset, StreamOffset
@@ -139,6 +136,7 @@ class Tracker:
         self._waiter = EntryWaiter(self._logs)
         self._threads: ThreadPoolExecutor | None = None
         self._beyond_end: dict[str, int] = {}
+        self._seen_ends: dict[tuple[str, str | None], int] = {}
         self.finder = GroupFinder(options) if options.groups_pattern is not None else None
         self.groups: list[str] = []
         self.policy = LossPolicy(options.fail_on_data_loss)
@@ -164,11 +162,14 @@ class Tracker:
     def bounds(self) -> dict[str, LogRange]:
         """Return the bounds of the readable entries per group; all groups in parallel, as a node may respond slowly."""
         if len(self.groups) <= 1:
-            return {group: self._logs[group].bounds() for group in self.groups}
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_THREADS_MAX, "dledger-bounds")
-        views = self._threads.map(lambda group: self._logs[group].bounds(), self.groups)
-        return dict(zip(self.groups, views, strict=True))
+            found = {group: self._logs[group].bounds() for group in self.groups}
+        else:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(_THREADS_MAX, "dledger-bounds")
+            views = self._threads.map(lambda group: self._logs[group].bounds(), self.groups)
+            found = dict(zip(self.groups, views, strict=True))
+        self._seen_ends |= {(group, view.log_uuid): view.end for group, view in found.items()}
+        return found
 
     def resolve(self, spec: StartSpec, bounds: Mapping[str, LogRange], absent: int) -> dict[str, int]:
         """Return the index that ``spec`` selects in each group; ``absent`` is for groups that it does not name."""
@@ -261,32 +262,31 @@ class Tracker:
 
     def _checked(self, group: str, offset: GroupOffset, bounds: LogRange) -> GroupOffset:
         loss = self._loss(group, offset, bounds)
-        if isinstance(loss, OffsetBeyondEndError) and not self.is_beyond_end(group, offset.next):
+        is_shorter = loss is not None and loss.kind is LossKind.OFFSET_BEYOND_END
+        if is_shorter and not self.is_beyond_end(group, offset.next):
             bounds = self._logs[group].bounds(min_end=offset.next)
             loss = self._loss(group, offset, bounds)
         if loss is None:
             self._verified[group].append(offset)
             return offset
-        self.policy.report(loss, offset.next)
+        error = loss_error(group, loss, self._seen_ends.get((group, offset.log)))
+        self.policy.report(error, offset.next)
         self._borders.clear()
-        if isinstance(loss, (LogRecreatedError, TermMismatchError)):
-            # Continue at the same index of the present log, because offsets never decrease.
-            return self.offset_at({group: offset.next}, {group: bounds}).groups[group]
-        if isinstance(loss, OffsetBeyondEndError):
+        if isinstance(error, OffsetBeyondEndError):
             self._beyond_end[group] = offset.next
+        if loss.kind in (LossKind.LOG_RECREATED, LossKind.TERM_MISMATCH):
+            return self.offset_at({group: loss.resume_index}, {group: bounds}).groups[group]
         return offset
 
     def is_beyond_end(self, group: str, index: int) -> bool:
         """Whether the loss of a log that ends before ``index`` was accepted, where the query waits for entries."""
         return self._beyond_end.get(group) == index
 
-    def _loss(self, group: str, offset: GroupOffset, bounds: LogRange) -> DataLossError | None:
+    def _loss(self, group: str, offset: GroupOffset, bounds: LogRange) -> Loss | None:
         known = offset.last_consumed
         if known is not None and bounds.log_uuid is not None and offset in self._verified[group]:
-            loss = find_loss(offset.position, bounds, lambda _: known)
-        else:
-            loss = find_loss(offset.position, bounds, lambda index: self._logs[group].record(index).check)
-        return None if loss is None else loss_error(group, loss)
+            return find_loss(offset.position, bounds, lambda _: known)
+        return find_loss(offset.position, bounds, lambda index: self._logs[group].record(index).check)
 
     def check_reachable(self, starts: Mapping[str, int], bounds: Mapping[str, LogRange]) -> None:
         """Report a start after the end of its log."""
@@ -329,7 +329,7 @@ class Tracker:
             if end > view.end:
                 view = self._logs[group].bounds(min_end=end)
                 if end > view.end:
-                    self.policy.report(OffsetBeyondEndError.of(group, end, view.end))
+                    self.policy.report(OffsetBeyondEndError.of(group, end, view.end), end)
                     end = view.end
             if start < min(view.first_index, end):
                 self.policy.report(RetentionError.of(group, start, view.first_index, end))

@@ -62,6 +62,27 @@ def test_loss_of_position_is_named_or_none(position: LogPosition, view: LogRange
     assert kind in (None, LossKind.TERM_MISMATCH) or not read, "the bounds decide"
 
 
+@pytest.mark.parametrize(
+    ("position", "view", "resume"),
+    [
+        pytest.param(LogPosition(50, "log-x", 3, 0xAB), VIEW, 10, id="other log"),
+        pytest.param(LogPosition(500, "log-x", 3, 0xAB), VIEW, 10, id="other log, beyond its end"),
+        pytest.param(LogPosition(51, "log-a", 3, 0xAB), CONTINUED, 50, id="read beyond the shared entries"),
+        pytest.param(LogPosition(500, "log-b", 3, 0xAB), CONTINUED, 21, id="read beyond those of an earlier log"),
+        pytest.param(LogPosition(10, "log-a", 3, 0xAB), CONTINUED, 10, id="entry before deleted"),
+        pytest.param(LogPosition(101, "log-a", 3, 0xAB), VIEW, 101, id="beyond end: an older view of the log"),
+        pytest.param(LogPosition(9, "log-a", 3, 0xAB), VIEW, 9, id="deleted"),
+        pytest.param(LogPosition(50, "log-a", 4, 0xAB), VIEW, 50, id="other term"),
+    ],
+)
+def test_reader_that_accepts_loss_resumes_at_first_unread_entry(
+    position: LogPosition, view: LogRange, resume: int
+) -> None:
+    loss = find_loss(position, view, lambda _: KNOWN)
+    assert loss is not None
+    assert loss.resume_index == resume
+
+
 def test_check_changes_with_each_part_of_record() -> None:
     record = (5, 2, 480, b"body")
     others = [(6, 2, 480, b"body"), (5, 3, 480, b"body"), (5, 2, 481, b"body"), (5, 2, 480, b"Body")]

@@ -14,7 +14,17 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from dledger_core import ConfigError, CorruptRecordError, DLedgerError, NoLeaderError, UnreachableError
+from dledger_core import (
+    ConfigError,
+    CorruptRecordError,
+    DLedgerError,
+    LogPosition,
+    LogRange,
+    Loss,
+    LossKind,
+    NoLeaderError,
+    UnreachableError,
+)
 from jobs._cli import (
     NodeAccess,
     Outcome,
@@ -117,7 +127,7 @@ def test_signal_stops_job_and_restores_handler(number: int, capsys: pytest.Captu
 
 SOURCE = {"groups": "a,b", "peers": "n0-h:1;n1-h:2"}
 REMEDY = "start them"
-DATA_LOSS = LogRecreatedError.of("a", "log-1", "log-2", 5, 0, 9)
+DATA_LOSS = LogRecreatedError.of("a", Loss(LossKind.LOG_RECREATED, LogPosition(5, "log-1"), LogRange(0, 9, 8, "log-2")))
 
 
 def in_task(error: Exception) -> PySparkException:

@@ -16,7 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
-from dledger_core import EntryCheck, LogRange, open_store
+from dledger_core import EntryCheck, LogPosition, LogRange, Loss, LossKind, open_store
+from dledger_core.continuation import ContinuedLog
 from spark_connector.errors import (
     CheckpointError,
     DataLossError,
@@ -298,13 +299,21 @@ def test_end_before_start_is_rejected(store: StoreWriter) -> None:
 # --- losses ------------------------------------------------------------------------------------------------------
 
 
+CHAIN = (ContinuedLog("aa", 39, 3, None),)
+
+
+def recreated(view: LogRange) -> Loss:
+    return Loss(LossKind.LOG_RECREATED, LogPosition(50, "aa", 3, 255), view)
+
+
 @pytest.mark.parametrize(
     ("error", "code", "start", "end", "resume"),
     [
         (RetentionError.of("g", 1200, 1874), "RETENTION", 1200, 1874, 1874),
         (RetentionError.of("g", 1200, 1874, 1300), "RETENTION", 1200, 1300, 1874),
-        (LogRecreatedError.of("g", "aa", "bb", 50, 0, 9), "LOG_RECREATED", 0, 9, 0),
-        (LogRecreatedError.of("g", "aa", "bb", 50, 2, 90), "LOG_RECREATED", 2, 50, 2),
+        (LogRecreatedError.of("g", recreated(LogRange(0, 9, 8, "bb"))), "LOG_RECREATED", 50, 50, 0),
+        (LogRecreatedError.of("g", recreated(LogRange(2, 90, 8, "bb")), 70), "LOG_RECREATED", 50, 70, 2),
+        (LogRecreatedError.of("g", recreated(LogRange(2, 90, 8, "bb", CHAIN)), 70), "LOG_RECREATED", 50, 70, 40),
         (TermMismatchError.of("g", 50, EntryCheck(3, 255), EntryCheck(4, 16), 2), "TERM_MISMATCH", 49, 50, 2),
         (OffsetBeyondEndError.of("g", 50, 9), "OFFSET_BEYOND_END", 9, 50, 9),
         (GroupGoneError.of("g", 50, ["other"]), "GROUP_GONE", 50, 50, 50),
@@ -337,7 +346,7 @@ def other_store(directory: Path, *, bodies: int, uuid: str = "log-1", term: int 
 @pytest.mark.parametrize(
     ("changes", "error", "lost"),
     [
-        ({"bodies": 20, "uuid": "log-2"}, LogRecreatedError, range(10)),
+        ({"bodies": 20, "uuid": "log-2"}, LogRecreatedError, range(10, 10)),
         ({"bodies": 20}, TermMismatchError, range(9, 10)),
         ({"bodies": 20, "term": 2}, TermMismatchError, range(9, 10)),
         ({"bodies": 4}, OffsetBeyondEndError, range(4, 10)),
@@ -357,8 +366,31 @@ def test_checkpoint_of_another_log_is_error_or_counted_warning(
         with caplog.at_level(logging.WARNING, "spark_connector"):
             end = tolerant.latestOffset(checkpoint, ALL)
             assert next_of(tolerant.latestOffset(end, ALL)) == next_of(end) == max(10, store.end)
+        read = indexes(tolerant, tolerant.partitions(checkpoint, end))
+        assert read == list(range(0 if error is LogRecreatedError else 10, store.end))
         assert report_of(tolerant)["losses"] == {"events": 1, "entries": len(lost)}
         assert error.name in caplog.text
+
+
+@pytest.mark.parametrize("bodies", [4, 30])
+def test_recreated_log_is_read_from_first_entry_in_bounded_batches(tmp_path: Path, bodies: int) -> None:
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(10)
+        checkpoint = consumed(store)
+        tolerant = make_reader(store, failOnDataLoss="false")
+        tolerant.latestOffset(checkpoint, ALL)
+        store.append_numbers(7)
+        assert tolerant.tracker.bounds()["default"].end == 17  # seen, and never read
+    with other_store(tmp_path, bodies=bodies, uuid="log-2") as store:
+        found, at = list[int](), checkpoint
+        for _ in range(5):
+            end = tolerant.latestOffset(at, ReadMaxRows(8))
+            restarted = make_reader(store, failOnDataLoss="false")
+            planned = tolerant.partitions(at, end)
+            assert indexes(restarted, restarted.partitions(at, end)) == indexes(tolerant, planned), "replayed"
+            found, at = found + indexes(tolerant, planned), end
+        assert found == list(range(bodies))
+        assert report_of(tolerant)["losses"] == {"events": 1, "entries": 7}
 
 
 def test_query_waits_for_accepted_shorter_log_without_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
