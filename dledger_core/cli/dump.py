@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 import pyarrow as pa
@@ -17,8 +18,9 @@ from dledger_core.cli.formats import EntryFormat, decodes, entry_format_options,
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, opaque_option
 from dledger_core.cli.output import Progress, say
-from dledger_core.errors import ConfigError
-from dledger_core.rocketmq import Damaged, LogDirectory, Span, open_log_directory
+from dledger_core.errors import ConfigError, CorruptRecordError
+from dledger_core.rocketmq import Damaged, Deleted, LogDirectory, Span, open_log_directory
+from dledger_core.storage import StoreReader
 
 _END: Final = (1 << 63) - 1
 """A position after every CommitLog."""
@@ -86,7 +88,7 @@ def dump(
         kept = _Last(last)
         searched = printed = 0
         for batch in opened.batches(_span(opened, start, end), records=output.needs_records):
-            if isinstance(batch, Damaged):
+            if isinstance(batch, Damaged | Deleted):
                 progress.say(f"--- {batch} ---")
                 continue
             before = printed
@@ -192,17 +194,20 @@ def _at_position(source: LogDirectory, position: int, low: int, high: int, *, la
     if source.log is None:
         return low
     at = int(source.log.index_at_position(position))
-    return at + 1 if last and at < high and _row(source, at)["position"] < position else at
+    return at + 1 if last and at < high and source.log.position_of(at) < position else at
 
 
 def _at_time(source: LogDirectory, target: SeekTarget, low: int, high: int, *, last: bool) -> int:
-    """Return the first entry at or after a time; without append times (Java), the end of the log or its start."""
-    if source.log is None or target.time is None or low >= high or _row(source, low)["timestamp"] is None:
-        return high if last else low
-    return int(source.log.index_at_time(math.ceil(target.time.timestamp() * 1000)))
+    """Return the first entry at or after a time, or the end of the log or its start, where all times are compared.
+
+    These are logs without append times (Java), and logs with damage at an entry that the search needs.
+    """
+    log = source.log
+    with contextlib.suppress(CorruptRecordError):
+        if log is not None and target.time is not None and low < high and _has_time(log, low):
+            return int(log.index_at_time(math.ceil(target.time.timestamp() * 1000)))
+    return high if last else low
 
 
-def _row(source: LogDirectory, index: int) -> dict[str, Any]:
-    assert source.log is not None
-    (row,) = source.log.read(index, index + 1, max_bytes=1).to_pylist()
-    return dict(row)
+def _has_time(log: StoreReader, index: int) -> bool:
+    return bool(log.read(index, index + 1, max_bytes=1).column("timestamp").null_count == 0)

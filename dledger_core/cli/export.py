@@ -22,7 +22,7 @@ from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option
 from dledger_core.cli.output import Format, Progress, say, show_result
 from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.record import MAGIC_DATA, READ_SCHEMA
-from dledger_core.rocketmq import Damaged, LogDirectory, Span, open_log_directory
+from dledger_core.rocketmq import Damaged, Deleted, LogDirectory, Span, open_log_directory
 from dledger_core.rocketmq.message.decode import MESSAGES
 
 _PART_BYTES: Final = 256 << 20
@@ -185,6 +185,8 @@ class _Target:
         temporary = self.directory / f"{prefix}{start}{_TEMPORARY}"
         with _temporary(temporary, self.kind, schema) as writer:
             for found in self.opened.batches(span):
+                if isinstance(found, Deleted):
+                    raise IndexOutOfRangeError(str(found), str(self.opened.path), "run the command again")
                 if isinstance(found, Damaged):
                     if at == start:
                         raise found.error

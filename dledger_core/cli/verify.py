@@ -14,7 +14,7 @@ from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.connect import open_store
 from dledger_core.errors import StorageError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
-from dledger_core.rocketmq import COMMITLOG_ONLY, Damaged, Location, locate, open_log_directory
+from dledger_core.rocketmq import COMMITLOG_ONLY, Damaged, Deleted, Location, locate, open_log_directory
 
 
 @command(
@@ -71,6 +71,8 @@ def verify(output: Format, opaque: bool, stores: tuple[Path, ...]) -> int:
 def _store(path: Path, *, opaque: bool) -> dict[str, Any]:
     with open_store(path, opaque=opaque) as reader:
         report = reader.verify()
+    if report.deleted is not None:
+        say(str(Deleted(*report.deleted)))
     findings = [dataclasses.asdict(finding) for finding in report.findings]
     indexes = {"first_index": report.first_index, "last_index": report.last_index}
     return {"store": str(path)} | indexes | {"findings": findings}
@@ -84,8 +86,13 @@ def _commitlog(location: Location, *, opaque: bool) -> dict[str, Any]:
     except StorageError:  # of the store, which is checked apart
         opened = open_log_directory(location.commitlog, opaque=opaque)
     with opened:
-        found = [each for each in opened.batches(COMMITLOG_ONLY) if isinstance(each, Damaged)]
-        findings = [_finding(each, "MISSING" if each == opened.gap else "CORRUPT") for each in found]
+        found = []
+        for each in opened.batches(COMMITLOG_ONLY):
+            if isinstance(each, Deleted):
+                say(str(each))
+            elif isinstance(each, Damaged):
+                found.append(each)
+        findings = [_finding(each, "MISSING" if each.missing else "CORRUPT") for each in found]
     return {"store": str(location.commitlog), "first_index": None, "last_index": None, "findings": findings}
 
 

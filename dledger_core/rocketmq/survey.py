@@ -20,7 +20,7 @@ from dledger_core.record import READ_SCHEMA, is_segment_name
 from dledger_core.rocketmq.message.decode import decode_messages
 from dledger_core.rocketmq.message.layout import MESSAGE_SCHEMA
 from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES, decode_units
-from dledger_core.rocketmq.store.directory import Damaged, LogDirectory, Span
+from dledger_core.rocketmq.store.directory import Damaged, Deleted, LogDirectory, Span
 
 SAMPLE_ENTRIES: Final = 16_384
 """Entries that are read of a larger log; a smaller one is read as a whole."""
@@ -43,7 +43,7 @@ LAST_SCHEMA: Final = pa.schema(
 )
 """Columns of the last entries."""
 
-Read = Callable[[int, int], Iterator[pa.RecordBatch | Damaged]]
+Read = Callable[[int, int], Iterator[pa.RecordBatch | Damaged | Deleted]]
 
 
 @dataclass
@@ -62,6 +62,7 @@ class Survey:
         until: latest time.
         last: the last entries, with the columns of LAST_SCHEMA.
         damage: ranges that could not be read.
+        deleted: ranges that retention deleted before they were read.
         complete: whether the log was read as a whole; its control entries may be hidden.
     """
 
@@ -76,13 +77,16 @@ class Survey:
     until: datetime | None = None
     last: list[dict[str, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
     complete: bool = True
 
-    def take(self, found: Iterable[pa.RecordBatch | Damaged]) -> None:
-        """Count entries, and note the damage between them."""
+    def take(self, found: Iterable[pa.RecordBatch | Damaged | Deleted]) -> None:
+        """Count entries, and note damaged and deleted ranges between them."""
         for each in found:
             if isinstance(each, Damaged):
-                self.damage.append(str(each))
+                self.damage += [] if str(each) in self.damage else [str(each)]
+            elif isinstance(each, Deleted):
+                self.deleted.append(str(each))
             else:
                 self.add(each)
 
@@ -170,6 +174,8 @@ def survey_directory(opened: LogDirectory) -> Survey:
     survey = _survey_commitlog(opened) if opened.classic else Survey()
     if opened.log is not None:
         survey_log(lambda at, stop: opened.batches(Span((0, 0), (at, stop))), *opened.indexes, survey)
+        survey.entries -= sum(gap.end - gap.start for gap in opened.log.gaps)
+    survey.damage += [text for gap in opened.gaps if (text := str(gap)) not in survey.damage]
     return survey
 
 

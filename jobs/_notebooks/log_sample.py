@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from dledger_core import MAGIC_DATA
 from dledger_core.cli import preview
-from dledger_core.rocketmq import Damaged, decode_messages, sample_ranges
+from dledger_core.rocketmq import Damaged, Deleted, decode_messages, sample_ranges
 
 from .facts import Facts, size_text
 from .note import Note
@@ -294,12 +294,12 @@ class _Reading:
     damage: list[str] = field(default_factory=list)
     complete: bool = True
 
-    def read(self, ranges: list[Iterator[pa.RecordBatch | Damaged]]) -> pa.Table:
+    def read(self, ranges: list[Iterator[pa.RecordBatch | Damaged | Deleted]]) -> pa.Table:
         tables = [_SCHEMA.empty_table()]
         for found in ranges:
             left = self.limit_bytes // len(ranges)
             for each in found:
-                if isinstance(each, Damaged):
+                if isinstance(each, Damaged | Deleted):
                     self.damage.append(str(each))
                     continue
                 if left <= 0:

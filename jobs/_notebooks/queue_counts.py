@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.rocketmq import Damaged, QueueStatistics, consumer_lag, queue_statistics
+from dledger_core.rocketmq import Damaged, Deleted, QueueStatistics, consumer_lag, queue_statistics
 
 from .facts import Facts, size_text
 from .note import Note
@@ -109,7 +109,7 @@ def open_queues(
 
 def _intact(opened: Source, damage: list[str]) -> Iterator[pa.RecordBatch]:
     for each in opened.everything():
-        if isinstance(each, Damaged):
+        if isinstance(each, Damaged | Deleted):
             damage.append(str(each))
         else:
             yield each

@@ -17,6 +17,7 @@ import pyarrow as pa
 from dledger_core import Client, ClientConfig, ConfigError, LocalCluster, LogRange, NodeStatus, parse_peers
 from dledger_core.rocketmq import (
     Damaged,
+    Deleted,
     LogDirectory,
     Span,
     encode_messages,
@@ -56,7 +57,7 @@ class Source:
     first_index: int
     end: int
     nbytes: int
-    read: Callable[[int, int], Iterator[pa.RecordBatch | Damaged]]
+    read: Callable[[int, int], Iterator[pa.RecordBatch | Damaged | Deleted]]
     nodes: pd.DataFrame = field(default_factory=pd.DataFrame)
     directory: LogDirectory | None = None
 
@@ -65,12 +66,12 @@ class Source:
         """Positions of the classic CommitLog to read for a sample; empty without one."""
         return sample_positions(self.directory) if self.directory is not None and self.directory.classic else []
 
-    def read_positions(self, start: int, end: int) -> Iterator[pa.RecordBatch | Damaged]:
+    def read_positions(self, start: int, end: int) -> Iterator[pa.RecordBatch | Damaged | Deleted]:
         """Yield the messages of the classic CommitLog in [start, end), and the damage between them."""
         if self.directory is not None:
             yield from self.directory.batches(Span((start, end), (0, 0)))
 
-    def everything(self) -> Iterator[pa.RecordBatch | Damaged]:
+    def everything(self) -> Iterator[pa.RecordBatch | Damaged | Deleted]:
         """Yield all entries, and the damage between them."""
         if self.directory is not None:
             yield from self.directory.batches()
@@ -83,7 +84,7 @@ class Source:
             return [f"node {node} does not answer" for node in self.nodes.query("~reachable")["node_id"]]
         log = self.directory.log
         damaged = [f"indexes {a} to {b - 1} are damaged" for a, b in log.damaged] if log is not None else []
-        return [*damaged, *end_problems(self.directory)]
+        return [*damaged, *map(str, self.directory.gaps), *end_problems(self.directory)]
 
 
 @contextmanager

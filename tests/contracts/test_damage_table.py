@@ -55,18 +55,18 @@ def generation_b(directory: Path) -> tuple[Path, Path]:
     return path, path / "data"
 
 
-def classic(directory: Path) -> tuple[Path, Path]:
+def classic(directory: Path, file_bytes: int = FILE_BYTES) -> tuple[Path, Path]:
     """A CommitLog as its broker writes it: a file ends with a BLANK."""
     path = directory / "commitlog"
     path.mkdir()
     base, content = 0, bytearray()
     for body in bodies():
-        if len(content) + len(body) + 8 > FILE_BYTES:
-            blank = struct.pack(">i", FILE_BYTES - len(content)) + _BLANK
-            (path / f"{base:020d}").write_bytes((content + blank).ljust(FILE_BYTES, b"\0"))
-            base, content = base + FILE_BYTES, bytearray()
+        if len(content) + len(body) + 8 > file_bytes:
+            blank = struct.pack(">i", file_bytes - len(content)) + _BLANK
+            (path / f"{base:020d}").write_bytes((content + blank).ljust(file_bytes, b"\0"))
+            base, content = base + file_bytes, bytearray()
         content += body[:28] + struct.pack(">q", base + len(content)) + body[36:]
-    (path / f"{base:020d}").write_bytes(content.ljust(FILE_BYTES, b"\0"))
+    (path / f"{base:020d}").write_bytes(content.ljust(file_bytes, b"\0"))
     return path, path
 
 

@@ -342,6 +342,8 @@ def _open_reader(store: Path, files: Files, bodies: BodyFormat | None) -> tuple[
     Java's records carry no append time and no CRC, so after native records they count as damage until converted.
     """
     reader = open_store(store, bodies=bodies, files=files)
+    if reader.gaps:
+        raise reader.gaps[0].error
     meta = reader.meta
     if meta is None or meta.profile == "A":
         return reader, meta, False

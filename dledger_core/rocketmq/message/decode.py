@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
@@ -406,6 +407,12 @@ class MessageBodies:
         one = records.slice(row, row + 1)
         found = decode_messages(pa.array([bytes(one.bodies)], pa.binary()), ["topic", "keys"]).to_pylist()[0]
         return {name: value for name, value in (("topic", found["topic"]), ("key", found["keys"])) if value}
+
+    def stored_at(self, record: Records) -> datetime | None:
+        """Return the store time of one message; None for another body."""
+        [row] = decode_messages(pa.array([bytes(record.bodies)], pa.binary()), ["store_timestamp"]).to_pylist()
+        found: datetime | None = row["store_timestamp"]
+        return found
 
     @property
     def schema(self) -> pa.Schema:

@@ -16,6 +16,7 @@ Sizes lead from one record to the next, so finding the records is a loop in Pyth
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ BLANK_MAGIC: Final = -875286124
 
 _HEAD: Final = struct.Struct(">ii")
 _MAGICS: Final = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2))
+_LIST_ATTEMPTS: Final = 3
 _POSITION_MAX: Final = (1 << 63) - 1
 _BATCH_BYTES: Final = 8 << 20
 _CHUNK_BYTES: Final = 1 << 20
@@ -206,14 +208,41 @@ def _is_zero(fd: int, start: int, end: int) -> bool:
     return not any(chunk.strip(b"\0") for chunk in chunks)
 
 
-def commit_log_files(directory: Path | str) -> tuple[CommitLogFile, ...]:
+def commit_log_files(directory: Path | str, *, gaps: bool = False) -> tuple[CommitLogFile, ...]:
     """Return the files of a CommitLog directory, by position, without unused ones at its end.
+
+    A broker may delete its first files meanwhile.
+
+    Args:
+        directory: RocketMQ's ``commitlog`` directory.
+        gaps: allow missing files between others, and files that are too short.
 
     Raises:
         ConfigError: not a directory, no such files, a directory among them, a name that is not a position, or they do
             not continue each other.
     """
-    root = Path(directory)
+    for _ in range(_LIST_ATTEMPTS):
+        with contextlib.suppress(FileNotFoundError):
+            files = _listed(Path(directory))
+            if all(before.end == after.position for before, after in pairwise(files)):
+                return _used(files)
+    files = _listed(Path(directory))
+    for before, after in pairwise(files):
+        if before.end > after.position or (before.end < after.position and not gaps):
+            found = {"ends_at": before.end, "next_starts_at": after.position}
+            remedy = "find the file; where storePathCommitLog names several directories, link the files of all into one"
+            raise ConfigError("the file does not continue the previous one", after.path, remedy, found)
+    return _used(files)
+
+
+def _used(files: tuple[CommitLogFile, ...]) -> tuple[CommitLogFile, ...]:
+    count = len(files)
+    while count > 1 and files[count - 1].is_unused():
+        count -= 1
+    return files[:count]
+
+
+def _listed(root: Path) -> tuple[CommitLogFile, ...]:
     if not root.is_dir():
         raise ConfigError("not a directory", str(root), "name RocketMQ's commitlog directory")
     named = sorted(path for path in root.iterdir() if is_segment_name(path.name))
@@ -228,15 +257,7 @@ def commit_log_files(directory: Path | str) -> tuple[CommitLogFile, ...]:
     if files[-1].end > _POSITION_MAX:
         remedy = "a CommitLog's files are named by the position of their first byte"
         raise ConfigError("the file's name is not a position", files[-1].path, remedy)
-    for before, after in pairwise(files):
-        if before.end != after.position:
-            found = {"ends_at": before.end, "next_starts_at": after.position}
-            remedy = "find the file; where storePathCommitLog names several directories, link the files of all into one"
-            raise ConfigError("the file does not continue the previous one", after.path, remedy, found)
-    count = len(files)
-    while count > 1 and files[count - 1].is_unused():
-        count -= 1
-    return files[:count]
+    return files
 
 
 def scan_records(data: Any) -> Iterator[tuple[int, int]]:

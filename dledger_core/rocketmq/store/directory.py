@@ -9,8 +9,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import CorruptRecordError, StoreMismatchError
-from dledger_core.record import RECORD_SCHEMA, Records, is_segment_name, to_arrow
+from dledger_core.record import RECORD_SCHEMA, Records, is_segment_name, segment_name, to_arrow
 from dledger_core.rocketmq.message.columns import binary_column
-from dledger_core.rocketmq.message.decode import MESSAGES
+from dledger_core.rocketmq.message.decode import MESSAGES, decode_messages
 from dledger_core.rocketmq.store.commit_log import (
     CommitLogFile,
     FileStop,
@@ -32,6 +35,8 @@ from dledger_core.rocketmq.store.consume_queue import broker_end_of
 from dledger_core.rocketmq.store.log_end import end_of
 from dledger_core.storage import StoreReader, open_store
 from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.segments import read_failure
+from dledger_core.storage.read.store_reader import Gap, missing_files
 
 COMMITLOG_DIRECTORY: Final = "commitlog"
 """Name of the CommitLog's directory next to a store, in a broker's directory."""
@@ -196,17 +201,39 @@ class Damaged:
         start: the first index; of a CommitLog the first position.
         end: end (exclusive).
         error: the damage, with the file.
+        missing: whether their files are missing.
     """
 
     start: int
     end: int
     error: CorruptRecordError
+    missing: bool = False
 
     def __str__(self) -> str:
         positions = "index" not in self.error.values
         what = f"bytes {self.start} to {self.end - 1}" if positions else f"indexes {self.start} to {self.end - 1}"
         named = "".join(f", {name} {self.error.values[name]}" for name in ("topic", "key") if name in self.error.values)
-        return f"{what} are damaged: {self.error.what} ({self.error.where}{named})"
+        state = "missing" if self.missing else "damaged"
+        return f"{what} are {state}: {self.error.what} ({self.error.where}{named})"
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """Entries that retention deleted after the directory was opened and before they were read; no damage.
+
+    Attributes:
+        start: the first index; of a CommitLog the first position.
+        end: end (exclusive).
+        by_position: whether the range is one of positions.
+    """
+
+    start: int
+    end: int
+    by_position: bool = False
+
+    def __str__(self) -> str:
+        sign = "@" if self.by_position else ""
+        return f"deleted meanwhile: [{sign}{self.start}, {sign}{self.end})"
 
 
 def open_log_directory(path: Path, commitlog: Path | None = None, *, opaque: bool = False) -> LogDirectory:
@@ -223,7 +250,7 @@ def open_log_directory(path: Path, commitlog: Path | None = None, *, opaque: boo
     """
     location = locate(path).after(commitlog)
     store, classic = location.store, location.commitlog
-    files = commit_log_files(classic) if classic is not None else ()
+    files = commit_log_files(classic, gaps=True) if classic is not None else ()
     log = None if store is None else open_store(store, bodies=None if opaque else MESSAGES)
     return LogDirectory(path, log, files, opaque=opaque)
 
@@ -292,32 +319,51 @@ class LogDirectory:
             "restore them, or compare with a replica",
             {"position": end, "end": first},
         )
-        return Damaged(end, first, error)
+        return Damaged(end, first, error, missing=True)
+
+    @property
+    def gaps(self) -> list[Damaged]:
+        """The entries whose files are missing between others, in order."""
+        classic = [gap for before, after in pairwise(self.classic) if (gap := _gap_between(before, after)) is not None]
+        return [*classic, *(_missing(gap) for gap in (self.log.gaps if self.log is not None else ()))]
 
     def position_of_last(self, count: int) -> int:
         """Return the position of the message that is ``count`` from the CommitLog's end; 0 if it has fewer."""
         for file in reversed(self.classic):
-            batches = [batch for batch in file.scan() if not isinstance(batch, FileStop)]
+            try:
+                batches = [batch for batch in file.scan() if not isinstance(batch, FileStop)]
+            except FileNotFoundError:  # deleted meanwhile, like those before it
+                return file.end
             found = sum(batch.num_rows for batch in batches)
             if found >= count:
                 return int(np.concatenate([np.asarray(batch.column("position")) for batch in batches])[found - count])
             count -= found
         return 0
 
-    def batches(self, span: Span | None = None, *, records: bool = False) -> Iterator[pa.RecordBatch | Damaged]:
+    def batches(
+        self, span: Span | None = None, *, records: bool = False
+    ) -> Iterator[pa.RecordBatch | Damaged | Deleted]:
         """Yield entries with the columns of RECORD_SCHEMA, and the damage between them; it is in ``damage`` too.
+
+        A broker or node may be running on the directory: what it deletes before it was read is a ``Deleted``.
 
         Args:
             span: the ranges; None = everything.
             records: add the column ``record``: the record as stored on disk.
         """
         span = Span((0, _END), self.indexes) if span is None else span
-        for file in self.classic:
+        for before, file in zip((None, *self.classic), self.classic, strict=False):
+            gap = None if before is None else _gap_between(before, file)
+            if gap is not None and gap.end > span.classic[0] and gap.start < span.classic[1]:
+                yield self._note(gap)
             if file.end > span.classic[0] and file.position < span.classic[1]:
                 yield from self._classic(file, span.classic, records=records)
         if (gap := self.gap) is not None and span.classic[1] > gap.start and span.log[0] <= self.indexes[0]:
             yield self._note(gap)
         for found in _readable(self.log, *span.log) if self.log is not None else ():
+            if isinstance(found, Deleted):
+                yield found
+                continue
             if isinstance(found, Damaged):
                 yield self._note(found)
                 continue
@@ -329,6 +375,14 @@ class LogDirectory:
         return damaged
 
     def _classic(
+        self, file: CommitLogFile, bounds: tuple[int, int], *, records: bool
+    ) -> Iterator[pa.RecordBatch | Damaged | Deleted]:
+        try:
+            yield from self._scanned(file, bounds, records=records)
+        except FileNotFoundError:
+            yield Deleted(max(file.position, bounds[0]), min(file.end, bounds[1]), by_position=True)
+
+    def _scanned(
         self, file: CommitLogFile, bounds: tuple[int, int], *, records: bool
     ) -> Iterator[pa.RecordBatch | Damaged]:
         for found in file.scan(_READ_BYTES):
@@ -462,20 +516,69 @@ def _entries(messages: pa.RecordBatch, *, records: bool) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _readable(log: StoreReader, at: int, end: int) -> Iterator[Records | Damaged]:
+def _missing(gap: Gap) -> Damaged:
+    return Damaged(int(gap.start), int(gap.end), gap.error, missing=True)
+
+
+def _gap_between(before: CommitLogFile, after: CommitLogFile) -> Damaged | None:
+    if before.end == after.position:
+        return None
+    what = missing_files(before.end, after.position, _last_time(before), _first_time(after))
+    path = Path(after.path).with_name(segment_name(before.end))
+    values = {"position": before.end, "end": after.position}
+    error = CorruptRecordError(what, str(path), "restore the file, or compare with a replica", values)
+    return Damaged(before.end, after.position, error, missing=True)
+
+
+def _last_time(file: CommitLogFile) -> datetime | None:
+    last: pa.RecordBatch | None = None
+    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+        for found in file.scan():
+            last = last if isinstance(found, FileStop) else found
+    return None if last is None else _store_time(last.slice(last.num_rows - 1))
+
+
+def _first_time(file: CommitLogFile) -> datetime | None:
+    with contextlib.suppress(FileNotFoundError):
+        found = next(file.scan(1), None)
+        if isinstance(found, pa.RecordBatch):
+            return _store_time(found.slice(0, 1))
+    return None
+
+
+def _store_time(message: pa.RecordBatch) -> datetime | None:
+    found: datetime | None = decode_messages(message.column("body"), ["store_timestamp"]).column(0)[0].as_py()
+    return found
+
+
+def _readable(log: StoreReader, at: int, end: int) -> Iterator[Records | Damaged | Deleted]:
     """Yield the records of [at, end), and the damage between them."""
     limit = end
     while at < end:
         try:
             found = log.records(at, limit, _READ_BYTES)
         except CorruptRecordError as error:
+            problem = _problem(log, error, at, end)
             damaged = int(error.values.get("index", at))
-            if at < damaged < limit:
+            if isinstance(problem, Damaged) and at < damaged < limit:
                 limit = damaged  # the entries before it first
                 continue
-            stop = min(int(log.damage_end(error)), end)
-            yield Damaged(at, stop, error)
-            at, limit = stop, end
+            if isinstance(problem, Damaged) and limit - at > 1 and read_failure(error) is not None:
+                limit = at + (limit - at) // 2  # one of the entries cannot be read: find it
+                continue
+            yield problem
+            at, limit = min(problem.end, end), end
             continue
         yield found
         at, limit = at + found.count, end
+
+
+def _problem(log: StoreReader, error: CorruptRecordError, at: int, end: int) -> Damaged | Deleted:
+    """Return the entries from ``at`` on that a failed read concerns."""
+    first = int(log.first_index_now)
+    if at < first:
+        return Deleted(at, min(first, end))
+    gap = next((each for each in log.gaps if each.start <= int(error.values.get("index", at)) < each.end), None)
+    if gap is not None:
+        return _missing(gap)
+    return Damaged(at, min(int(log.damage_end(error)), end), error)

@@ -71,15 +71,18 @@ def end_of(store: StoreReader) -> CommitLogEnd:
     position, size = int(store.position_end), store.segment_bytes[0]
     path = store.path / "data" / segment_name(position - position % size)
     committed = store.checkpoint_commit_index
+    torn, recorded = _is_torn(path, position % size), _recorded_end(store.path) if java else None
+    if (torn or (recorded or 0) > store.last_index + 1) and store.has_grown():  # a node or broker is running
+        torn, recorded = False, None
     return CommitLogEnd(
         end=int(store.last_index) + 1,
         position=position,
         path=path,
         damaged=_damaged(store, path) if java else None,
         missing=None if store.missing is None else (int(store.missing[0]), int(store.missing[1])),
-        torn=_is_torn(path, position % size),
+        torn=torn,
         committed_end=None if committed is None else int(committed) + 1,
-        recorded_end=_recorded_end(store.path) if java else None,
+        recorded_end=recorded,
     )
 
 
@@ -91,7 +94,7 @@ def _damaged(store: StoreReader, path: Path) -> tuple[int, int] | None:
     if _has_other_term(store, path):
         return end - 1, end
     files = sorted(each for each in path.parent.iterdir() if is_segment_name(each.name))
-    short = len(files) > 1 and files[-1].stat().st_size < files[0].stat().st_size
+    short = len(files) > 1 and files[-1].stat().st_size < store.segment_bytes[0]
     return (end, end + 1) if short else None
 
 

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, Protocol
 
@@ -51,6 +52,7 @@ from dledger_core.storage.files.layout import LogMeta
 from dledger_core.storage.files.segments import Segments
 
 _ALL = (1 << 63) - 1
+MISSING_FILE = "the data file is missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,9 @@ class BodyFormat(Protocol):
 
     def describe(self, records: Records, row: int) -> dict[str, Any]:
         """Return the values that identify a body in a report."""
+
+    def stored_at(self, record: Records) -> datetime | None:
+        """Return the time at which the body of one record was stored, if it contains that."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -259,7 +264,7 @@ def corrupt(
     """Return the error for a damaged record; ``named`` adds values."""
     at = stop.cursor.index if index is None else index
     return CorruptRecordError(
-        stop.damage.value,
+        stop.damage.value if data.covers(stop.cursor.position) else MISSING_FILE,
         str(data.path(stop.cursor.position)),
         "repair the store from a peer, or restore it",
         ({} if at is None else {"index": at}) | {"position": stop.cursor.position} | dict(named or {}),

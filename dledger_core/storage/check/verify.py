@@ -7,6 +7,7 @@ remains of a truncation.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from dledger_core.config import StorageConfig
+from dledger_core.config import RECORD_BYTES_MAX, StorageConfig
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index, Position
 from dledger_core.record import INDEX_RECORD_BYTES, MAGIC_BLANK, PREFIX, index_records, is_segment_name
@@ -27,6 +28,8 @@ from dledger_core.storage.files.index_file import IndexFile, agreement, contradi
 from dledger_core.storage.files.layout import Layout, LogMeta, lacks_identity
 from dledger_core.storage.files.members_file import members_file
 from dledger_core.storage.files.meta_files import Checkpoint, load_hard_state
+from dledger_core.storage.files.segments import read_failure
+from dledger_core.storage.read.log_queries import place_of
 from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.tables.tables import load_tables
 
@@ -74,11 +77,13 @@ class StoreReport:
         first_index: the first entry.
         last_index: the last good entry; ``first_index - 1`` if there is none.
         findings: everything wrong, in log order.
+        deleted: entries [start, end) that retention deleted before they could be checked; None = none.
     """
 
     first_index: Index
     last_index: Index
     findings: tuple[Finding, ...]
+    deleted: tuple[Index, Index] | None = None
 
 
 class _Verifier:
@@ -108,8 +113,12 @@ class _Verifier:
         cursor = self._first(first_index)
         while cursor is not None:
             scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
-            for block in scanner.blocks():
-                self._add(block)
+            try:
+                for block in scanner.blocks():
+                    self._add(block)
+            except CorruptRecordError as error:
+                cursor = self._pass_unreadable(scanner.cursor, error)
+                continue
             stop = scanner.stop or ScanStop(Fault.END, scanner.cursor)
             cursor = self._pass(stop)
             if cursor is None:
@@ -228,6 +237,26 @@ class _Verifier:
             return None
         self._report("CORRUPT", index, max(onward.index, index + 1), cursor.position, stop.damage.value)
         return ScanCursor(onward.position, onward.index)
+
+    def _pass_unreadable(self, cursor: ScanCursor, error: CorruptRecordError) -> ScanCursor | None:
+        """Report bytes that the disk cannot read, and return where to continue.
+
+        Raises:
+            CorruptRecordError: the file no longer exists.
+        """
+        if isinstance(read_failure(error), FileNotFoundError):
+            raise error
+        index, position = self.end if cursor.index is None else cursor.index, cursor.position
+        with contextlib.suppress(CorruptRecordError):  # the entries before those bytes, one by one
+            while position < cursor.position + RECORD_BYTES_MAX:
+                block = RecordBlock(index, place_of(self.reader, index)[0], self.reader.read(index, index + 1, 1))
+                self._add(block)
+                index, position = block.end_index, block.end_position
+            return ScanCursor(position, index)
+        onward = next_record(self.reader, self.index, ScanStop(Fault.BODY, ScanCursor(position, index)), index)
+        end = index + 1 if onward is None or onward.index is None else max(onward.index, index + 1)
+        self._report("CORRUPT", index, end, position, error.what)
+        return None if onward is None else ScanCursor(onward.position, end)
 
     def _pass_wrong_index(self, cursor: ScanCursor, index: int) -> ScanCursor | None:
         """Distinguish a damaged index, by the record after it, from missing entries."""

@@ -94,7 +94,7 @@ class Segments:
             directory: ``data/`` or ``index/``.
             segment_bytes: size of each file.
             write: open for writing, and reject unexpected files.
-            gaps: allow missing files in between (an index can be rebuilt).
+            gaps: allow missing files in between: an index can be rebuilt, and a reader reads the other files.
             open_max: number of files without unsynced writes that stay open.
 
         Raises:
@@ -123,6 +123,12 @@ class Segments:
     def bases(self) -> tuple[int, ...]:
         """Offset of each segment's first byte, ascending."""
         return self._bases
+
+    @property
+    def holes(self) -> tuple[tuple[int, int], ...]:
+        """Positions [start, end) between two segments whose files are missing."""
+        size = self.segment_bytes
+        return tuple((before + size, base) for before, base in pairwise(self._bases) if base > before + size)
 
     def base_of(self, position: int) -> int:
         """Return the start of the segment that covers ``position``."""

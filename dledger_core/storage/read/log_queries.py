@@ -228,7 +228,13 @@ def index_at_position(reader: RecordReader, first_index: int, end: int, position
     """Return the entry in [first_index, end) whose record contains ``position``, else the next one, or ``end``."""
 
     def end_of(index: int) -> int:
-        begin, size, _ = place_of(reader, index)
+        try:
+            begin, size, _ = place_of(reader, index)
+        except CorruptRecordError:  # its row says where it was, also in a file that is missing
+            row = reader.index.read(index, index + 1)[0]
+            begin, size = int(row["position"]), int(row["size"])
+            if int(row["index"]) != index or size < HEADER_BYTES:
+                raise
         return begin + size
 
     return first_index + bisect_right(range(first_index, end), position, key=end_of)

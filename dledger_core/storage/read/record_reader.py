@@ -6,6 +6,7 @@ makes a read slow, never wrong. Damaged data is reported with file, index and po
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,16 @@ from dledger_core.record import (
     contiguous,
     index_records,
 )
-from dledger_core.storage.check.judge import BodyFormat, Fault, Rules, ScanCursor, ScanStop, corrupt, first_fault
+from dledger_core.storage.check.judge import (
+    MISSING_FILE,
+    BodyFormat,
+    Fault,
+    Rules,
+    ScanCursor,
+    ScanStop,
+    corrupt,
+    first_fault,
+)
 from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.index_file import IndexSource, contradiction
 from dledger_core.storage.files.segments import Segments
@@ -87,7 +97,7 @@ class RecordReader:
         if len(rows):
             sizes = rows["size"].astype(np.uint32)
             positions = rows["position"].astype(np.int64)
-            data = self._gather(positions, sizes)
+            data = self._gather(start, positions, sizes)
             if data is not None:
                 records = Records(sizes, data)
                 fault = first_fault(records, start, self.rules, positions=positions, rows=rows, body_crc=body_crc)
@@ -118,13 +128,17 @@ class RecordReader:
             self._mean_bytes = max(int(ends[len(rows) - 1]) // len(rows), HEADER_BYTES)
         return rows
 
-    def _gather(self, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32]) -> bytes | None:
-        """Return the bytes of the records, or None if the files do not contain them all."""
+    def _gather(self, start: int, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32]) -> bytes | None:
+        """Return the bytes of the records from entry ``start`` on, or None if the files do not contain them all."""
         parts = []
         for at, length in contiguous(positions, sizes):
             if not self.data.covers(at):
                 return None
-            part = self.data.read(at, length)
+            try:
+                part = self.data.read(at, length)
+            except CorruptRecordError as error:  # the disk cannot read them
+                error.values.setdefault("index", start + int(np.argmax(positions == at)))
+                raise
             if len(part) != length:
                 return None
             parts.append(part)
@@ -136,7 +150,7 @@ class RecordReader:
         sizes: list[npt.NDArray[np.uint32]] = []
         data: list[Any] = []
         total = 0
-        for block in scanner.blocks():
+        for block in self._blocks(scanner, start):
             if block.end_index <= start:
                 continue
             if block.first_index > start and not sizes:
@@ -156,12 +170,19 @@ class RecordReader:
         if stop is None or (stop.cursor.index or 0) < start:
             position = scanner.cursor.position
             raise CorruptRecordError(
-                "the record cannot be found",
+                "the record cannot be found" if self.data.covers(position) else MISSING_FILE,
                 str(self.data.path(position)),
                 "repair the store from a peer",
                 {"index": start, "position": position},
             )
         raise corrupt(self.data, stop, start if stop.cursor.index is None else None)
+
+    def _blocks(self, scanner: Scanner, start: int) -> Iterator[RecordBlock]:
+        try:
+            yield from scanner.blocks()
+        except CorruptRecordError as error:  # the disk cannot read what follows
+            error.values.setdefault("index", max(start, scanner.cursor.index or 0))
+            raise
 
     def check_blanks(self, records: Records, following: int) -> None:
         """Check the BLANK after the last record of a segment, which no read by the index touches.

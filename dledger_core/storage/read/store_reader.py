@@ -12,6 +12,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
@@ -32,6 +33,7 @@ from dledger_core.record import (
     Fetch,
     Isolation,
     Records,
+    append_times,
     data_entries,
     description_batch,
     empty_batch,
@@ -62,6 +64,7 @@ from dledger_core.storage.read.log_queries import (
     control_entries,
     index_at_position,
     index_at_time,
+    place_of,
     producer_rows,
     segment_rows,
     segment_summaries,
@@ -79,8 +82,55 @@ _TAIL_BYTES: Final = 1 << 30
 memory only, and reading a third takes a second.
 """
 _MISSING_ROWS: Final = 1024
+_OPEN_ATTEMPTS: Final = 4
+"""Retention may delete files between the listing of a directory and the first read."""
 _SAMPLE: Final = 8
 _FIRST_ROWS: Final = 1 << 16
+_TIME_MAX: Final = 1 << 47
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Entries of which a store has no data, because files between others are missing.
+
+    Attributes:
+        start: the first one.
+        end: end (exclusive).
+        position: of the first missing file.
+        end_position: of the file after the missing ones.
+        path: the first missing file.
+        since: append or store time of the entry before them; None if unknown.
+        until: time of the entry after them.
+    """
+
+    start: Index
+    end: Index
+    position: Position
+    end_position: Position
+    path: Path
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def message(self) -> str:
+        """The gap as a statement."""
+        return missing_files(self.position, self.end_position, self.since, self.until)
+
+    @property
+    def error(self) -> CorruptRecordError:
+        """The gap as an error."""
+        values = {"index": int(self.start), "end": int(self.end), "position": int(self.position)}
+        remedy = "restore the file, copy the store of a replica, or repair the store from a peer"
+        return CorruptRecordError(self.message, str(self.path), remedy, values)
+
+
+def missing_files(position: int, end: int, since: datetime | None, until: datetime | None) -> str:
+    """Return the statement about missing files: their positions, and the times of the entries around them."""
+    between = [
+        f"{name} {time.isoformat(timespec='seconds')}" for name, time in (("after", since), ("before", until)) if time
+    ]
+    times = f"; their entries were written {' and '.join(between)}" if between else ""
+    return f"the files of positions {position} to {end - 1} are missing{times}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +166,11 @@ def _segment_bytes(files: Files, directory: Path, recorded: int | None, default:
     """Return the size of the files in a directory: as recorded, or of the first two files; the last may differ."""
     if recorded is not None:
         return recorded
-    names = sorted(name for name in files.listdir(directory) or () if is_segment_name(name))
-    return max((files.open(directory / name).size() for name in names[:2]), default=0) or default
+    return max((files.open(directory / name).size() for name in _names(files, directory)[:2]), default=0) or default
+
+
+def _names(files: Files, directory: Path) -> list[str]:
+    return sorted(name for name in files.listdir(directory) or () if is_segment_name(name))
 
 
 def _check_directory(files: Files, layout: Layout) -> None:
@@ -148,9 +201,23 @@ def open_store(
     Raises:
         StoreMismatchError: there is no store.
         StoreIncompleteError: a conversion into it, or a snapshot install, is not finished.
-        CorruptRecordError: a data file is missing between others.
     """
     files, layout = files or OsFiles(), Layout(Path(path))
+    for _ in range(_OPEN_ATTEMPTS):
+        names = _names(files, layout.data)
+        try:
+            opened = _open(files, layout, bodies, since)
+        except (FileNotFoundError, CorruptRecordError):
+            if _names(files, layout.data) == names:
+                raise
+        else:
+            if not opened.gaps or _names(files, layout.data) == names:
+                return opened
+            opened.close()
+    return _open(files, layout, bodies, since)
+
+
+def _open(files: Files, layout: Layout, bodies: BodyFormat | None, since: StoreReader | None) -> StoreReader:
     check_complete(files, layout)
     origin = _origin(files, layout)
     if origin.meta is None:
@@ -164,7 +231,7 @@ def open_store(
         )
     data_bytes = _segment_bytes(files, layout.data, meta.data_segment_bytes if meta else None, DATA_SEGMENT_BYTES)
     index_bytes = _segment_bytes(files, layout.index, meta.index_segment_bytes if meta else None, INDEX_SEGMENT_BYTES)
-    data = Segments.load(files, layout.data, data_bytes)
+    data = Segments.load(files, layout.data, data_bytes, gaps=True)
     index = Segments.load(files, layout.index, index_bytes, gaps=True)
     return StoreReader(files, layout, origin, data, IndexFile(index), bodies, since)
 
@@ -190,7 +257,7 @@ class StoreReader:
         self._reader = RecordReader(data, self._index, origin.rules)
         self.first_index: Final = Index(self._find_first(origin.meta))
         # A view with damage is not continued: the damage may have been repaired meanwhile.
-        continued = since if since is not None and not since.damaged and self._continues(since) else None
+        continued = since if since is not None and self._continues(since) else None
         self._outcomes: Outcomes | None = None if continued is None else continued._outcomes
         self._visibility: dict[Until, Visibility] = {}
         seen = None if continued is None else continued._seen_end()
@@ -314,8 +381,7 @@ class StoreReader:
         """End of the last entry's record; the start of the files if there is none."""
         if self.last_index < self.first_index:
             return self._reader.data.bases[0] if self._reader.data.bases else 0
-        row = self._index.read(self.last_index, self.last_index + 1)[0]
-        return int(row["position"]) + int(row["size"])
+        return sum(self._place_of(self.last_index))
 
     def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
         """Yield (index, append time in ms, body) of a native store's control entries in [start, end)."""
@@ -326,6 +392,8 @@ class StoreReader:
 
         The same index and term mean the same log up to there (Log Matching, Raft section 5.3).
         """
+        if since.damaged or since.gaps:
+            return False
         same = (since.writer, since.log_uuid, since.segment_bytes) == (self.writer, self.log_uuid, self.segment_bytes)
         if not same or since.last_index < max(since.first_index, self.first_index):
             return False
@@ -376,9 +444,12 @@ class StoreReader:
     def _after_damage(self, stop: ScanStop | None, start: int) -> ScanCursor | None:
         """Return the record of a Java log that follows a bad one, or None where the log ends; note the damage.
 
-        Older records that follow are no part of the log: Java does not remove the entries that it truncates.
+        In a native log too the record after a missing file follows. Older records that follow are no part of the log:
+        Java does not remove the entries that it truncates.
         """
-        if self._origin.meta is not None or stop is None or (stop.cursor.index or 0) != start:
+        if stop is None or (stop.cursor.index or 0) != start:
+            return None
+        if self._origin.meta is not None and not self._is_hole(stop.cursor.position):
             return None
         after = next_record(self._reader, self._disk_index, stop, start)
         if after is None or after.index is None or after.term < stop.cursor.term:
@@ -387,7 +458,8 @@ class StoreReader:
         if next(again.blocks(), None) is not None:  # the store has grown meanwhile
             return stop.cursor
         end = max(after.index, start + 1)
-        self._damaged.append((Index(start), Index(end)))
+        if not self._is_hole(stop.cursor.position):
+            self._damaged.append((Index(start), Index(end)))
         if self._index.first is not None:
             self._index.extend(start, self._disk_index.read(start, end))
         return ScanCursor(after.position, end, after.term)
@@ -424,11 +496,62 @@ class StoreReader:
             if count < step:
                 break
             place, term = int(ends[-1]), int(rows["term"][-1])
-        return (Index(start), Index(at)) if at > start and not self._has_grown() else None
+        return (Index(start), Index(at)) if at > start and not self.has_grown() else None
 
-    def _has_grown(self) -> bool:
+    def _is_hole(self, position: int) -> bool:
+        return any(low <= position < high for low, high in self._reader.data.holes)
+
+    @cached_property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Entries whose data files are missing between others, in order."""
+        return tuple(self._gap(low, high) for low, high in self._reader.data.holes)
+
+    def _gap(self, low: int, high: int) -> Gap:
+        data = self._reader.data
+        base = low - data.segment_bytes
+        header = self._reader.header_at(base)
+        scanner = Scanner(
+            data,
+            self._index,
+            self._origin.rules,
+            ScanCursor(base, None if header is None else header.index),
+            body_crc=False,
+        )
+        start = next(reversed([block.end_index for block in scanner.blocks()]), int(self.first_index))
+        later = (self._reader.header_at(each) for each in data.bases if each >= high)
+        end = next((header.index for header in later if header is not None), int(self.last_index) + 1)
+        end = max(start, end)
+        times = self._time_of(start - 1), self._time_of(end)
+        return Gap(Index(start), Index(end), Position(low), Position(high), data.path(low), *times)
+
+    def _time_of(self, index: int) -> datetime | None:
+        """Return the append time of an entry, or the store time of its message; None if it cannot be read."""
+        if not self.first_index <= index <= self.last_index:
+            return None
+        try:
+            record = self.records(index, index + 1, 1)
+        except CorruptRecordError:
+            return None
+        millis, bodies = int(append_times(record.headers)[0]), self._reader.bodies
+        if 0 < millis < _TIME_MAX:
+            return datetime.fromtimestamp(millis / 1000, UTC)
+        return None if bodies is None else bodies.stored_at(record)
+
+    @property
+    def first_index_now(self) -> Index:
+        """First index of the files as they are now: retention may have deleted entries of this view meanwhile."""
+        now = Segments.load(self._files, self._layout.data, self._reader.data.segment_bytes, gaps=True)
+        try:
+            if now.bases[:1] == self._reader.data.bases[:1]:
+                return self.first_index
+            found = RecordReader(now, self._disk_index, self._origin.rules).first_record()
+        finally:
+            now.close()
+        return max(self.first_index, Index(self.last_index + 1 if found is None else found[0]))
+
+    def has_grown(self) -> bool:
         """Whether a complete record follows now: a broker may be running, and it writes data before the index."""
-        now = Segments.load(self._files, self._layout.data, self._reader.data.segment_bytes)
+        now = Segments.load(self._files, self._layout.data, self._reader.data.segment_bytes, gaps=True)
         end = ScanCursor(self.position_end, self.last_index + 1, self._reader.term_at(self.last_index))
         try:
             return next(Scanner(now, self._disk_index, self._origin.rules, end).blocks(), None) is not None
@@ -442,7 +565,7 @@ class StoreReader:
             error: raised by a read; names the damaged entry.
         """
         start, position = int(error.values["index"]), int(error.values["position"])
-        for low, high in self._damaged:
+        for low, high in (*self._damaged, *((gap.start, gap.end) for gap in self.gaps)):
             if low <= start < high:
                 return high
         stop = ScanStop(Fault.HEADER, ScanCursor(position, start))
@@ -492,8 +615,16 @@ class StoreReader:
         raise BadRequestError(f"no table {table!r}", "table", f"use {', '.join(DESCRIPTIONS)}")
 
     def position_of(self, index: int) -> int:
-        """Return the byte position of an entry's record, by its index row."""
-        return int(self._index.read(index, index + 1)["position"][0])
+        """Return the byte position of an entry's record."""
+        return self._place_of(index)[0]
+
+    def _place_of(self, index: int) -> tuple[int, int]:
+        """Return position and size of an entry's record; by its index row if it is damaged."""
+        try:
+            return place_of(self._reader, index)[:2]
+        except CorruptRecordError:
+            row = self._index.read(index, index + 1)[0]
+            return int(row["position"]), int(row["size"])
 
     def _tables(self) -> LogTables:
         """Return producers and transactions as of the last entry: the snapshot, and the control entries after it."""
@@ -692,17 +823,35 @@ class StoreReader:
         return before + int(written[-1]) + 1 if len(written) else self.last_index + 1
 
     def verify(self) -> StoreReport:
-        """Read everything and report all problems; see ``Finding``."""
+        """Read everything and report all problems; see ``Finding``.
+
+        If retention deletes files before they are read, the rest is checked: see ``StoreReport.deleted``.
+        """
+        try:
+            return self._verify()
+        except (FileNotFoundError, CorruptRecordError):
+            if self.first_index_now == self.first_index:
+                raise
+        with open_store(self.path, bodies=self._reader.bodies, files=self._files) as now:
+            report = now.verify()
+        return replace(report, deleted=(self.first_index, report.first_index))
+
+    def _verify(self) -> StoreReport:
         meta = self._origin.meta
         report = verify_store(self._reader, self._disk_index, self.first_index, self._origin.checkpoint, meta)
         term = 0
         with contextlib.suppress(CorruptRecordError):  # it is one of the findings
             term = self._reader.term_at(self.last_index) if self.last_index >= self.first_index else 0
         more = start_findings(self._files, self._layout, meta, last_index=report.last_index, last_term=term)
-        found = [*more, *report.findings]
+        found = [*more, *map(self._with_gap, report.findings)]
         if self.missing is not None:  # more than a torn write: the index was written after the data
             found = [*(each for each in found if each.kind != "TORN_TAIL"), self._missing_finding(self.missing)]
         return replace(report, findings=tuple(found))
+
+    def _with_gap(self, finding: Finding) -> Finding:
+        """Return a finding of missing files with the times of the entries around them."""
+        gap = next((each for each in self.gaps if each.position == finding.position), None)
+        return finding if gap is None or finding.kind != "CORRUPT" else replace(finding, message=gap.message)
 
     def _missing_finding(self, missing: tuple[Index, Index]) -> Finding:
         position = Position(self.position_end)
