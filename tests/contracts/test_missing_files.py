@@ -181,7 +181,7 @@ def test_missing_index_file_hides_no_entry(tmp_path: Path, kind: str) -> None:
 
 
 def read(opened: LogDirectory) -> tuple[list[Any], list[dict[str, Any]]]:
-    """What else than entries is found, and the entries."""
+    """Return everything but entries, and the entries."""
     found, rows = [], []
     for each in opened.batches():
         if isinstance(each, pa.RecordBatch):
