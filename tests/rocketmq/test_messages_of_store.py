@@ -11,6 +11,7 @@ from dledger_core import BadRequestError, CorruptRecordError, IndexOutOfRangeErr
 from dledger_core.rocketmq import MESSAGE_SCHEMA, decode_messages
 from dledger_core.storage import CommitLog
 from tests.rocketmq.golden import THREE, extract
+from tests.spark_connector.store_writer import StoreWriter
 from tests.support.logs import append
 
 
@@ -39,6 +40,30 @@ def test_messages_of_plain_entries_keep_their_bodies(tmp_path: Path) -> None:
     assert found.column("error").null_count == 0
     with open_store(tmp_path / "s", opaque=True) as reader, pytest.raises(BadRequestError):
         reader.messages()
+
+
+def test_messages_are_those_of_read_committed(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as writer:
+        writer.append_attempt(2, batch=0)
+        won = writer.append_attempt(2, batch=0)
+        writer.commit(won, batch=0)
+        writer.append_attempt(2, batch=1)
+        writer.append_numbers(1)
+    with open_store(writer.path) as reader:
+        found = reader.messages().read_all()["index"].to_pylist()
+        assert found == reader.read_visible(0, 99)["index"].to_pylist() == [won.first, won.last]
+        assert reader.messages(won.last, 99).read_all()["index"].to_pylist() == [won.last]
+        stored = reader.messages(isolation="read_uncommitted").read_all()["index"].to_pylist()
+        assert stored == [1, 2, 4, 5, 8, 9, 10]
+
+
+def test_messages_end_at_commit_index_unless_asked_for_end(tmp_path: Path) -> None:
+    log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
+    append(log, [b"one", b"two", b"never committed"])
+    log.close(1)
+    with open_store(tmp_path / "s") as reader:
+        assert reader.messages().read_all()["body"].to_pylist() == [b"one", b"two"]
+        assert reader.messages(until="end").read_all().num_rows == 3
 
 
 def test_messages_raise_at_a_damaged_one(tmp_path: Path) -> None:

@@ -421,6 +421,26 @@ def test_outcomes_after_the_committed_end_decide_nothing(tmp_path: Path) -> None
     assert indexes(view.fetch(0, end, max_bytes=1 << 20, until="end")) == [*range(10), *range(11, 16), 17]
 
 
+def test_hidden_names_reason_of_each_entry_that_fetch_leaves_out(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(2)
+        store.append_attempt(2, batch=0)
+        won = store.append_attempt(2, batch=0)
+        store.commit(won, batch=0)
+        store.append_attempt(2, batch=1)
+        store.append_numbers(1)
+        store.append([], entry={"k": "abort", "q": "q", "b": 1, "r": "r1"})
+        store.append_attempt(1, batch=2)
+        store.append_numbers(2)
+    view = with_commit_index(open_store(store.path), store.end - 2)
+    reasons = view.hidden(view.read(0, store.end)).to_pylist()
+    opened = ["control", "open", "open", "uncommitted"]
+    expected = [None, None, "control", "aborted", "aborted", "control", None, None, "control"]
+    assert reasons == [*expected, "control", "aborted", "aborted", None, "control", *opened]
+    assert [index for index, reason in enumerate(reasons) if reason is None] == shown(view)
+    assert view.hidden(view.read(0, store.end).slice(0, 0)).to_pylist() == []
+
+
 def test_fetch_returns_its_start_where_the_view_ends(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as store:
         store.append_numbers(5)

@@ -370,6 +370,20 @@ class LogDirectory:
             batch = to_arrow(found, magic=True)
             yield batch.append_column("record", binary_column(found.data, found.sizes)) if records else batch
 
+    def hidden(self, batch: pa.RecordBatch) -> pa.StringArray:
+        """Return for each entry why ``read_committed`` hides it; null for those that it shows.
+
+        It shows all messages of a CommitLog; see ``StoreReader.hidden``.
+
+        Args:
+            batch: of ``batches``.
+
+        Raises:
+            CorruptRecordError: a control entry is damaged, so nothing is known about the entries of transactions.
+        """
+        in_log = self.log is not None and batch.num_rows and batch.column("magic").null_count == 0
+        return self.log.hidden(batch) if self.log is not None and in_log else pa.nulls(batch.num_rows, pa.string())
+
     def _note(self, damaged: Damaged) -> Damaged:
         self.damage.append(damaged.error)
         return damaged

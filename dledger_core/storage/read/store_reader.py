@@ -29,6 +29,7 @@ from dledger_core.record import (
     DESCRIPTIONS,
     HEADER_BYTES,
     INDEX_RECORD_BYTES,
+    MAGIC_DATA,
     READ_SCHEMA,
     Fetch,
     Isolation,
@@ -660,6 +661,14 @@ class StoreReader:
             found = self._visibility[until] = self._find_visibility(self.committed_end(until))
         return found
 
+    def shown(self, isolation: Isolation = "read_committed", until: Until = "committed") -> Visibility:
+        """Return the entries that a reader with this isolation receives.
+
+        Raises:
+            CorruptRecordError: see ``visibility``; not with ``read_uncommitted``.
+        """
+        return self.visibility(until) if isolation == "read_committed" else Visibility(self.committed_end(until))
+
     def _find_visibility(self, end: int) -> Visibility:
         meta = self._origin.meta
         if meta is None:
@@ -700,17 +709,29 @@ class StoreReader:
         """
         if start < self.first_index:
             raise out_of_range(self._layout.root, start, end, self.first_index, self.last_index)
-        committed_end = self.committed_end(until)
-        visible = self.visibility(until)
-        shown = visible if isolation == "read_committed" else Visibility(committed_end)
-        low, stop, skip = shown.span(start, end)
-        batch = empty_batch(READ_SCHEMA)
-        if low < stop:
-            records = self.records(low, stop, max_bytes)
-            batch = data_entries(records, low, skip)
-            low += records.count
+        batch, following = self._shown_entries(self.shown(isolation, until), start, end, max_bytes)
         commit = -1 if self.commit_index is None else int(self.commit_index)
-        return Fetch(batch, low, commit, visible.end, self.first_index)
+        return Fetch(batch, following, commit, self.visibility(until).end, self.first_index)
+
+    def _shown_entries(self, shown: Visibility, start: int, end: int, max_bytes: int) -> tuple[pa.RecordBatch, int]:
+        """Return data entries from ``start`` on, and the index at which the next read continues."""
+        low, stop, skip = shown.span(start, end)
+        if low == stop:
+            return empty_batch(READ_SCHEMA), low
+        records = self.records(low, stop, max_bytes)
+        return data_entries(records, low, skip), low + records.count
+
+    def hidden(self, entries: pa.RecordBatch) -> pa.StringArray:
+        """Return for each entry why ``read_committed`` hides it, a ``Hidden``; null for the entries that it shows.
+
+        Args:
+            entries: with the columns ``index`` and ``magic``, as ``read`` returns them.
+
+        Raises:
+            CorruptRecordError: see ``visibility``.
+        """
+        indexes, is_data = np.asarray(entries.column("index")), np.asarray(entries.column("magic")) == MAGIC_DATA
+        return pa.array(self.visibility().hidden(indexes, is_data, self.committed_end()), pa.string())
 
     def read_visible(self, start: int, end: int) -> pa.RecordBatch:
         """Return all visible data entries in [start, end), with columns of READ_SCHEMA; see ``fetch``."""
@@ -757,20 +778,29 @@ class StoreReader:
         """
         return to_arrow(self.records(start, end, max_bytes), magic=True)
 
-    def messages(self, start: int | None = None, end: int | None = None) -> pa.RecordBatchReader:
-        """Return the messages of the entries [start, end) as a stream of Arrow batches; control entries are left out.
+    def messages(
+        self,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        isolation: Isolation = "read_committed",
+        until: Until = "committed",
+    ) -> pa.RecordBatchReader:
+        """Return the messages of the entries [start, end) as a stream of Arrow batches, with the rows of ``fetch``.
 
         Columns are index, term, position, timestamp and those of the messages. A body that is not a message stays in
         ``body``, with the reason in ``error``. pandas, Polars and DuckDB read the stream without further libraries.
 
         Args:
             start: the first index; None = of the log.
-            end: end (exclusive); None = of the log.
+            end: end (exclusive); None = of the visible entries.
+            isolation: ``read_uncommitted`` shows entries of open transactions and orphaned attempts too.
+            until: the recorded commit index, or the last entry of the store.
 
         Raises:
             BadRequestError: the store was opened with opaque bodies.
             IndexOutOfRangeError: ``start`` is not in the log.
-            CorruptRecordError: raised by the stream at a damaged record or message.
+            CorruptRecordError: a control entry is damaged; raised by the stream at a damaged record or message.
         """
         bodies = self._reader.bodies
         if bodies is None:
@@ -781,13 +811,13 @@ class StoreReader:
         stop = self.last_index + 1 if end is None else min(end, self.last_index + 1)
         if start is not None and not self.first_index <= start <= self.last_index + 1:
             raise out_of_range(self.path, start, stop, self.first_index, self.last_index)
-        return pa.RecordBatchReader.from_batches(bodies.schema, self._decoded(bodies, first, stop))
+        shown = self.shown(isolation, until)
+        return pa.RecordBatchReader.from_batches(bodies.schema, self._decoded(bodies, shown, first, stop))
 
-    def _decoded(self, bodies: BodyFormat, at: int, end: int) -> Iterator[pa.RecordBatch]:
-        while at < end:
-            records = self.records(at, end)
-            yield from bodies.decode(data_entries(records, at))
-            at += records.count
+    def _decoded(self, bodies: BodyFormat, shown: Visibility, at: int, end: int) -> Iterator[pa.RecordBatch]:
+        while (found := self._shown_entries(shown, at, end, READ_BYTES))[1] > at:
+            yield from bodies.decode(found[0])
+            at = found[1]
 
     def records(self, start: int, end: int, max_bytes: int = READ_BYTES) -> Records:
         """Return records as stored on disk, checked; otherwise like ``read``."""

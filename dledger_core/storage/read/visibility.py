@@ -15,14 +15,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from dledger_core.checksum import Buffer
 from dledger_core.control import TransactionId
 from dledger_core.ids import Index
+from dledger_core.record import inside
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.tables.transactions import TransactionTable
 
 Until = Literal["committed", "end"]
 """Up to which entry a store is read: the recorded commit index, or its last entry."""
+
+Hidden = Literal["control", "uncommitted", "aborted", "open"]
+"""Why ``read_committed`` hides an entry.
+
+control: it is not a data entry. uncommitted: the store does not record it as committed. aborted: it belongs to an
+orphaned attempt, which includes the losing attempts of a committed transaction. open: the oldest open transaction
+starts before it.
+"""
 
 SKIPPED_MIN: Final = 1024
 """A read ends before an orphaned range of more entries; a shorter range is read and dropped."""
@@ -80,6 +92,25 @@ class Visibility:
             if high - low > SKIPPED_MIN or at == ranges_max:
                 return start, low, orphaned[:at]
         return start, end, orphaned
+
+    def hidden(
+        self, indexes: npt.NDArray[np.int64], is_data: npt.NDArray[np.bool_], committed_end: int
+    ) -> npt.NDArray[np.object_]:
+        """Return for each entry why ``read_committed`` hides it, a ``Hidden``; None for the entries that it shows.
+
+        Args:
+            indexes: of the entries.
+            is_data: whether each one is a data entry.
+            committed_end: end (exclusive) of the committed entries.
+        """
+        found = np.full(len(indexes), None, np.object_)
+        found[indexes >= self.end] = "open"
+        if len(indexes):
+            low, high = int(indexes.min()), int(indexes.max()) + 1
+            found[inside(indexes, self.orphaned(low, high))] = "aborted"
+        found[indexes >= committed_end] = "uncommitted"
+        found[~is_data] = "control"
+        return found
 
 
 class Outcomes:
