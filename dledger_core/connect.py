@@ -225,7 +225,7 @@ def open_store(path: Path | str, *, opaque: bool = False, since: StoreReader | N
         CorruptRecordError: a data file is missing between others.
     """
     from dledger_core.rocketmq.message.decode import MESSAGES
-    from dledger_core.rocketmq.store.directory import locate
+    from dledger_core.rocketmq.store.location import locate
 
     path = since.path if since is not None else locate(path).one_store()
     return open_any_store(path, bodies=None if opaque else MESSAGES, since=since)

@@ -25,7 +25,7 @@ from dledger_core.config import parse_peers
 from dledger_core.connect import Client
 from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
-from dledger_core.rocketmq import LogDirectory, locate, open_log_directory
+from dledger_core.rocketmq import Location, LogDirectory, Skipped, locate, log_around, open_log_directory
 from dledger_core.rocketmq.survey import (
     LAST_SCHEMA,
     Survey,
@@ -59,6 +59,7 @@ class View:
         nodes: of a group.
         damage: a sentence for each problem.
         next: commands to run.
+        skipped: directories that look like a log and were left out.
     """
 
     facts: dict[str, Any]
@@ -67,6 +68,7 @@ class View:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     next: list[str] = field(default_factory=list)
+    skipped: tuple[Skipped, ...] = ()
 
 
 @command(
@@ -108,7 +110,10 @@ def look(target: str, group: str, access: Access, opaque: bool, output: Format) 
 def _directory(path: Path, *, opaque: bool) -> View:
     if path.is_file():
         return _file(path)
-    location, queues = locate(path), queue_files(path)
+    location = locate(path)
+    if location.several:
+        return _several(location)
+    queues = queue_files(location.broker if location.logs and not location.is_commitlog else path)
     if location.store is None and (location.commitlog is None or (location.is_commitlog and queues is not None)):
         facts: dict[str, Any]
         if queues is not None:
@@ -118,28 +123,21 @@ def _directory(path: Path, *, opaque: bool) -> View:
                 f"python jobs/rebuild_consume_queue.py --store STORE --compare {shlex.quote(str(path))} --table DIR"
             )
             return View(facts | counts, next=[compare])
-        below = [each for child in sorted(path.iterdir()) if child.is_dir() for each in _logs_of(child)]
-        if below:
-            return _several(path, below) if len(below) > 1 else _directory(below[0], opaque=opaque)
         index = key_index(path)
         if index is not None:
             facts = {"what": "key index of a broker", "directory": str(path), "files": index.files, "keys": index.keys}
             return View(facts | _times(index.since, index.until), next=_look_at(path.parent))
-        _check_known(path)
+        if not location.logs and not location.skipped:
+            _check_known(path)
     with open_log_directory(path, opaque=opaque) as opened:
         view = _log(opened)
     if queues is not None:
         view.facts |= {"consume queues": f"{queues.queues} of {queues.topics} topics, {queues.units:,} units"}
-    flushed = _broker_checkpoint(path / "checkpoint")
+    flushed = _broker_checkpoint(location.broker / "checkpoint")
     if flushed is not None:
         view.facts |= {"CommitLog flushed up to": flushed}
+    view.skipped = location.skipped
     return view
-
-
-def _logs_of(directory: Path) -> list[Path]:
-    """Return the directory if it contains one log, otherwise the stores below it."""
-    location = locate(directory)
-    return [directory] if location.store or location.commitlog else list(location.stores)
 
 
 def _look_at(directory: Path) -> list[str]:
@@ -150,7 +148,7 @@ def _check_known(path: Path) -> None:
     """Raise an error about a directory without a log that names the log around it."""
     if not any(path.iterdir()):
         raise StoreMismatchError("the directory is empty", str(path), "name another one")
-    around = next((each for each in path.resolve().parents[:2] if _logs_of(each) == [each]), None)
+    around = log_around(path)
     if around is not None:
         what = "the directory contains no log, but a directory above it does"
         raise StoreMismatchError(what, str(path), _look_at(around)[0])
@@ -174,20 +172,22 @@ def _file(path: Path) -> View:
     raise StoreMismatchError("the file is not a log", str(path), f"name its directory: {_look_at(path.parent)[0]}")
 
 
-def _several(path: Path, logs: list[Path]) -> View:
+def _several(location: Location) -> View:
     rows: list[dict[str, Any]] = []
     damage = []
-    for log in logs:
+    for each in location.several:
         try:
-            with open_log_directory(log) as opened:
+            with open_log_directory(each.path) as opened:
                 first, end = opened.indexes
                 bounds = (None, None) if opened.log is None else (first, end - 1)
-                rows.append({"store": str(log), "what": opened.kind, "first_index": bounds[0], "last_index": bounds[1]})
+                name = {"store": str(each.path), "what": opened.kind}
+                rows.append(name | {"first_index": bounds[0], "last_index": bounds[1]})
         except StorageError as error:
             damage.append(str(error))
-    facts = {"what": "directory of several stores", "directory": str(path), "stores": len(logs)}
-    commands = [f"dledger look {shlex.quote(str(log))}" for log in logs[:_TOPICS_SHOWN]]
-    return View(facts, nodes=rows, damage=damage, next=commands)
+    logs = location.several
+    facts = {"what": "directory of several stores", "directory": str(location.path), "stores": len(logs)}
+    commands = [f"dledger look {shlex.quote(str(each.path))}" for each in logs[:_TOPICS_SHOWN]]
+    return View(facts, nodes=rows, damage=damage, next=commands, skipped=location.skipped)
 
 
 def _log(opened: LogDirectory) -> View:
@@ -302,7 +302,9 @@ def _json(view: View) -> dict[str, Any]:
         shown |= {"entries": survey.entries, "sampled": survey.sampled, "messages": survey.messages}
         shown |= {"since": survey.since, "until": survey.until}
         shown |= {"topics": _topics(survey), "last": _last(survey)}
-    return shown | {"terms": view.terms, "nodes": view.nodes, "damage": view.damage, "next": view.next}
+    skipped = [{"path": str(each.path), "reason": each.part.value} for each in view.skipped]
+    shown |= {"terms": view.terms, "nodes": view.nodes, "damage": view.damage, "next": view.next}
+    return shown | {"skipped": skipped}
 
 
 def _show(view: View) -> None:
@@ -339,4 +341,5 @@ def _show(view: View) -> None:
             emit("last entries")
             EntryTable(column_texts, table_width()).write(pa.RecordBatch.from_pylist(survey.last, LAST_SCHEMA))
             emit("")
-    emit("\n".join([*(f"damage: {each}" for each in view.damage), *(f"next: {each}" for each in view.next)]))
+    notes = [("damage", view.damage), ("left out", view.skipped), ("next", view.next)]
+    emit("\n".join(f"{name}: {each}" for name, found in notes for each in found))

@@ -37,21 +37,22 @@ def verify(output: Format, opaque: bool, stores: tuple[Path, ...]) -> int:
     for given in stores:
         try:
             location = locate(given)
-            found = [each for each in (location.commitlog, location.store) if each is not None]
-            found = found or list(location.stores)
-            if not found:
+            if not location.logs:
                 location.check()
         except StorageError as error:
             unreadable.append(error)
             continue
-        for path in found:
-            say(f"verifying {path} ...")
-            try:
-                rows.append(
-                    _commitlog(location, opaque=opaque) if path == location.commitlog else _store(path, opaque=opaque)
-                )
-            except StorageError as error:
-                unreadable.append(error)
+        for skipped in location.skipped:
+            say(f"left out {skipped}")
+        for log in location.logs:
+            for path in filter(None, (log.commitlog, log.store)):
+                say(f"verifying {path} ...")
+                try:
+                    rows.append(
+                        _commitlog(log, opaque=opaque) if path == log.commitlog else _store(path, opaque=opaque)
+                    )
+                except StorageError as error:
+                    unreadable.append(error)
     if output == "json":
         show_rows(rows, output)
     else:

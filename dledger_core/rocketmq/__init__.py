@@ -32,17 +32,15 @@ from dledger_core.rocketmq.store.consume_queue import (
     queue_statistics,
 )
 from dledger_core.rocketmq.store.directory import (
-    COMMITLOG_DIRECTORY,
     COMMITLOG_ONLY,
     Damaged,
     Deleted,
-    Location,
     LogDirectory,
     Span,
     check_continues,
-    locate,
     open_log_directory,
 )
+from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY, Location, Skipped, locate, log_around
 from dledger_core.rocketmq.store.log_end import CommitLogEnd, end_of
 from dledger_core.rocketmq.survey import end_problems, sample_positions, sample_ranges
 
@@ -68,6 +66,7 @@ __all__ = [
     "Location",
     "LogDirectory",
     "QueueStatistics",
+    "Skipped",
     "Span",
     "broker_end_of",
     "check_continues",
@@ -85,6 +84,7 @@ __all__ = [
     "in_queue",
     "java_hash",
     "locate",
+    "log_around",
     "open_log_directory",
     "queue_statistics",
     "read_broker_conf",

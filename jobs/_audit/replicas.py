@@ -155,7 +155,7 @@ def _parts_of_broker(path: Path) -> dict[str, Path]:
     location = locate(path) if path.is_dir() else Location(path)
     if location.is_store or location.is_commitlog:
         return {}
-    if location.store is None and len(location.stores) > 1:
+    if location.several:
         raise ConfigError(f"--replica {path} contains several stores", "", "name one of them")
     parts = {"commitlog": location.commitlog, "store": location.store}
     return {kind: found for kind, found in parts.items() if found is not None}

@@ -134,8 +134,15 @@ def test_look_lists_several_brokers(tmp_path: Path) -> None:
     one, two = result_of("look", tmp_path / "brokers")["nodes"]
     assert (one["what"], one["last_index"]) == ("classic CommitLog", None)
     assert ("mixed log" in two["what"], two["last_index"]) == (True, 262)
-    alone = result_of("look", (tmp_path / "brokers" / "n1").rename(tmp_path / "x" / "n1").parent)
-    assert alone["entries"] == 588, "the only broker in a directory"
+    (tmp_path / "brokers" / "app" / "data").mkdir(parents=True)
+    found = result_of("look", tmp_path / "brokers")
+    assert ([Path(each["path"]).name for each in found["skipped"]], len(found["nodes"])) == (["app"], 2)
+    assert {Path(row["store"]).name for row in rows_of("verify", tmp_path / "brokers")[0]} == {
+        "commitlog",
+        "dledger-n0",
+    }
+    shutil.rmtree(tmp_path / "brokers" / "n0")
+    assert result_of("look", tmp_path / "brokers")["entries"] == 588, "the only broker in a directory"
 
 
 @pytest.mark.integration

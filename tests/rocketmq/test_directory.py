@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from dledger_core import StoreMismatchError, open_store
-from dledger_core.rocketmq import CommitLogEnd, end_of, locate
+from dledger_core.rocketmq import CommitLogEnd, end_of, locate, log_around
+from dledger_core.rocketmq.store.location import Part
 from tests.rocketmq.convert.stores import flip, overwrite, place_of
 
 
@@ -74,6 +76,72 @@ def test_locate_finds_native_store_without_data(tmp_path: Path) -> None:
     (tmp_path / "s" / "meta").mkdir(parents=True)
     (tmp_path / "s" / "meta" / "log.json").write_text("{}")
     assert locate(tmp_path / "s").is_store
+
+
+def test_locate_lists_brokers_of_all_kinds_and_names_others(tmp_path: Path, mixed: Path) -> None:
+    """A classic broker, a DLedger broker and two neighbors with a directory data/ of something else."""
+    shutil.copytree(mixed / "commitlog", tmp_path / "all" / "classic" / "commitlog")
+    shutil.copytree(mixed / "dledger-n0", tmp_path / "all" / "dledger" / "dledger-n0")
+    shutil.copytree(mixed, tmp_path / "all" / "mixed")
+    for name, file in (("app", "rows.csv"), ("other", "00000000000000000000.txt")):
+        (tmp_path / "all" / name / "data").mkdir(parents=True)
+        (tmp_path / "all" / name / "data" / file).touch()
+    found = locate(tmp_path / "all")
+    assert [(each.path.name, each.store, each.commitlog) for each in found.logs] == [
+        ("classic", None, tmp_path / "all" / "classic" / "commitlog"),
+        ("dledger-n0", tmp_path / "all" / "dledger" / "dledger-n0", None),
+        ("mixed", tmp_path / "all" / "mixed" / "dledger-n0", tmp_path / "all" / "mixed" / "commitlog"),
+    ]
+    assert [(each.path.name, each.part) for each in found.skipped] == [
+        ("app", Part.OTHER_DATA),
+        ("other", Part.OTHER_DATA),
+    ]
+    with pytest.raises(StoreMismatchError):
+        found.check()
+    for name in ("classic", "mixed"):
+        shutil.rmtree(tmp_path / "all" / name)
+    assert locate(tmp_path / "all").one_store() == tmp_path / "all" / "dledger" / "dledger-n0"
+
+
+def test_locate_prefers_the_log_of_a_broker_to_one_kept_in_its_directory(tmp_path: Path, mixed: Path) -> None:
+    shutil.copytree(mixed / "commitlog", tmp_path / "b" / "commitlog")
+    shutil.copytree(mixed / "commitlog", tmp_path / "b" / "old" / "commitlog")
+    found = locate(tmp_path / "b")
+    assert found.commitlog == tmp_path / "b" / "commitlog"
+    assert [(each.path.name, each.part) for each in found.skipped] == [("old", Part.ANOTHER)]
+
+
+def test_data_files_apart_from_their_store_are_linked_by_the_remedy(tmp_path: Path, mixed: Path) -> None:
+    """``storePathDLedgerCommitLog``, with one path or several: no damaged CommitLog, but a way to read them."""
+    shutil.copytree(mixed / "dledger-n0", tmp_path / "b" / "dledger-n0")
+    for number, file in enumerate(sorted((tmp_path / "b" / "dledger-n0" / "data").iterdir())):
+        disk = tmp_path / "b" / ("commitlog" if number % 2 else "disk")
+        disk.mkdir(exist_ok=True)
+        file.rename(disk / file.name)
+    (tmp_path / "b" / "dledger-n0" / "data").rmdir()
+    found = locate(tmp_path / "b")
+    assert found.logs == ()
+    assert [each.part for each in found.skipped] == [Part.DATA_FILES, Part.DATA_FILES, Part.WITHOUT_DATA]
+    with pytest.raises(StoreMismatchError) as caught:
+        found.check()
+    command = caught.value.remedy.partition("mkdir")
+    typed = f"mkdir{command[2]}".removesuffix(" && dledger look linked")
+    subprocess.run(typed, shell=True, check=True, cwd=tmp_path)
+    with open_store(tmp_path / "linked") as view:
+        assert (view.writer, view.last_index) == ("java-a", LAST)
+    for part in ("disk", "commitlog", "dledger-n0"):
+        with pytest.raises(StoreMismatchError) as caught:
+            locate(tmp_path / "b" / part).check()
+        assert "storePathDLedgerCommitLog" in caught.value.what
+
+
+def test_log_around_finds_only_logs_that_a_directory_is_part_of(tmp_path: Path, mixed: Path) -> None:
+    shutil.copytree(mixed / "dledger-n0", tmp_path / "b" / "dledger-n0")
+    for path in (tmp_path / "b" / "config", tmp_path / "etc"):
+        path.mkdir()
+    assert log_around(tmp_path / "b" / "config") == tmp_path / "b"
+    assert log_around(tmp_path / "b" / "dledger-n0" / "index") == tmp_path / "b" / "dledger-n0"
+    assert log_around(tmp_path / "etc") is None
 
 
 @pytest.fixture

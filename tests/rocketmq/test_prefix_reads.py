@@ -21,7 +21,7 @@ from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRange
 from dledger_core.ids import Index
 from dledger_core.net.protocol import Type
 from dledger_core.rocketmq.convert import read_commitlog, start_store_after
-from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
+from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.services.reads import Positions
 from dledger_core.storage.files.file_system import OsFiles

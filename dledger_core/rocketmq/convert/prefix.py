@@ -33,7 +33,7 @@ from dledger_core.rocketmq.store.commit_log import (
     message_faults,
 )
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint
-from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
+from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout, LogMeta, lock_store, open_identity, refuse, save_log_meta
 

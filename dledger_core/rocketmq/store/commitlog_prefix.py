@@ -26,7 +26,7 @@ from dledger_core.rocketmq.store.commit_log import (
     message_faults,
     scan_records,
 )
-from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
+from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY
 from dledger_core.storage.files.file_system import Files, OsFiles
 
 MESSAGE_BYTES_MAX: Final = 16 << 20

@@ -1,17 +1,10 @@
-"""Logs in a directory: a store, a classic CommitLog, or a broker's directory with both.
-
-::
-
-    store/dledger-n0/data/00000000000000000000     a node's store, native or Java's (only native stores have meta/)
-    store/commitlog/00000000000000000000           a classic CommitLog, alone or before the store next to it
-    data/default/dledger-n0/data/…                 a node's directory: stores of its groups, one or two levels down
-"""
+"""The entries of a log in a directory, in batches: of a classic CommitLog, and of the store after it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import CorruptRecordError, StoreMismatchError
-from dledger_core.record import RECORD_SCHEMA, Records, is_segment_name, segment_name, to_arrow
+from dledger_core.record import RECORD_SCHEMA, Records, segment_name, to_arrow
 from dledger_core.rocketmq.message.columns import binary_column
 from dledger_core.rocketmq.message.decode import MESSAGES, decode_messages
 from dledger_core.rocketmq.store.commit_log import (
@@ -32,145 +25,11 @@ from dledger_core.rocketmq.store.commit_log import (
     message_faults,
 )
 from dledger_core.rocketmq.store.consume_queue import broker_end_of
+from dledger_core.rocketmq.store.location import locate
 from dledger_core.rocketmq.store.log_end import end_of
 from dledger_core.storage import StoreReader, open_store
-from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.segments import read_failure
 from dledger_core.storage.read.store_reader import Gap, missing_files
-
-COMMITLOG_DIRECTORY: Final = "commitlog"
-"""Name of the CommitLog's directory next to a store, in a broker's directory."""
-_NAMED_MAX: Final = 4
-_STORE_PARTS: Final = ("data", "index")
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """The logs that a directory contains.
-
-    Attributes:
-        path: the directory.
-        store: the store: the directory itself, or the only one in a broker's or a node's directory.
-        commitlog: the directory of a classic CommitLog: the directory itself, or the one in a broker's directory.
-        stores: stores one or two levels below, if the directory is not a log itself; for a store's ``data/`` or
-            ``index/`` that store.
-    """
-
-    path: Path
-    store: Path | None = None
-    commitlog: Path | None = None
-    stores: tuple[Path, ...] = ()
-
-    @property
-    def is_store(self) -> bool:
-        """Whether the directory itself is a store."""
-        return self.store == self.path
-
-    @property
-    def is_commitlog(self) -> bool:
-        """Whether the directory itself is a classic CommitLog."""
-        return self.commitlog == self.path
-
-    def check(self) -> None:
-        """Check that there is a log, and one store at most.
-
-        Raises:
-            StoreMismatchError: it is not; the remedy names the stores below.
-        """
-        if self.store is None and self.stores:
-            several = len(self.stores) > 1
-            raise StoreMismatchError(
-                "the directory contains several stores" if several else "the directory is a part of a store",
-                str(self.path),
-                f"use {self._named()}",
-            )
-        if self.store is None and self.commitlog is None:
-            raise _nothing(self.path)
-
-    def after(self, commitlog: Path | None) -> Location:
-        """Return the logs to read: those here, or the store here and a CommitLog elsewhere that precedes it.
-
-        Raises:
-            StoreMismatchError: there is no log, or no store that ``commitlog`` could precede.
-        """
-        self.check()
-        if commitlog is None:
-            return self
-        if not self.is_store:
-            remedy = "name the store that --commitlog precedes"
-            raise StoreMismatchError("not a store (it has no data/)", str(self.path), remedy)
-        return replace(self, commitlog=commitlog)
-
-    def one_store(self) -> Path:
-        """Return the store whose entries are all that the directory contains.
-
-        Raises:
-            StoreMismatchError: there is none, there are several, or messages of a classic CommitLog precede it; the
-                remedy names the stores.
-        """
-        self.check()
-        if self.store is not None and self.commitlog is None:
-            return self.store
-        if self.store is None:
-            raise StoreMismatchError(
-                "the directory contains a classic CommitLog and no store",
-                str(self.path),
-                f"audit it with jobs/audit_replicas.py --replica NAME={self.commitlog}, or convert it: dledger convert",
-            )
-        raise StoreMismatchError(
-            "the messages of a classic CommitLog precede the store and have no indexes",
-            str(self.path),
-            f"name {self.store} to read the entries after them, or copy both into a store: dledger convert",
-        )
-
-    def _named(self) -> str:
-        return " or ".join(map(str, self.stores[:_NAMED_MAX]))
-
-
-def locate(path: Path | str) -> Location:
-    """Return the logs that a directory contains; reads names only.
-
-    Raises:
-        StoreMismatchError: ``path`` is not a directory.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        what = "not a directory" if path.exists() else "the directory does not exist"
-        raise StoreMismatchError(what, str(path), "name a store or a CommitLog directory")
-    if _is_store(path):
-        return Location(path, store=path)
-    if path.name in _STORE_PARTS and _is_store(path.parent):
-        return Location(path, stores=(path.parent,))
-    if _has_segments(path):
-        return Location(path, commitlog=path)
-    below = tuple(each for pattern in ("*", "*/*") for each in sorted(path.glob(pattern)) if _is_store(each))
-    near = [each for each in below if each.parent == path and each.name.startswith("dledger-")]
-    classic = [each for pattern in ("", "*/") for each in path.glob(f"{pattern}{COMMITLOG_DIRECTORY}")]
-    if not near and all(each.parent in {store.parent for store in below} for each in classic if _has_segments(each)):
-        near = list(below)
-    store = near[0] if len(near) == 1 else None
-    # A CommitLog precedes the store next to it, also in the directory of a broker one level down.
-    commitlog = (path if store is None else store.parent) / COMMITLOG_DIRECTORY
-    return Location(path, store, commitlog if _has_segments(commitlog) else None, below)
-
-
-def _is_store(path: Path) -> bool:
-    """Whether a directory has data files, or, where these are lost, the identity of a native store."""
-    layout = Layout(path)
-    return layout.data.is_dir() or layout.log_meta.is_file()
-
-
-def _has_segments(path: Path) -> bool:
-    return path.is_dir() and any(is_segment_name(each.name) and each.is_file() for each in path.iterdir())
-
-
-def _nothing(path: Path) -> StoreMismatchError:
-    return StoreMismatchError(
-        "the directory contains neither a store nor a CommitLog",
-        str(path),
-        "name the directory that holds data/ and index/, or RocketMQ's commitlog directory",
-    )
-
 
 _WRITERS: Final = {
     "dledger-python": "native store",

@@ -23,7 +23,7 @@ from dledger_core.rocketmq import encode_messages
 from dledger_core.rocketmq.convert import read_commitlog, start_store_after
 from dledger_core.rocketmq.store.commit_log import ClassicCommitLog
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint
-from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
+from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout, load_log_meta
 from tests.cli.command import rows_of, run, run_process
