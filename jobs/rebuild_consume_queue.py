@@ -43,7 +43,7 @@ from ._cli import (
     run_job,
     verbose_option,
 )
-from ._rebuild.broker import duplicates, read_consumers, without_topics
+from ._rebuild.broker import duplicates, without_topics
 from ._rebuild.compare import compare
 from ._rebuild.files import DIRECTORY, other_file_bytes, write_files
 from ._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
@@ -150,6 +150,8 @@ def command(**options: Any) -> Outcome:
     given = RebuildOptions.parse(options)
     check_versions()
     plan = plan_for(given)
+    for note in plan.notes:
+        progress(f"warning: {note}")
     _warn_of_file_size(plan)
     if given.dry_run:
         return Outcome({"status": "ok", "dry_run": True, "table": plan.table, **plan.extent()})
@@ -206,9 +208,8 @@ def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, duplicat
     if not (duplicated or plan.files or plan.compared):
         return found
     rows = table.rows()
-    consumers = read_consumers(plan.root) if duplicated or plan.compared else {}
     if duplicated:
-        found["duplicates"] = duplicates(rows, consumers)
+        found["duplicates"] = duplicates(rows, plan.consumers)
     if plan.files is not None:
         progress(f"writing consume queue files below {plan.files}")
         kept = without_topics(kept_in(rows, plan.on_duplicate), plan.batch_topics)
@@ -218,7 +219,7 @@ def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, duplicat
         # A slave without the topic's configuration keeps plain queues of it.
         elsewhere = tuple(topic for topic in plan.batch_topics if not (Path(plan.compared) / topic).is_dir())
         compared = compare(
-            spark, without_topics(rows, elsewhere), plan.compared, plan.on_duplicate, consumers, plan.log_end
+            spark, without_topics(rows, elsewhere), plan.compared, plan.on_duplicate, plan.consumers, plan.log_end
         )
         found["compare"] = compared.summary()
     return found

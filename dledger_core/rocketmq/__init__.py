@@ -19,6 +19,7 @@ from dledger_core.rocketmq.message.layout import (
 from dledger_core.rocketmq.message.properties import java_hash, tags_code
 from dledger_core.rocketmq.message.records import field_at
 from dledger_core.rocketmq.store.broker_conf import BrokerConf, read_broker_conf
+from dledger_core.rocketmq.store.broker_json import consumer_offsets, topic_configs
 from dledger_core.rocketmq.store.commit_log import ClassicCommitLog, CommitLogFile, FileStop, commit_log_files
 from dledger_core.rocketmq.store.consume_queue import (
     PREFILL,
@@ -73,6 +74,7 @@ __all__ = [
     "commit_log_files",
     "consume_queue_columns",
     "consumer_lag",
+    "consumer_offsets",
     "decode_chunks",
     "decode_messages",
     "decode_units",
@@ -91,4 +93,5 @@ __all__ = [
     "sample_positions",
     "sample_ranges",
     "tags_code",
+    "topic_configs",
 ]

@@ -8,17 +8,17 @@ RocketMQ's ``BatchConsumeQueue`` and ``ConsumeQueueStore.queueTypeShouldBe``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from dledger_core.rocketmq import consumer_offsets, topic_configs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BATCH_DIRECTORY: Final = "batchconsumequeue"
 _BATCH_TYPE: Final = "BatchCQ"
-_FILE_BYTES_MAX: Final = 64 << 20
 
 _FINDINGS_MAX: Final = 1000
 _GROUPS_MAX: Final = 50
@@ -50,15 +50,15 @@ Consumers = Mapping[tuple[str, int], Mapping[str, int]]
 
 
 def read_consumers(root: str | None) -> Consumers:
-    """Return the consumers' offsets in a broker's store directory; empty if there is no readable file."""
+    """Return the consumers' offsets in a broker's store directory; empty without such a directory or its file.
+
+    Raises:
+        ConfigError: the file and its copy cannot be read.
+    """
     found: dict[tuple[str, int], dict[str, int]] = {}
-    try:
-        for name, offsets in _config(root, "consumerOffset.json")["offsetTable"].items():
-            topic, _, group = name.rpartition("@")
-            for queue, offset in offsets.items():
-                found.setdefault((topic, int(queue)), {})[group] = int(offset)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
+    for (topic, group), offsets in (consumer_offsets(Path(root)) if root is not None else {}).items():
+        for queue, offset in offsets.items():
+            found.setdefault((topic, queue), {})[group] = offset
     return found
 
 
@@ -66,30 +66,22 @@ def batch_topics(root: str | None) -> tuple[str, ...]:
     """Return the topics with batch consume queues in a broker's store directory, by name.
 
     They have a directory there, or an attribute in ``config/topics.json`` if the queues are lost.
+
+    Raises:
+        ConfigError: the configuration of the topics and its copy cannot be read.
     """
-    directory = Path(root or "") / _BATCH_DIRECTORY
-    kept = (
-        {path.name for path in directory.iterdir() if path.is_dir()}
-        if root is not None and directory.is_dir()
-        else set()
-    )
-    try:
-        table = _config(root, "topics.json")["topicConfigTable"].items()
-        kept |= {name for name, config in table if (config.get("attributes") or {}).get("queue.type") == _BATCH_TYPE}
-    except (KeyError, TypeError, AttributeError):
-        pass  # without a readable file the directories decide
+    if root is None:
+        return ()
+    directory = Path(root) / _BATCH_DIRECTORY
+    kept = {path.name for path in directory.iterdir() if path.is_dir()} if directory.is_dir() else set()
+    table = topic_configs(Path(root)) or {}
+    kept |= {name for name, config in table.items() if _queue_type(config) == _BATCH_TYPE}
     return tuple(sorted(kept))
 
 
-def _config(root: str | None, name: str) -> Any:
-    """Return the content of a file of the broker's configuration; empty if it cannot be read."""
-    path = Path(root or "") / "config" / name
-    try:
-        if root is None or path.stat().st_size > _FILE_BYTES_MAX:
-            return {}
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+def _queue_type(config: Mapping[str, Any]) -> Any:
+    attributes = config.get("attributes")
+    return attributes.get("queue.type") if isinstance(attributes, dict) else None
 
 
 def without_topics(rows: DataFrame, topics: tuple[str, ...]) -> DataFrame:

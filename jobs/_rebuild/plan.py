@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -26,7 +27,7 @@ from spark_connector import local_path
 from .._cli import NodeAccess
 from .._directories import check_apart, check_checkpoint, check_file, check_table
 from .._session import AVAILABLE_NOW, check_resume, parse_trigger
-from .broker import batch_topics
+from .broker import Consumers, batch_topics, read_consumers
 from .compare import LogEnd, check_compared
 from .files import DIRECTORY, check_target, round_up
 from .units import ALL_ENTRIES, EntryRules
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RebuildOptions", "RebuildPlan", "check_assignable", "delay_levels_of", "plan_for"]
 
+_T = TypeVar("_T")
 _DELAY: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -149,6 +151,8 @@ class RebuildPlan:
         trigger: ``available-now`` or an interval, with a checkpoint.
         lost: entries [start, end) that are recorded and missing.
         batch_topics: topics whose queues are batch consume queues; they are in the table only.
+        consumers: the consumers' offsets in the broker's directory.
+        notes: files of the broker that could not be read.
         log_end: end of the log, for a comparison; None otherwise, and for servers.
     """
 
@@ -168,6 +172,8 @@ class RebuildPlan:
     lost: tuple[int, int] | None = None
     batch_topics: tuple[str, ...] = ()
     log_end: LogEnd | None = None
+    consumers: Consumers = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def foreign(self) -> bool:
@@ -194,6 +200,8 @@ def plan_for(options: RebuildOptions) -> RebuildPlan:
     compared = check_compared(options.compared) if options.compared else None
     above = options.store or options.commitlog
     root = str(Path(compared or Path(above or ".").resolve()).parent) if compared or above else None
+    notes: list[str] = []
+    topics = _read_or_note(lambda: batch_topics(root), tuple[str, ...](), None if options.files else notes)
     plan = RebuildPlan(
         source={},
         ranges={},
@@ -209,13 +217,26 @@ def plan_for(options: RebuildOptions) -> RebuildPlan:
         root=root,
         checkpoint=options.checkpoint,
         trigger=options.trigger or AVAILABLE_NOW,
-        batch_topics=batch_topics(root),
+        batch_topics=topics,
+        consumers=_read_or_note(lambda: read_consumers(root), {}, notes),
+        notes=tuple(notes),
     )
     if options.store:
         return _of_store(plan, options.store, options.commitlog, options.until)
     if options.peers:
         return _of_servers(plan, options, options.peers)
     return _of_commitlog(plan, str(options.commitlog))
+
+
+def _read_or_note(read: Callable[[], _T], otherwise: _T, notes: list[str] | None) -> _T:
+    """Read a file of the broker's configuration; if that fails, note why, or raise without a list of notes."""
+    try:
+        return read()
+    except ConfigError as error:
+        if notes is None:  # files of batch queues in the wrong place keep a broker from starting
+            raise
+        notes.append(str(error))
+        return otherwise
 
 
 def _of_servers(plan: RebuildPlan, options: RebuildOptions, peers: str) -> RebuildPlan:

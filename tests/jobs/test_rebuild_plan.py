@@ -265,10 +265,28 @@ def test_topics_with_batch_queues_are_read_from_files_of_broker(tmp_path: Path) 
     assert batch_topics(None) == batch_topics(str(tmp_path)) == ()
     config = tmp_path / "config" / "topics.json"
     config.parent.mkdir()
-    for text in ("", "[]", '{"topicConfigTable": {"a": null}}', '{"topicConfigTable": []}', "\x00"):
-        config.write_text(text)
-        assert batch_topics(str(tmp_path)) == ()
+    config.write_text("")
+    assert batch_topics(str(tmp_path)) == ()
     kinds = {"a": {"attributes": {"queue.type": "BatchCQ"}}, "b": {"attributes": {"queue.type": "SimpleCQ"}}, "c": {}}
     config.write_text(json.dumps({"topicConfigTable": kinds}))
     (tmp_path / "batchconsumequeue" / "d" / "0").mkdir(parents=True)
     assert batch_topics(str(tmp_path)) == ("a", "d")
+    config.rename(config.with_name("topics.json.bak"))
+    for text in (None, "", "[]", '{"topicConfigTable": {"a": null}}', '{"topicConfigTable": []}', "\x00"):
+        if text is not None:  # killed while it wrote the file
+            config.write_text(text)
+        assert batch_topics(str(tmp_path)) == ("a", "d"), "the broker loads the copy"
+
+
+def test_files_are_refused_if_topics_with_batch_queues_are_unknown(tmp_path: Path) -> None:
+    """A broker does not start with files of such a topic below ``consumequeue``."""
+    store = tmp_path / "dledger-n0"
+    write_broker_store(store, messages(range(3)))
+    (tmp_path / "config").mkdir()
+    for name in ("topics.json", "topics.json.bak", "consumerOffset.json"):
+        (tmp_path / "config" / name).write_text('{"topicConfigTable":{"a"')
+    given = {"store": str(store), "table": str(tmp_path / "t")}
+    with pytest.raises(ConfigError, match=r"topics\.json"):
+        plan_for(RebuildOptions.parse(given | {"files": str(tmp_path / "f")}))
+    plan = plan_for(RebuildOptions.parse(given))
+    assert (len(plan.notes), plan.batch_topics, plan.consumers) == (2, (), {})

@@ -121,7 +121,8 @@ def test_consumer_lag_counts_waiting_messages(tmp_path: Path) -> None:
     assert lag["CG_workers", "Jobs", 0] == 2
     assert lag["CG_workers", "%RETRY%C", 0] == 0
     assert consumer_lag(tmp_path, found.queues).num_rows == 0
-    (broker / "config" / "consumerOffset.json").write_text("{")
+    for name in ("consumerOffset.json", "consumerOffset.json.bak"):
+        (broker / "config" / name).write_text("{")
     with pytest.raises(ConfigError, match=r"consumerOffset\.json\.bak"):
         consumer_lag(broker, found.queues)
 

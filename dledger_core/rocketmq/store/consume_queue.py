@@ -9,8 +9,6 @@ A unit takes 20 bytes, all integers big-endian::
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.errors import ConfigError, CorruptRecordError
+from dledger_core.errors import CorruptRecordError
 from dledger_core.rocketmq.message.decode import decode_messages
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA, in_queue
+from dledger_core.rocketmq.store.broker_json import consumer_offsets
 from dledger_core.storage.files.layout import LogMeta
 from dledger_core.storage.read.store_reader import StoreReader
 
@@ -81,7 +80,6 @@ _COLUMNS: Final = ("topic", "queue_id", "queue_offset", "tags", "store_size", "s
 _QUEUE: Final = ("topic", "queue_id")
 MERGE_ROWS: Final = 1 << 16
 """Rows of partial statistics that are merged at once; limits their memory."""
-_BARE_KEY: Final = re.compile(r"([{,]\s*)(\d+)(\s*:)")
 _SYSTEM: Final = ("RMQ_SYS_", "rmq_sys_", "SCHEDULE_TOPIC_XXXX", "TBW102", "TRANS_CHECK_MAX_TIME_TOPIC")
 
 
@@ -295,11 +293,11 @@ def consumer_lag(broker: Path, queues: pa.Table) -> pa.Table:
         the broker has recorded none.
 
     Raises:
-        ConfigError: the record cannot be understood.
+        ConfigError: neither the record nor its copy can be read.
     """
     ends = {(row["topic"], row["queue_id"]): row["end_offset"] for row in queues.to_pylist()}
     rows = []
-    for (topic, consumer), offsets in _consumer_offsets(broker / "config" / "consumerOffset.json").items():
+    for (topic, consumer), offsets in consumer_offsets(broker).items():
         for queue, offset in offsets.items():
             end = ends.get((topic, queue), 0)
             names = {"consumer": consumer, "topic": topic, "queue_id": queue, "offset": offset}
@@ -308,21 +306,3 @@ def consumer_lag(broker: Path, queues: pa.Table) -> pa.Table:
     kinds += [(name, pa.int64()) for name in ("offset", "end_offset", "waiting")]
     table = pa.Table.from_pylist(rows, pa.schema(kinds))
     return table.sort_by([("waiting", "descending"), ("consumer", "ascending"), ("topic", "ascending")])
-
-
-def _consumer_offsets(path: Path) -> dict[tuple[str, str], dict[int, int]]:
-    """Return the offsets by topic and consumer; Fastjson's bare number keys get quotes first."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        table = json.loads(_BARE_KEY.sub(r'\1"\2"\3', text))["offsetTable"]
-        found = {}
-        for name, offsets in table.items():
-            topic, _, consumer = name.partition("@")
-            found[topic, consumer] = {int(queue): int(offset) for queue, offset in offsets.items()}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"the consumers' offsets cannot be read: {error}", str(path), "check consumerOffset.json.bak next to it"
-        ) from None
-    return found
