@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dledger_core.certificates import CertificateFiles, write_certificates
+from dledger_core.client.verdict import Verdict, ask_health, verdict_of
 from dledger_core.config import STOP_WITH_STDIN, Peer, format_peers, parse_groups
 from dledger_core.connect import Client
 from dledger_core.errors import ConfigError, DLedgerError, NoLeaderError
@@ -204,6 +205,15 @@ class LocalCluster:
                 if time.monotonic() > deadline:
                     raise NoLeaderError(f"group {group} has no leader", str(self._directory), "check the nodes' logs")
                 time.sleep(0.05)
+
+    def verdict(self, group: str = "default") -> Verdict:
+        """Return whether a group is healthy, degraded or unavailable, and why, as ``dledger status`` does.
+
+        Raises:
+            DLedgerError: no node responds.
+        """
+        with self.client(group, timeout_ms=2000) as client:
+            return verdict_of([ask_health(client, group)[1]])
 
     def _await_preferred(self, group: str) -> None:
         """Wait until the preferred node leads, so that the leader does not change soon after the start."""

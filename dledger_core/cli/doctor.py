@@ -28,7 +28,7 @@ from dledger_core.cli.machine import clock, file_system, memory, sync_latency, s
 from dledger_core.cli.options import Access, access_options, format_option, peers_option
 from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.cli.settings import read_settings
-from dledger_core.cli.survival import Survival, survival_of
+from dledger_core.client.verdict import GroupHealth, ask_health, reasons_of, survival_text
 from dledger_core.config import LIMITS, Peer, parse_peers
 from dledger_core.connect import Client
 from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
@@ -277,6 +277,8 @@ def _reachable(peer: Peer, access: Access) -> Check:
     if refused is not None:
         # A node names the state of a group that it does not serve.
         is_node = "state" in refused.values
+        if refused.values.get("state") == "waiting":  # the check of its group says how it is admitted
+            return Check(what, "note", f"{peer.address} responds, and waits: its store is empty")
         remedy = refused.remedy if is_node else "check host and port: the program that listens there is not a node"
         return Check(what, "wrong", f"{peer.address}: {refused.what}", remedy)
     return Check(what, "ok", f"{peer.address} responds")
@@ -291,25 +293,20 @@ def _votes(nodes: tuple[Peer, ...], peers: str, access: Access) -> Iterator[Chec
             groups = client.groups()
         for group in groups:
             with Client(peers, group, timeout_ms=_TIMEOUT_MS, **access.of_client) as client:
-                metadata = client.metadata()
-                survival = survival_of(client, metadata)
-            if survival is not None:
-                yield _survival(group, survival)
-            for node in metadata.nodes:
-                if node.is_disk_full:
-                    what = f"disk of {node.node_id}"
-                    yield Check(what, "wrong", "nearly full", "free disk space or set a retention: it rejects appends")
-            if metadata.lacks_votes:
-                recovering = ", ".join(node.node_id for node in metadata.nodes if node.is_recovering)
-                remedy = f"start all nodes, then run dledger recover --group {group}"
-                yield Check(f"votes in group {group}", "wrong", f"no leader, recovering: {recovering}", remedy)
+                _, health = ask_health(client, group)
+            yield from _health(health)
 
 
-def _survival(group: str, found: Survival) -> Check:
-    what = f"members of group {group}"
-    if found.failures > 0 or found.voters == 1:
-        return Check(what, "ok", str(found))
-    return Check(what, "note", str(found), "start the missing voters, or add some with dledger member add")
+def _health(group: GroupHealth) -> Iterator[Check]:
+    """Yield the members of a group, and each reason that is not about a node: those are checks of their own."""
+    survived = group.failures_survived
+    reasons = [reason for reason in reasons_of(group) if not reason.is_of_node]
+    if survived is not None:
+        is_less = survived <= 0 and group.voters > 1
+        remedy = "start the missing voters, or add some with dledger member add" if is_less else ""
+        yield Check(f"members of group {group.name}", "note" if is_less else "ok", survival_text(survived), remedy)
+    for reason in reasons:
+        yield Check(f"group {group.name}", "wrong", reason.what, reason.remedy)
 
 
 def _refusal(peer: Peer, access: Access) -> DLedgerError | None:

@@ -125,6 +125,10 @@ def _shown(name: str, value: Any) -> str:
         return str(value) if _ADDRESSES.search(name) else f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.2f}"
+    if isinstance(value, Mapping):
+        return json.dumps(value, default=str, ensure_ascii=False)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return ", ".join(_shown(name, each) for each in value) or "-"
     return str(value)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from dledger_core.net import messages
 
+RECOVERING: Final = "recovering"
+DISK_FULL: Final = "disk-full"
+WITHHOLDS: Final = "withholds"
+STALLED: Final = "stalled"
 Operation = Literal["list", "add", "remove", "promote", "replace"]
 
 
@@ -27,6 +31,9 @@ class MemberStatus:
         lag_entries: entries that it lacks.
         lag_bytes: bytes that it lacks, at least.
         seconds_left: time until it has them at its present speed; None if it is not known.
+        conditions: what limits it as a voter: ``recovering`` (it withholds its vote), ``disk-full`` (as leader it
+            rejects appends), ``withholds`` (its disk has no space for entries), ``stalled`` (it has acknowledged no
+            entry for five election timeouts, although it lacks some). Leaders of 0.2 report none.
     """
 
     node_id: str
@@ -40,6 +47,12 @@ class MemberStatus:
     lag_entries: int
     lag_bytes: int
     seconds_left: float | None
+    conditions: tuple[str, ...] = ()
+
+    @property
+    def acknowledges(self) -> bool:
+        """Whether its acknowledgement of an append is expected: it responds, votes, and has space for entries."""
+        return self.is_active and not {RECOVERING, WITHHOLDS, STALLED} & set(self.conditions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +78,25 @@ class GroupMembers:
         """Node ids of the voters."""
         return tuple(member.node_id for member in self.members if member.role == "voter")
 
-    def failures_survived(self, recovering: Collection[str] = ()) -> int:
-        """Return how many more voters may fail before the group has no majority; negative if it has none now.
+    def failures_survived(
+        self, recovering: Collection[str] = (), disk_full: Collection[str] = (), leader_id: str | None = None
+    ) -> int:
+        """Return how many more voters may fail before no append is acknowledged; negative if none is now.
 
-        A voter counts only if it responds and is not recovering; learners never count. While a change is pending, both
-        the voters before and after it must have a majority.
+        A voter counts only if it acknowledges; learners never count. While a change is pending, both the voters before
+        and after it must have a majority. One of the voters must have a disk with space for a leader.
 
         Args:
-            recovering: node ids of recovering voters.
+            recovering: node ids of further voters that do not acknowledge.
+            disk_full: node ids of further voters that would reject appends as leader.
+            leader_id: the leader; with a disk that is nearly full it rejects appends now.
         """
-        healthy = {member.node_id for member in self.members if member.is_active} - set(recovering)
+        healthy = {member.node_id for member in self.members if member.acknowledges} - set(recovering)
+        full = {member.node_id for member in self.members if DISK_FULL in member.conditions} | set(disk_full)
         sets = [self.voters, self.voters_before] if self.is_change_pending else [self.voters]
-        return min(_spare(voters, healthy) for voters in sets)
+        leaders = sum(voter in healthy and voter not in full for voter in self.voters)
+        found = min(leaders - 1, *(_spare(voters, healthy) for voters in sets))
+        return min(found, -1) if leader_id in full else found
 
 
 def _spare(voters: Iterable[str], healthy: Collection[str]) -> int:
@@ -86,6 +106,9 @@ def _spare(voters: Iterable[str], healthy: Collection[str]) -> int:
 
 def members_of(response: messages.MemberResponse) -> GroupMembers:
     """Return the members that a leader reports."""
+    conditions: dict[str, tuple[str, ...]] = {}
+    for node, name in response.conditions or ():
+        conditions[node] = (*conditions.get(node, ()), name)
     members = tuple(
         MemberStatus(
             node_id=node,
@@ -99,6 +122,7 @@ def members_of(response: messages.MemberResponse) -> GroupMembers:
             lag_entries=entries,
             lag_bytes=nbytes,
             seconds_left=None if left_ms < 0 else left_ms / 1000,
+            conditions=conditions.get(node, ()),
         )
         for node, store, address, role, promote, replaces, active, match, entries, nbytes, left_ms in response.members
     )

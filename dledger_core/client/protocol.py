@@ -98,8 +98,10 @@ class NodeStatus:
     The size of orphaned attempts (``lost_entries``, ``lost_bytes``) is -1 also if it was not queried. A node that
     ``is_recovering`` does not vote, because the end of its log, with entries it acknowledged, may be lost. A node
     that ``is_disk_full`` rejects appends. The free bytes and the size of the disk with its store are -1 also if it does
-    not report them (0.2, or a Java group). ``reason`` is the error of a node that did not respond or does not serve the
-    group.
+    not report them (0.2, or a Java group). ``accepts_entries`` is whether its disk has space for a leader's entries,
+    None if it does not report it. ``reason`` is the error of a node that did not respond or does not serve the group;
+    of one that responds and does not serve it, ``role`` is the state of the group there, such as ``waiting`` or
+    ``quarantined``. ``is_member`` is whether the newest members of the log name the node, None if no node reports them.
     """
 
     node_id: str
@@ -118,6 +120,8 @@ class NodeStatus:
     reason: str = ""
     disk_free_bytes: int = -1
     disk_size_bytes: int = -1
+    accepts_entries: bool | None = None
+    is_member: bool | None = None
 
 
 NEARLY_FULL_PERCENT: Final = 80

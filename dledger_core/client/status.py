@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -40,10 +40,10 @@ def metadata_of(peers: Sequence[Peer], responses: Described) -> Metadata:
     decoded = {
         node: response for node, response in responses.items() if isinstance(response, messages.MetadataResponse)
     }
-    errors = {node: str(response) for node, response in responses.items() if isinstance(response, DLedgerError)}
-    nodes = tuple(
-        _node_status(peer, decoded.get(str(peer.node_id)), errors.get(str(peer.node_id), "")) for peer in peers
-    )
+    # A removed node may not have received the entry that removed it, so the leader's members count.
+    known = max(decoded.values(), key=lambda found: (found.node[1] == "leader", found.term, found.configuration))
+    named = {str(row[0]) for row in known.members}
+    nodes = tuple(_node_status(peer, responses.get(str(peer.node_id)), named) for peer in peers)
     newest = max(decoded.values(), key=lambda response: response.term)
     # A node that reports itself as leader is right; other nodes may still name the previous leader.
     leading = [r.node[0] for r in decoded.values() if r.node[1] == "leader" and r.term == newest.term]
@@ -80,12 +80,25 @@ async def bounds_reaching(read_bounds: Callable[[], Awaitable[LogRange]], min_en
         await asyncio.sleep(POLL_S)
 
 
-def _node_status(peer: Peer, response: messages.MetadataResponse | None, reason: str) -> NodeStatus:
+def _node_status(
+    peer: Peer, response: messages.MetadataResponse | DLedgerError | None, members: Collection[str]
+) -> NodeStatus:
+    is_member = str(peer.node_id) in members if members else None
     if response is None:
-        return NodeStatus(str(peer.node_id), peer.address, reason=reason)
+        return NodeStatus(str(peer.node_id), peer.address, is_member=is_member)
+    if isinstance(response, DLedgerError):
+        # A node that responds names the state of a group that it does not serve.
+        state = str(response.values.get("state", "unreachable"))
+        return NodeStatus(str(peer.node_id), peer.address, state, reason=str(response), is_member=is_member)
     node_id, role, _, first, last, commit, visible_end, data_bytes = response.node
     status = NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
-    status = replace(status, is_recovering=response.is_recovering, is_disk_full=response.is_disk_full)
+    status = replace(
+        status,
+        is_recovering=response.is_recovering,
+        is_disk_full=response.is_disk_full,
+        accepts_entries=response.acknowledges,
+        is_member=is_member,
+    )
     if response.disk is not None:
         status = replace(status, disk_free_bytes=response.disk[0], disk_size_bytes=response.disk[1])
     if response.orphaned is None:

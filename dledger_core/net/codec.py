@@ -26,6 +26,7 @@ from dledger_core.raft.messages import (
     UNKNOWN_END,
     AppendEntries,
     AppendEntriesResponse,
+    Condition,
     Heartbeat,
     HeartbeatResponse,
     InstallSnapshot,
@@ -287,7 +288,19 @@ HEARTBEATS: Final = Table(
 HEARTBEATS_OK: Final = Table(
     Type.HEARTBEATS_OK,
     HeartbeatResponse,
-    (Field("h", "list", "[number, term, round, last index] of each group", name="beats", low=0),),
+    (
+        Field("h", "list", "[number, term, round, last index] of each group", name="beats", low=0),
+        Field(
+            "cd",
+            "list",
+            "[number, flags] of each group whose replica is recovering (1), would reject appends because its disk is "
+            "nearly full (2), or accepts no entries (4)",
+            name="conditions",
+            low=0,
+            default=None,
+            optional=True,
+        ),
+    ),
 )
 PEER_TABLES: Final[tuple[Table[Any], ...]] = (
     VOTE,
@@ -360,9 +373,17 @@ def heartbeats_frames(beats: Sequence[tuple[int, Heartbeat]], wall_ms: int = 0) 
 
 def heartbeat_responses_frames(beats: Sequence[tuple[int, HeartbeatResponse]]) -> list[Buffer]:
     """Return the frames of the heartbeat responses of all groups between two nodes, as ``heartbeats_frames`` does."""
-    return _beats_frames(
-        HEARTBEATS_OK, {}, [(number, beat.term, beat.round, beat.last_index) for number, beat in beats]
-    )
+    return [
+        buffer
+        for at in range(0, max(len(beats), 1), HEARTBEATS_MAX)
+        for buffer in _responses_frame(beats[at : at + HEARTBEATS_MAX])
+    ]
+
+
+def _responses_frame(beats: Sequence[tuple[int, HeartbeatResponse]]) -> list[Buffer]:
+    rows = [(number, beat.term, beat.round, beat.last_index) for number, beat in beats]
+    conditions = [(number, int(beat.condition)) for number, beat in beats if beat.condition]
+    return encode_frame(HEARTBEATS_OK.encode(None, {"beats": rows, "conditions": conditions or None}))
 
 
 def alive_frame(wall_ms: int = 0, received_bytes: int = 0) -> list[Buffer]:
@@ -418,15 +439,22 @@ def frame_to_messages(frame: Frame, ends_of: EndsOf) -> list[tuple[str, Message]
             if ends is not None
         ]
     if kind == Type.HEARTBEATS_OK:
-        found = [(ends_of(row[0]), row) for row in _beats(HEARTBEATS_OK.read(frame.header)["beats"], 4)]
+        values = HEARTBEATS_OK.read(frame.header)
+        found = [(ends_of(row[0]), row) for row in _beats(values["beats"], 4)]
+        conditions = {row[0]: _condition(row[1]) for row in _beats(values["conditions"] or [], 2)}
         return [
             (
                 ends.group,
                 HeartbeatResponse(
-                    sender=ends.sender, target=ends.target, term=Term(term), round=number, last_index=Index(last)
+                    sender=ends.sender,
+                    target=ends.target,
+                    term=Term(term),
+                    round=round_,
+                    last_index=Index(last),
+                    condition=conditions.get(number, Condition.NONE),
                 ),
             )
-            for ends, (_, term, number, last) in found
+            for ends, (number, term, round_, last) in found
             if ends is not None
         ]
     read = _READERS.get(kind)
@@ -488,6 +516,11 @@ def _ints(row: Any, count: int) -> list[int]:
 def _beats(rows: list[Any], count: int) -> list[list[int]]:
     """Return the rows of ``h``, each checked to be a number and ``count - 1`` integers."""
     return [_ints(row, count) for row in rows]
+
+
+def _condition(flags: int) -> Condition:
+    """Return the flags that this version knows."""
+    return Condition(flags & sum(Condition)) if flags > 0 else Condition.NONE
 
 
 def _plain(table: Table[Any]) -> _Read:

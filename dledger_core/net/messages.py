@@ -115,6 +115,9 @@ class MetadataResponse:
     time: int | None = wire("time", "int", "append time of the last entry in ms, nil if not known", optional=True)
     is_recovering: bool = wire("is_recovering", "bool", "whether the node is a recovering voter")
     is_disk_full: bool = wire("is_disk_full", "bool", "whether the node's disk is nearly full", default=False)
+    acknowledges: bool | None = wire(
+        "acknowledges", "bool", "whether the disk has space for the entries of a leader", default=None, optional=True
+    )
     disk: list[int] | None = wire(
         "disk", "list", "[free bytes, size] of the disk with the node's store", low=2, high=2,
         accepts=all_of(int), default=None, optional=True,
@@ -507,6 +510,10 @@ class MemberResponse:
         "before", "list", "while a change is pending: node ids of the voters before it", low=0, accepts=all_of(str),
     )  # fmt: skip
     warning: str | None = wire("warning", "str", "about the number of voters", default=None, optional=True)
+    conditions: list[list[Any]] | None = wire(
+        "conditions", "list", "[node id, recovering|disk-full|withholds|stalled] of members that are limited as voters",
+        low=0, accepts=_rows(str, str), default=None, optional=True,
+    )  # fmt: skip
 
 
 METADATA: Final = table_of(MetadataRequest, Type.METADATA, error=BadRequestError)

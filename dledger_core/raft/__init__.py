@@ -25,6 +25,7 @@ from dledger_core.raft.configurations import ConfigurationInForce
 from dledger_core.raft.messages import (
     AppendEntries,
     AppendEntriesResponse,
+    Condition,
     Heartbeat,
     HeartbeatResponse,
     InstallSnapshot,
@@ -46,6 +47,7 @@ __all__ = [
     "AppendEntries",
     "AppendEntriesResponse",
     "Batch",
+    "Condition",
     "Configuration",
     "ConfigurationInForce",
     "HardState",

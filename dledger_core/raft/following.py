@@ -6,7 +6,7 @@ from dledger_core.errors import CorruptRecordError, ProtocolError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.configuration import Configuration
-from dledger_core.raft.messages import AppendEntries, AppendEntriesResponse, Heartbeat, HeartbeatResponse
+from dledger_core.raft.messages import AppendEntries, AppendEntriesResponse, Condition, Heartbeat, HeartbeatResponse
 from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
@@ -152,6 +152,7 @@ def _heartbeat_response(state: RaftState, message: Heartbeat, round_: int) -> He
         term=state.term,
         round=round_,
         last_index=state.log.durable_index,
+        condition=Condition.RECOVERING if state.is_recovering else Condition.NONE,
     )
 
 

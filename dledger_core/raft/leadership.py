@@ -18,6 +18,8 @@ _PREFERRED_PAUSE: Final = 16
 _BY_HAND_PAUSE: Final = 750
 """The same (about five minutes) for a leader that is not preferred and was elected by a transfer: a person requested
 it, or the nodes have different preferred leaders and must not transfer leadership in a circle."""
+_STALLED_SHARE: Final = 5
+"""Election timeouts after which a member that acknowledges nothing counts as stalled."""
 
 
 def become_leader(state: RaftState) -> None:
@@ -190,6 +192,7 @@ def handle_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> N
             "",
             {"round": message.round, "last_round": state.heartbeat_round},
         )
+    progress.condition = message.condition
     due = progress.heartbeat_acked(message.round, message.last_index, state.log.first_index)
     progress.heard(state.ticks_in_office, state.log.last_index)
     if due or progress.next_index <= state.log.last_index:
@@ -202,6 +205,12 @@ def is_active(state: RaftState, member: MemberId) -> bool:
     """Whether a member responded within the minimum election timeout."""
     progress = state.progress.get(member)
     return progress is not None and progress.is_active(state.ticks_in_office, state.config.election_ticks_min)
+
+
+def is_stalled(state: RaftState, member: MemberId) -> bool:
+    """Whether a member responds and has acknowledged nothing for long, although it lacks entries."""
+    progress = state.progress.get(member)
+    return progress is not None and progress.is_stalled(_STALLED_SHARE * state.config.election_ticks_min)
 
 
 def is_caught_up(state: RaftState, member: MemberId) -> bool:

@@ -8,6 +8,7 @@ Ongaro's thesis (pre-vote §9.6, transfer §3.10, ReadIndex §6.4).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntFlag
 from typing import Final
 
 from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
@@ -15,6 +16,18 @@ from dledger_core.raft.batch import Batch
 
 UNKNOWN_END: Final = Index(NUMBER_MAX)
 """``AppendEntries.last_index`` of a leader that does not report it: no follower ever matches that far."""
+
+
+class Condition(IntFlag):
+    """Limits of a replica that follows: a leader needs them to know how many failures the group survives."""
+
+    NONE = 0
+    RECOVERING = 1
+    """It withholds its vote."""
+    DISK_FULL = 2
+    """As leader it would reject appends."""
+    WITHHOLDS = 4
+    """It accepts no entries, or only small messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +106,14 @@ class Heartbeat(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatResponse(_Message):
-    """Echo a heartbeat's round with the follower's last durable index."""
+    """Echo a heartbeat's round with the follower's last durable index.
+
+    ``condition`` is for reports only: no decision of the core depends on it.
+    """
 
     round: int
     last_index: Index
+    condition: Condition = Condition.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

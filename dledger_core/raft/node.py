@@ -14,7 +14,7 @@ from dledger_core.raft.batch import Batch, LogStore, Proposal, SnapshotPayloads
 from dledger_core.raft.configuration import Configuration, MemberChange
 from dledger_core.raft.configurations import ConfigurationInForce
 from dledger_core.raft.log import RaftLog
-from dledger_core.raft.messages import Message, TimeoutNow
+from dledger_core.raft.messages import Condition, Message, TimeoutNow
 from dledger_core.raft.pointers import LogPointers
 from dledger_core.raft.progress import ProgressState
 from dledger_core.raft.ready import HardState, Ready, Role, SoftState
@@ -32,6 +32,8 @@ class ProgressStatus:
         is_active: it responded within the minimum election timeout.
         is_caught_up: a learner may be promoted.
         inflight_messages, inflight_bytes: AppendEntries that are not acknowledged.
+        is_stalled: it responds, and has acknowledged no entry for several election timeouts although it lacks some.
+        condition: what it reported last.
     """
 
     match_index: Index
@@ -41,6 +43,8 @@ class ProgressStatus:
     is_caught_up: bool
     inflight_messages: int
     inflight_bytes: int
+    is_stalled: bool = False
+    condition: Condition = Condition.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +324,8 @@ class RawNode:
                     leadership.is_caught_up(state, member),
                     progress.inflight_messages,
                     progress.inflight_bytes,
+                    leadership.is_stalled(state, member),
+                    progress.condition,
                 )
                 for member, progress in state.progress.items()
             },

@@ -13,6 +13,7 @@ from enum import Enum
 from dledger_core.config import RaftConfig
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, Index, Term
+from dledger_core.raft.messages import Condition
 
 
 class ProgressState(Enum):
@@ -64,11 +65,14 @@ class Progress:
         outgoing: the snapshot transfer in progress.
         acked_round: highest heartbeat round echoed.
         heard_at: the leader's tick of the last response; None = none yet.
+        condition: what the member reported with its last response to a heartbeat.
         removed_at: index of the entry that removed this member, and may not have received the commit of that.
         farewell_round: the first heartbeat round that carried that; 0 = none yet.
     """
 
     __slots__ = (
+        "_advanced_at",
+        "_advanced_match",
         "_inflight",
         "_round_start",
         "_round_target",
@@ -77,6 +81,7 @@ class Progress:
         "_watch_round",
         "acked_round",
         "check_due",
+        "condition",
         "farewell_round",
         "heard_at",
         "inflight_bytes",
@@ -101,6 +106,9 @@ class Progress:
         self._watch_round = 0
         self._watch_match = NO_INDEX
         self.heard_at: int | None = None
+        self.condition = Condition.NONE
+        self._advanced_at = now
+        self._advanced_match = NO_INDEX
         self.removed_at: Index | None = None
         self.farewell_round = 0
         self._round_target = Index(next_index - 1)
@@ -118,6 +126,8 @@ class Progress:
         A round ends when the member has all entries that the log had when the round started (thesis section 4.2.1).
         """
         self.heard_at = now
+        if self.match_index > self._advanced_match or self.match_index >= last_index:
+            self._advanced_at, self._advanced_match = now, self.match_index
         if self.match_index >= self._round_target:
             self._round_ticks = now - self._round_start
             self._round_target, self._round_start = last_index, now
@@ -125,6 +135,10 @@ class Progress:
     def is_active(self, now: int, ticks: int) -> bool:
         """Whether it responded within ``ticks``."""
         return self.heard_at is not None and now - self.heard_at <= ticks
+
+    def is_stalled(self, ticks: int) -> bool:
+        """Whether it responds, lacks entries, and has acknowledged none for ``ticks``: its disk may be full or hang."""
+        return self.heard_at is not None and self.heard_at - self._advanced_at > ticks
 
     def is_caught_up(self, now: int, ticks: int) -> bool:
         """Whether the last round took at most ``ticks`` and the present one has not taken longer (thesis 4.2.1).

@@ -31,6 +31,7 @@ def buckets(name: str, labels: str, slow: str) -> dict[str, str]:
 SYMPTOMS: dict[str, dict[str, str]] = {
     "DLedgerNodeDown": {'up{job="dledger",instance="n0"}': "0x5000"},
     "DLedgerNoLeader": {f"dledger_leader_known{{{ON}}}": "0x5000"},
+    "DLedgerNothingAcknowledged": {f"dledger_failures_survived{{{ON}}}": "-1x5000"},
     "DLedgerNodeWithoutLeader": {
         f"dledger_leader_known{{{ON}}}": "0x5000",
         'dledger_leader_known{instance="n1",group="g"}': "1x5000",

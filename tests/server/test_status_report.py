@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.client.members import GroupMembers, MemberStatus
+from dledger_core.client.verdict import GroupHealth, Level, reasons_of, verdict_of
 from dledger_core.config import Limits, ListenAddress, StorageConfig
 from dledger_core.ids import NodeId
 from dledger_core.server.monitoring.cluster_look import GroupLook, NodeLook
 from dledger_core.server.monitoring.events import RecentEvents
 from dledger_core.server.monitoring.history import SAMPLES_MAX, History
 from dledger_core.server.monitoring.site import SiteOptions
-from dledger_core.server.monitoring.verdict import Level, reasons_of, verdict_of
 from dledger_core.storage.files.file_system import DiskSpace
 from tests.support.http import Fetched, afetch
 from tests.support.server_group import ServerGroup, eventually
@@ -55,13 +55,22 @@ def node(name: str, role: str = "follower", **options: Any) -> NodeLook:
     return NodeLook(node_id=NodeId(name), address="h:1", role=role, **(known | options))
 
 
-def look(*nodes: NodeLook, inactive: tuple[str, ...] = (), members: bool = True, **options: Any) -> GroupLook:
+def look(
+    *nodes: NodeLook,
+    inactive: tuple[str, ...] = (),
+    conditions: dict[str, tuple[str, ...]] | None = None,
+    removed: tuple[str, ...] = (),
+    members: bool = True,
+    **options: Any,
+) -> GroupHealth:
     def member(each: NodeLook) -> MemberStatus:
-        name, silent = str(each.node_id), each.role == "silent"
-        return MemberStatus(name, "s", "h:1", "voter", False, None, not silent and name not in inactive, 5, 0, 0, None)
+        name, is_active = str(each.node_id), each.role != "silent" and str(each.node_id) not in inactive
+        limits = (conditions or {}).get(name, ())
+        return MemberStatus(name, "s", "h:1", "voter", False, None, is_active, 5, 0, 0, None, limits)
 
-    found = GroupMembers(-1, False, tuple(map(member, nodes))) if members else None
-    return GroupLook(name="g", nodes=nodes, members=found, **options)
+    named = tuple(member(node) for node in nodes if node.node_id not in removed)
+    found = GroupMembers(-1, False, named) if members else None
+    return GroupLook(name="g", nodes=nodes, members=found, **options).health()
 
 
 ALONE = node("n0", leader_id=None)
@@ -75,6 +84,19 @@ CASES = [
     (look(node("n0", "leader"), node("n1"), node("n2", is_recovering=True)), Level.DEGRADED, "n2"),
     (look(node("n0", "leader"), node("n1", is_disk_full=True), node("n2")), Level.DEGRADED, "n1"),
     (look(node("n0", "leader"), node("n1"), node("n2"), inactive=("n1",)), Level.DEGRADED, "n1"),
+    (look(node("n0", "leader"), node("n1"), node("n2"), conditions={"n1": ("stalled",)}), Level.DEGRADED, "n1"),
+    (look(node("n0", "leader"), node("n1"), node("n2"), conditions={"n1": ("withholds",)}), Level.DEGRADED, "n1"),
+    (look(node("n0", "leader"), node("n1"), node("n2"), node("n3", "pre-candidate"), removed=("n3",)), Level.DEGRADED,
+     "n3 is not a member"),
+    (look(node("n0", "leader"), node("n1"), node("n2"), node("n3", "waiting", term=None), removed=("n3",)),
+     Level.DEGRADED, "member add n3"),
+    (look(node("n0", "leader"), node("n1", is_disk_full=True), node("n2", "silent")), Level.UNAVAILABLE, "n0"),
+    (look(node("n0", "leader"), node("n1"), node("n2", "silent"), conditions={"n1": ("stalled",)}), Level.UNAVAILABLE,
+     "n0"),
+    (look(node("n0", "leader", is_disk_full=True), node("n1"), node("n2")), Level.UNAVAILABLE, "n0"),
+    (look(node("n0", "leader"), node("n1", is_disk_full=True, accepts_entries=True), node("n2", "silent")),
+     Level.DEGRADED, "n2"),
+    (look(node("n0", "leader"), node("n1", "silent"), node("n2", "silent"), members=False), Level.UNAVAILABLE, "n0"),
     (look(node("n0", "leader"), node("n1"), node("n2"), tables=(("queries", 8, 10),)), Level.DEGRADED, "queries"),
     (look(ALONE, node("n1", "silent"), node("n2", "silent"), members=False), Level.UNAVAILABLE, "g"),
     (look(ALONE, node("n1", leader_id=None), node("n2", "silent"), members=False), Level.UNAVAILABLE, "g"),
@@ -84,10 +106,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("found", "level", "named"), CASES)
-def test_verdict_is_the_worst_level_and_names_the_culprit(found: GroupLook, level: Level, named: str) -> None:
+def test_verdict_is_the_worst_level_and_names_the_culprit(found: GroupHealth, level: Level, named: str) -> None:
     verdict = verdict_of([found], reasons_of(found))
     assert verdict.level is level
-    assert named in verdict.text
+    assert named in " ".join(map(str, reasons_of(found)))
     assert bool(verdict.reasons) == (level is not Level.HEALTHY)
 
 

@@ -1,10 +1,11 @@
 """Disk-full guard: reject appends before anything is written, and accept them again once space is free.
 
 Bytes that are staged count as written, so that a fast leader does not use up the reserve between two looks at the disk.
-Control entries (a leader's no-op, the end of a transaction) may use the reserve. A follower whose disk is nearly full
-sends no response to an AppendEntries that it cannot accept: the leader continues with the others, and probes without
-sending the entries again. It does not take over leadership either, so that a leader whose own disk is nearly full can
-offer it to one voter after another.
+Control entries (a leader's no-op, the end of a transaction) may use the reserve. A follower accepts entries until half
+of the reserve is used, then small messages only, and no entries once an eighth is left. It sends no response to an
+AppendEntries that it does not accept: the leader continues with the others, and probes without sending the entries
+again. Its responses to heartbeats report that, so that the leader does not count it. It does not take over leadership
+either, so that a leader whose own disk is nearly full can offer it to one voter after another.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class SpaceGuard:
         return self._full
 
     @property
+    def accepts_entries(self) -> bool:
+        """Whether a follower with this disk accepts all entries, so that it acknowledges appends."""
+        return not self.is_full or self._free_bytes() >= self._reserve_bytes // 2
+
+    @property
     def free_bytes(self) -> int:
         """Free bytes of the disk at the last look, without those that are staged since; never negative."""
         return max(self._free_bytes(), 0)
@@ -88,13 +94,11 @@ class SpaceGuard:
 
         A probe about entries that were rejected gets no response either: otherwise the leader would send them again.
         """
-        if not isinstance(message, AppendEntries | TimeoutNow) or not self.is_full:
-            return True
         if isinstance(message, TimeoutNow):
-            return False
-        free, nbytes = self._free_bytes(), sum(batch.nbytes for batch in message.batches)
-        if free >= self._reserve_bytes // 2:
+            return not self.is_full
+        if not isinstance(message, AppendEntries) or self.accepts_entries:
             return True
+        free, nbytes = self._free_bytes(), sum(batch.nbytes for batch in message.batches)
         if nbytes:
             return nbytes <= self._limits.small_message_bytes and free - nbytes >= self._reserve_bytes // 8
         return message.prev_index <= raft.last_index

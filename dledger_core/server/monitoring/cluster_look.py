@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dledger_core.client.members import GroupMembers, members_of
+from dledger_core.client.protocol import TableUsage
 from dledger_core.client.routing.channel import Channel
+from dledger_core.client.verdict import GroupHealth, NodeHealth
 from dledger_core.config import Peer
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import NodeId
@@ -57,7 +59,8 @@ class NodeLook:
         leader_id: the leader that it knows.
         leader_contact_ms: time since it had contact with the leader.
         is_recovering: whether it withholds its vote.
-        is_disk_full: whether it rejects appends.
+        is_disk_full: whether it rejects appends as leader.
+        accepts_entries: whether its disk has space for a leader's entries; nodes of 0.2 do not report it.
         disk_free_bytes: free bytes of the disk with its store; nodes of 0.2 do not report it.
         disk_size_bytes: size of that disk.
         answers: whether it answered.
@@ -77,6 +80,7 @@ class NodeLook:
     leader_contact_ms: int | None = None
     is_recovering: bool = False
     is_disk_full: bool = False
+    accepts_entries: bool | None = None
     disk_free_bytes: int | None = None
     disk_size_bytes: int | None = None
     answers: bool = False
@@ -91,6 +95,27 @@ class GroupLook:
     nodes: tuple[NodeLook, ...]
     members: GroupMembers | None = None
     tables: tuple[tuple[str, int, int], ...] = field(default=())
+
+    def health(self) -> GroupHealth:
+        """Return the health of the group, for the verdict."""
+        named = None if self.members is None else {member.node_id for member in self.members.members}
+        nodes = tuple(
+            NodeHealth(
+                node_id=str(node.node_id),
+                address=node.address,
+                role=node.role,
+                answers=node.answers,
+                serves=node.term is not None,
+                is_recovering=node.is_recovering,
+                is_disk_full=node.is_disk_full,
+                accepts_entries=node.accepts_entries,
+                is_member=None if named is None else node.node_id in named,
+                reason=node.reason,
+            )
+            for node in self.nodes
+        )
+        tables = tuple(TableUsage(*table) for table in self.tables)
+        return GroupHealth(name=self.name, leader_id=self.leader_id, nodes=nodes, members=self.members, tables=tables)
 
     @property
     def leader_id(self) -> str | None:
@@ -193,6 +218,7 @@ class ClusterLook:
             leader_contact_ms=contact_ms if isinstance(contact_ms, int) and contact_ms >= 0 else None,
             is_recovering=response.is_recovering,
             is_disk_full=response.is_disk_full,
+            accepts_entries=response.acknowledges,
             disk_free_bytes=free,
             disk_size_bytes=size,
             answers=True,
@@ -220,6 +246,7 @@ class ClusterLook:
             leader_contact_ms=contact_ms if contact_ms >= 0 else None,
             is_recovering=status.is_recovering,
             is_disk_full=replica.space.is_full,
+            accepts_entries=replica.space.accepts_entries,
             disk_free_bytes=replica.space.free_bytes,
             disk_size_bytes=replica.space.total_bytes,
         )

@@ -24,7 +24,7 @@ from dledger_core.raft import Role
 from dledger_core.server.group import Group, GroupState, HostedGroup
 from dledger_core.server.monitoring.http_port import HttpResponse
 from dledger_core.server.monitoring.measures import Durations
-from dledger_core.server.monitoring.observed import ObservedNode
+from dledger_core.server.monitoring.observed import ObservedNode, failures_survived
 
 _EVERY: Final = 2
 """Every second bucket of the durations is shown: enough for a quantile, half of the lines."""
@@ -108,6 +108,13 @@ METRICS: Final = (
     MetricKind("dledger_read_bytes_total", "counter", _GROUP, "Bytes of their records."),
     MetricKind("dledger_disk_free_bytes", "gauge", _GROUP, "Free bytes of the disk with the group's store."),
     MetricKind("dledger_disk_size_bytes", "gauge", _GROUP, "Size of that disk."),
+    MetricKind("dledger_acknowledges", "gauge", _GROUP, "1 if this replica is a voter that acknowledges appends."),
+    MetricKind(
+        "dledger_failures_survived",
+        "gauge",
+        _GROUP,
+        "Voters that may fail before no append is acknowledged; negative: none is; leader only.",
+    ),
     MetricKind("dledger_disk_full", "gauge", _GROUP, "1 if the disk is nearly full, so that appends are rejected."),
     MetricKind("dledger_scrub_index", "gauge", _GROUP, "Next entry that the scrub reads."),
     MetricKind("dledger_scrub_rounds_total", "counter", _GROUP, "Times that the scrub has read the whole log."),
@@ -226,7 +233,10 @@ class Metrics:
         yield "dledger_commit_index", (), replica.readable_end - 1
         yield "dledger_visible_end", (), replica.visible_end
         yield "dledger_log_bytes", (), log.data_bytes
+        is_voter = configuration.is_voter(replica.member) and not status.is_recovering
+        yield "dledger_acknowledges", (), is_voter and replica.space.accepts_entries
         if replica.is_leader:
+            yield "dledger_failures_survived", (), failures_survived(hosted)
             for member in hosted.membership.report().members:
                 if member.member != replica.member:
                     follower = (str(node_of(member.member)),)

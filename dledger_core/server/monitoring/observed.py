@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from dledger_core.client.members import members_of
+from dledger_core.client.verdict import survival_text
 from dledger_core.ids import NodeId
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.group import Group
+from dledger_core.server.group import Group, HostedGroup
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
 from dledger_core.server.replica.members import Members
 from dledger_core.server.services.flow import Budget
-from dledger_core.server.services.service import ClientService
+from dledger_core.server.services.service import ClientService, member_response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +69,27 @@ class ObservedNode:
         return sum(len(flow.tasks) for flow in self.service.flows.values())
 
     def not_ready(self) -> Iterator[str]:
-        """Yield why the node does not serve a group; a group that waits to be founded is ready for that."""
+        """Yield why the node does not serve a group; a group that waits to be founded is ready for that.
+
+        A node that stores no entries, or that leads a group in which no append is acknowledged, is not ready either.
+        """
         if not self.is_started():
             yield "the stores are being opened"
             return
         if self.service.is_draining:
             yield "the node is stopping"
         for name, group in self.groups.items():
-            if group.hosted is None and not group.is_waiting:
-                yield f"group {name}: {group.reason}"
+            hosted = group.hosted
+            if hosted is None:
+                if not group.is_waiting:
+                    yield f"group {name}: {group.reason}"
+            elif not hosted.replica.space.accepts_entries:
+                yield f"group {name}: the disk is nearly full: the node acknowledges no appends"
+            elif hosted.replica.is_leader and failures_survived(hosted) < 0:
+                yield f"group {name}: {survival_text(-1)}"
+
+
+def failures_survived(hosted: HostedGroup) -> int:
+    """Return how many more voters may fail, as the leader knows it from its followers."""
+    members = members_of(member_response(hosted.membership.report()))
+    return members.failures_survived(leader_id=hosted.replica.node_id)

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from dledger_core.client.members import STALLED
+from dledger_core.client.verdict import reasons_of, verdict_of
 from dledger_core.server.group import HostedGroup
 from dledger_core.server.monitoring.cluster_look import ClusterLook, GroupLook, NodeLook
 from dledger_core.server.monitoring.events import RecentEvents
 from dledger_core.server.monitoring.history import History
 from dledger_core.server.monitoring.observed import ObservedNode
-from dledger_core.server.monitoring.verdict import failures_survived, reasons_of, verdict_of, voters
 from dledger_core.storage.tables.transactions import TransactionTable
 
 _ROWS_MAX: Final = 50
@@ -46,8 +47,9 @@ class StatusReport:
     async def report(self, groups: Sequence[str]) -> dict[str, Any]:
         """Return the report about these groups."""
         looks = await self._cluster.look(list(groups))
-        reasons = [reason for look in looks for reason in reasons_of(look, self._node.repairs.damaged(look.name))]
-        verdict = verdict_of(looks, reasons)
+        groups_seen = [look.health() for look in looks]
+        reasons = [reason for each in groups_seen for reason in reasons_of(each, self._node.repairs.damaged(each.name))]
+        verdict = verdict_of(groups_seen, reasons)
         shown = []
         for look in looks:
             shown.append(self._group(look))
@@ -65,6 +67,7 @@ class StatusReport:
                 "level": verdict.level.name.lower(),
                 "text": verdict.text,
                 "reasons": list(verdict.reasons),
+                "remedies": {reason.text: reason.remedy for reason in reasons if reason.remedy},
             },
             "groups": shown,
             "interval_s": self._history.interval_s,
@@ -79,14 +82,16 @@ class StatusReport:
 
     def _group(self, look: GroupLook) -> dict[str, Any]:
         hosted = self._node.groups[look.name].hosted
+        health = look.health()
         best = max((node.commit_index for node in look.nodes if node.commit_index is not None), default=None)
         found = {
             "name": look.name,
             "leader": look.leader_id,
             "term": max((node.term for node in look.nodes if node.term is not None), default=None),
             "commit_index": best,
-            "survives": failures_survived(look),
-            "voters": voters(look),
+            "survives": health.failures_survived,
+            "voters": health.voters,
+            "acknowledging": list(health.acknowledging()),
             "change_pending": look.members is not None and look.members.is_change_pending,
             "nodes": [self._node_of(node, look, best) for node in look.nodes],
             "tables": [{"table": table, "rows": rows, "limit": limit} for table, rows, limit in look.tables],
@@ -102,6 +107,8 @@ class StatusReport:
         return found | {
             "node_id": str(node.node_id),
             "member": None if member is None else member.role,
+            "is_removed": member is None and look.members is not None and node.role != "waiting",
+            "is_stalled": member is not None and STALLED in member.conditions,
             "lag_entries": behind if member is None or node.answers else member.lag_entries,
             "lag_bytes": None if member is None else member.lag_bytes,
             "catches_up_s": None if member is None else member.seconds_left,

@@ -36,9 +36,11 @@ from dledger_core.errors import (
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId, NodeId, Term, node_of
 from dledger_core.raft import (
     Batch,
+    Condition,
     Configuration,
     ConfigurationInForce,
     Heartbeat,
+    HeartbeatResponse,
     LogRestart,
     MemberChange,
     Message,
@@ -513,7 +515,7 @@ class Replica:
         for batch in ready.batches:
             self._controls.stage(batch)
         for message in ready.messages:
-            self._send(self.group, message)
+            self._send(self.group, self._with_condition(message))
         self._checkpoint_due |= ready.must_persist or ready.committed is not None
         if ready.must_persist or self._disk.busy:
             self._disk.submit(ready)
@@ -532,6 +534,13 @@ class Replica:
             reply = self._reads.pop(read.request_id, None)
             if reply is not None:
                 reply(read.index)
+
+    def _with_condition(self, message: Message) -> Message:
+        """Add what the disk limits to a response to a heartbeat."""
+        if isinstance(message, HeartbeatResponse) and self.space.is_full:
+            withheld = Condition.NONE if self.space.accepts_entries else Condition.WITHHOLDS
+            return replace(message, condition=message.condition | Condition.DISK_FULL | withheld)
+        return message
 
     def _report_configuration(self, ready: Ready) -> None:
         if ready.configuration is not None:
@@ -566,7 +575,7 @@ class Replica:
 
     def _finish(self, ready: Ready) -> None:
         for message in ready.persisted_messages:
-            self._send(self.group, message)
+            self._send(self.group, self._with_condition(message))
         self.raft.advance(ready.number)
 
     def _committed(self, commit_index: Index) -> None:

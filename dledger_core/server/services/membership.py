@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from dledger_core.client.members import DISK_FULL, RECOVERING, STALLED, WITHHOLDS
 from dledger_core.config import Limits, is_loopback
 from dledger_core.errors import (
     BadRequestError,
@@ -26,6 +27,7 @@ from dledger_core.ids import NO_TERM, Index, MemberId, NodeId, Term, member_id, 
 from dledger_core.raft import (
     AddLearner,
     Batch,
+    Condition,
     Configuration,
     MemberChange,
     ProgressStatus,
@@ -62,6 +64,7 @@ class MemberProgress:
         lag_entries: entries that it lacks.
         lag_bytes: bytes that it lacks, at least.
         left_ms: time until it has them at its present speed; None if that is not known.
+        conditions: what limits it as a voter, in the words of ``dledger_core.client.members``.
     """
 
     member: MemberId
@@ -74,6 +77,7 @@ class MemberProgress:
     lag_entries: int
     lag_bytes: int
     left_ms: int | None
+    conditions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,21 @@ class Membership:
             max(status.last_index - match, 0),
             lag_bytes,
             self._left_ms(member, match, lag_bytes),
+            self._conditions_of(member, progress),
         )
+
+    def _conditions_of(self, member: MemberId, progress: ProgressStatus | None) -> tuple[str, ...]:
+        if member == self._replica.member:
+            return (DISK_FULL,) if self._replica.space.is_full else ()
+        if progress is None:
+            return ()
+        named = {
+            RECOVERING: Condition.RECOVERING in progress.condition,
+            DISK_FULL: Condition.DISK_FULL in progress.condition,
+            WITHHOLDS: Condition.WITHHOLDS in progress.condition,
+            STALLED: progress.is_stalled,
+        }
+        return tuple(name for name, is_so in named.items() if is_so)
 
     def _bytes_after(self, index: int) -> int:
         log = self._replica.log

@@ -418,6 +418,7 @@ class ClientService:
             time=replica.log.last_time_ms or None,
             is_recovering=status.is_recovering,
             is_disk_full=replica.space.is_full,
+            acknowledges=replica.space.accepts_entries,
             disk=[replica.space.free_bytes, replica.space.total_bytes],
             orphaned=orphaned,
             tables=[list(row) for row in replica.tables.usage(self._limits)],
@@ -687,6 +688,7 @@ def member_response(report: MembersReport) -> messages.MemberResponse:
         ],
         voters_before=[node_of(voter) for voter in report.voters_before],
         warning=report.warning,
+        conditions=[[node_of(each.member), name] for each in report.members for name in each.conditions] or None,
     )
 
 
