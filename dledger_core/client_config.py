@@ -2,7 +2,7 @@
 
 The keys are the names of the options, and a variable is ``DLEDGER_`` with the same name::
 
-    peers = "n0-10.0.0.1:40911;n1-10.0.0.2:40911;n2-10.0.0.3:40911"
+    peers = "10.0.0.1:40911,10.0.0.2:40911,10.0.0.3:40911"  # or DLedger's n0-10.0.0.1:40911;n1-...
     group = "orders"
     tls-ca = "nodes-ca.pem"         # names of files are relative to the directory of this file
     token-file = "orders.token"     # or tls-cert and tls-key
@@ -25,10 +25,14 @@ from dledger_core.net.tls import TlsOptions
 from dledger_core.private_file import check_private
 from dledger_core.toml_file import check_keys, read_toml
 
-__all__ = ["CLIENT_CONFIG", "ClientConfig", "variable_of"]
+__all__ = ["CLIENT_CONFIG", "LOCAL_PEERS", "LOCAL_PORTS", "ClientConfig", "variable_of"]
 
 CLIENT_CONFIG: Final = "client-config"
 """The option that names the file."""
+LOCAL_PORTS: Final = (40911, 40912, 40913)
+"""Ports that ``dledger dev`` takes if they are free."""
+LOCAL_PEERS: Final = ",".join(f"127.0.0.1:{port}" for port in LOCAL_PORTS)
+"""The way in of commands and jobs where option, variable and file name none; one node of it may be down."""
 
 
 def variable_of(option: str) -> str:
@@ -41,7 +45,7 @@ class ClientConfig:
     """Settings of a client; None = not given.
 
     Attributes:
-        peers: the nodes.
+        peers: the nodes, ``id-host:port`` or ``host:port``; some of them are enough.
         group: the group.
         tls_ca: file with the authority of the nodes' certificates; turns TLS on.
         tls_cert: file with this client's certificate.
@@ -73,7 +77,7 @@ class ClientConfig:
                 raise ConfigError(f"{key} must be a string that is not empty", str(path), f'write {key} = "..."')
         try:
             if "peers" in values:
-                parse_peers(values["peers"])
+                parse_peers(values["peers"], needs_ids=False)
             if "group" in values:
                 check_group_name(values["group"])
         except ConfigError as error:

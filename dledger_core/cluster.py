@@ -12,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from dledger_core.certificates import CertificateFiles, write_certificates
 from dledger_core.client.verdict import Verdict, ask_health, verdict_of
+from dledger_core.client_config import LOCAL_PORTS
 from dledger_core.config import STOP_WITH_STDIN, Peer, format_peers, parse_groups
 from dledger_core.connect import Client
 from dledger_core.errors import ConfigError, DLedgerError, NoLeaderError
@@ -51,6 +52,7 @@ class LocalCluster:
         memory: keep the temporary directory in memory (``/dev/shm``) if 1 GiB is free there, and acknowledge without
             fsync. Nothing of it survives the end of the cluster, and its entries take memory. A program that is killed
             with SIGKILL leaves the directory there.
+        ports: port of each node; None = free ones.
         tls: security with certificates and a token that are made for this cluster, in ``directory``/tls; clients need
             ``tls`` and ``token``.
         http: give each node a second port, for ``page``.
@@ -67,6 +69,7 @@ class LocalCluster:
         groups: tuple[str, ...] = ("default",),
         *,
         memory: bool = False,
+        ports: Sequence[int] | None = None,
         tls: bool = False,
         http: bool = False,
         **server_options: Any,
@@ -82,9 +85,11 @@ class LocalCluster:
             directory = tempfile.mkdtemp(prefix="dledger-", dir=_memory_directory() if memory else None)
         self._directory = Path(directory).absolute()
         self._directory.mkdir(parents=True, exist_ok=True)
-        ports = free_ports(2 * nodes)
-        self._peers = tuple(Peer(NodeId(f"n{i}"), "127.0.0.1", port) for i, port in enumerate(ports[:nodes]))
-        self._http = dict(zip(self.node_ids, ports[nodes:], strict=True)) if http else {}
+        if ports is not None and len(ports) != nodes:
+            raise ConfigError(f"ports has {len(ports)} ports for {nodes} nodes", "", "give one port per node")
+        own = free_ports(nodes) if ports is None else ports
+        self._peers = tuple(Peer(NodeId(f"n{i}"), "127.0.0.1", port) for i, port in enumerate(own))
+        self._http = dict(zip(self.node_ids, free_ports(nodes, set(own)), strict=True)) if http else {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._certificates: CertificateFiles | None = None
         if tls:
@@ -311,17 +316,23 @@ class LocalCluster:
                 )
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ``count`` different free ports; another process may take them at any time.
+def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
+    """Return ``count`` different free ports that are not ``taken``; another process may take them at any time.
 
     They are below the range for outgoing connections, so that no connection takes the port of a stopped node.
     """
     found: list[int] = []
     while len(found) < count:
         port = secrets.choice(_PORTS)
-        if port not in found and _is_free(port):
+        if port not in found and port not in taken and _is_free(port):
             found.append(port)
     return found
+
+
+def local_ports(count: int) -> list[int] | None:
+    """Return the ports from 40911 on, where commands look for nodes; None if one of them is not free."""
+    ports = list(range(LOCAL_PORTS[0], LOCAL_PORTS[0] + count))
+    return ports if all(map(_is_free, ports)) else None
 
 
 def _memory_directory() -> Path | None:
@@ -334,6 +345,8 @@ def _memory_directory() -> Path | None:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
+        # As a node does: closed connections of an earlier node do not keep its port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:

@@ -24,6 +24,7 @@ STOP_WITH_STDIN: Final = "DLEDGER_STOP_WITH_STDIN"
 
 _NODE_ID = re.compile(r"[A-Za-z0-9_.]{1,64}\Z")
 _GROUP = re.compile(r"[A-Za-z0-9_.%][A-Za-z0-9_.%-]{0,126}\Z")
+_HOST = re.compile(r"[\w.-]+\Z")
 _UNIT_NAMES: Final = {
     0.001: ("ms", "millisecond", "milliseconds"),
     1.0: ("s", "second", "seconds"),
@@ -46,7 +47,13 @@ class RandomSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One node of a peers string: ``n0-127.0.0.1:40911``."""
+    """One node of a peers string: ``n0-127.0.0.1:40911``.
+
+    Attributes:
+        node_id: the node's id; its address while the id is not known.
+        host: name or address.
+        port: TCP port.
+    """
 
     node_id: NodeId
     host: str
@@ -56,6 +63,11 @@ class Peer:
     def address(self) -> str:
         """``host:port``."""
         return f"{self.host}:{self.port}"
+
+    @property
+    def has_id(self) -> bool:
+        """Whether the id is known."""
+        return is_node_id(self.node_id)
 
 
 def is_loopback(host: str) -> bool:
@@ -91,24 +103,56 @@ def is_node_id(text: str) -> bool:
     return _NODE_ID.match(text) is not None
 
 
+_PEER_EXAMPLE: Final = "'n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913'"
+
+
 def parse_peer(text: str) -> Peer:
     """Parse one ``id-host:port`` of a peers string; raise ConfigError if it is malformed."""
     node_id, dash, address = text.partition("-")
-    host, colon, port = address.rpartition(":")
+    found = _parse_address(address)
+    if not (dash and found and is_node_id(node_id)):
+        remedy = f"write id-host:port separated by ';' or ',', for example {_PEER_EXAMPLE}"
+        raise ConfigError(f"malformed peer {text!r} in the peers string", "", remedy)
+    return Peer(NodeId(node_id), *found)
+
+
+def _parse_address(text: str) -> tuple[str, int] | None:
+    """Return host and port of ``host:port``, None if it is malformed."""
+    host, _, port = text.rpartition(":")
     host = host.strip("[]")
-    well_formed = dash and colon and host and is_node_id(node_id)
-    if not (well_formed and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
-        raise ConfigError(
-            f"malformed peer {text!r} in the peers string",
-            "",
-            "write id-host:port separated by ';', for example "
-            "'n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913'",
-        )
-    return Peer(NodeId(node_id), host, int(port))
+    fits = host and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
+    return (host, int(port)) if fits else None
 
 
-def parse_peers(text: str) -> tuple[Peer, ...]:
-    """Parse DLedger's peers string, ``n0-host:port;n1-host:port``.
+def _is_host(text: str) -> bool:
+    """Whether a text can be a host name or an address; ``n0:127.0.0.1`` is none."""
+    if _HOST.match(text):
+        return True
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
+
+
+def _parse_way_in(text: str) -> Peer:
+    """Parse ``id-host:port`` or ``host:port``; a host name with ``-`` and without an id is in brackets."""
+    if "-" not in text or text.startswith("["):
+        found = _parse_address(text)
+        if found is None or not _is_host(found[0]):
+            remedy = f"write host:port or id-host:port, separated by ';' or ',', for example {_PEER_EXAMPLE}"
+            raise ConfigError(f"malformed peer {text!r} in the peers string", "", remedy)
+        host, port = found
+        return Peer(NodeId(f"{host}:{port}"), host, port)
+    return parse_peer(text)
+
+
+def parse_peers(text: str, *, needs_ids: bool = True) -> tuple[Peer, ...]:
+    """Parse DLedger's peers string, ``n0-host:port;n1-host:port``; commas separate as well.
+
+    Args:
+        text: the peers string.
+        needs_ids: refuse ``host:port`` alone. A client needs no ids: the nodes respond with all members. A host name
+            with ``-`` and without an id is in brackets: ``[db-1.example.com]:40911``.
 
     Returns:
         The peers in the order written.
@@ -116,7 +160,8 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
     Raises:
         ConfigError: empty, malformed, or a node id or address twice.
     """
-    peers = [parse_peer(token.strip()) for token in text.split(";") if token.strip()]
+    parse = parse_peer if needs_ids else _parse_way_in
+    peers = [parse(token.strip()) for token in text.replace(",", ";").split(";") if token.strip()]
     if not peers:
         raise ConfigError("the peers string is empty", "", "name at least one node: n0-127.0.0.1:40911")
     for what, seen in (
@@ -125,13 +170,16 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
     ):
         twice = next((value for value in seen if seen.count(value) > 1), None)
         if twice is not None:
-            raise ConfigError(f"{what} {twice} occurs twice in the peers string", "", f"give each node its own {what}")
+            remedy = f"give each node its own {what}"
+            if what == "node id" and not needs_ids:
+                remedy += "; a host name with '-' and without an id is written [host]:port"
+            raise ConfigError(f"{what} {twice} occurs twice in the peers string", "", remedy)
     return tuple(peers)
 
 
 def format_peers(peers: tuple[Peer, ...]) -> str:
     """Return the peers string that ``parse_peers`` reads."""
-    return ";".join(f"{p.node_id}-{p.address}" for p in peers)
+    return ";".join(f"{p.node_id}-{p.address}" if p.has_id else p.address for p in peers)
 
 
 def check_group_name(name: str) -> str:

@@ -79,10 +79,12 @@ def connect(
     token: str | Path | None = None,
 ) -> LogClient:
     """Return the log client of a group; it opens connections at its first use. Arguments as for ``AsyncClient``."""
-    parsed = parse_peers(peers) if isinstance(peers, str) else tuple(peers)
+    # A request in Java's protocol names the node that it is sent to.
+    needs_ids = protocol == "dledger-java"
+    parsed = parse_peers(peers, needs_ids=needs_ids) if isinstance(peers, str) else tuple(peers)
     check_group_name(group)
     if not parsed:
-        raise ConfigError("there are no peers", "", "name at least one node: n0-127.0.0.1:40911")
+        raise ConfigError("there are no peers", "", "name at least one node: 127.0.0.1:40911")
     timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
     if protocol == "dledger":
         credentials = Credentials(tls, token)
@@ -103,7 +105,9 @@ class AsyncClient(AsyncLogClient):
     earlier response proved committed, unless ``node`` names one replica.
 
     Args:
-        peers: DLedger's peers string, ``n0-host:port;n1-host:port``, or the parsed peers.
+        peers: ``host:port`` of one or more nodes, separated by commas or semicolons, DLedger's peers string
+            ``n0-host:port;n1-host:port``, or the parsed peers. The nodes respond with the members of the group. Java's
+            protocol needs all nodes with their ids.
         group: the group's name.
         timeout_ms: limit of one request; without ``retry_timeout_ms`` also of a whole call.
         retry_timeout_ms: limit of a call with its retries on all nodes: reads, idempotent appends, requests to one

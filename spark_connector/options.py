@@ -56,7 +56,7 @@ def _not_empty(text: str) -> str:
 
 
 def _peers(text: str) -> str:
-    parse_peers(text)
+    parse_peers(text, needs_ids=False)
     return text
 
 
@@ -475,8 +475,10 @@ def _check_source(options: DLedgerOptions) -> None:
         name = "groups" if options.groups_given else "groupsPattern"
         raise OptionError(f"{name}: a store contains one group", "", "name one group, or leave the option out")
     if options.peers and options.read_from.startswith("node:"):
-        nodes = [str(peer.node_id) for peer in parse_peers(options.peers)]
-        if options.read_from.removeprefix("node:") not in nodes:
+        peers = parse_peers(options.peers, needs_ids=False)
+        nodes = [str(peer.node_id) for peer in peers]
+        is_complete = all(peer.has_id for peer in peers)  # otherwise the nodes report the ids
+        if is_complete and options.read_from.removeprefix("node:") not in nodes:
             remedy = f"use one of {', '.join(f'node:{node}' for node in nodes)}"
             raise OptionError(f"readFrom {options.read_from!r}: the node is not in peers", "", remedy)
 
@@ -499,6 +501,8 @@ def _check_java(options: DLedgerOptions) -> None:
     is_java = options.protocol == "dledger-java"
     remedy = "leave it out" if is_java else "set protocol=dledger-java, or leave it out"
     _reject(options, _NOT_OF_JAVA if is_java else _OF_JAVA, f"with protocol={options.protocol}", remedy)
+    if is_java and options.peers:
+        parse_peers(options.peers)  # with the ids
     if is_java and options.read_from not in ("any", "leader"):
         raise OptionError("readFrom: a Java group is read from its leader", "", "leave it out")
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from dledger_core import ConfigError, parse_duration, parse_groups
+from dledger_core import ConfigError, parse_duration, parse_groups, parse_peers
+from dledger_core.config import format_peers
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,43 @@ def test_duration_is_rejected_when_malformed_or_out_of_range(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_duration(text, "--every")
     assert raised.value.what.startswith("--every: ")
+
+
+ADDRESSES = [("127.0.0.1", 1), ("db-1.example.com", 2), ("::1", 3), ("localhost", 4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "needs_ids", "expected"),
+    [
+        ("a-127.0.0.1:1; b-db-1.example.com:2;c-[::1]:3;d-localhost:4;", True, "abcd"),
+        ("a-127.0.0.1:1,b-db-1.example.com:2,c-::1:3 , d-localhost:4", True, "abcd"),
+        ("a-127.0.0.1:1,b-db-1.example.com:2;[::1]:3,d-localhost:4", False, "ab d"),
+        ("127.0.0.1:1,[db-1.example.com]:2,::1:3,localhost:4", False, "    "),
+    ],
+)
+def test_peers_have_ids_or_addresses_alone_in_their_order(text: str, needs_ids: bool, expected: str) -> None:
+    found = parse_peers(text, needs_ids=needs_ids)
+    assert [(peer.host, peer.port) for peer in found] == ADDRESSES
+    assert [str(peer.node_id) if peer.has_id else " " for peer in found] == list(expected)
+    assert parse_peers(format_peers(found[:1]), needs_ids=needs_ids) == found[:1]
+
+
+@pytest.mark.parametrize(
+    ("text", "needs_ids"),
+    [
+        *((text, needs_ids) for text in ("", " ;,", "a-h", "h:0", "h:x", "-h:1") for needs_ids in (True, False)),
+        ("h:1", True),
+        ("a-h:1;[h]:2", True),
+        ("a:h:1", False),
+        ("http://h:1", False),
+        ("h:1,a-h:1", False),
+        ("db-1.example.com:1,db-2.example.com:1", False),  # the id "db", twice
+    ],
+)
+def test_peers_are_rejected_when_empty_malformed_or_repeated(text: str, needs_ids: bool) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_peers(text, needs_ids=needs_ids)
+    assert raised.value.remedy
 
 
 @pytest.mark.parametrize("text", ["0", "0s", "0 seconds"])

@@ -76,7 +76,7 @@ def _print_fingerprint(context: click.Context, _parameter: click.Parameter, valu
     missing="name the node that will serve the new store",
     help="Node that will serve the new store.",
 )
-@peers_option(required=True)
+@peers_option(required=True, needs_ids=True)
 @option(
     "--profile",
     type=click.Choice(["A", "B"]),

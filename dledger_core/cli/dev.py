@@ -6,7 +6,8 @@ import contextlib
 import shlex
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,9 @@ from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, split_groups
 from dledger_core.cli.output import Format, say, show_result
 from dledger_core.cli.role_watch import RoleWatch
-from dledger_core.cluster import LocalCluster
+from dledger_core.client_config import LOCAL_PORTS
+from dledger_core.cluster import LocalCluster, local_ports
+from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
 
 _LOOK_S: Final = 0.3
@@ -63,13 +66,15 @@ def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, memory: boo
     if memory and directory is not None:
         raise ConfigError("--memory takes no --dir", "", "leave one of them out")
     say(f"starting {nodes} nodes ...")
-    with LocalCluster(nodes, directory, groups, memory=memory, tls=tls, http=True) as cluster:
+    start = partial(LocalCluster, nodes, directory, groups, memory=memory, tls=tls, http=True)
+    with contextlib.closing(_started(start, local_ports(nodes))) as cluster:
         if memory:
             say(f"not durable: the stores are in {cluster.directory}, without fsync, and are removed at the end")
         leaders = {f"leader of {name}": cluster.leader(name) for name in groups}
         pages = {"page": cluster.page(cluster.node_ids[0])}
         show_result({"peers": cluster.peers, **leaders, **pages}, output)
-        variables = {"PEERS": cluster.peers}
+        is_found = parse_peers(cluster.peers)[0].port == LOCAL_PORTS[0]
+        variables = {} if is_found else {"PEERS": cluster.peers}
         if cluster.tls is not None:
             variables |= {"TLS_CA": str(cluster.tls.ca), "TOKEN_FILE": str(cluster.token)}
         exported = "".join(f"  export DLEDGER_{name}={shlex.quote(value)}\n" for name, value in variables.items())
@@ -78,6 +83,18 @@ def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, memory: boo
         with contextlib.suppress(KeyboardInterrupt), RoleWatch(cluster.client, groups) as changes:
             _show_events(cluster, changes)
         say("stopping ...")
+
+
+def _started(make: Callable[..., LocalCluster], ports: Sequence[int] | None) -> LocalCluster:
+    """Return a running cluster on these ports, or on other ones if a port has been taken meanwhile."""
+    cluster = make(ports=ports)
+    try:
+        cluster.start()
+    except ConfigError:
+        if ports is None:
+            raise
+        return _started(make, None)
+    return cluster
 
 
 def _show_events(cluster: LocalCluster, changes: RoleWatch) -> None:

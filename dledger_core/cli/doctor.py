@@ -29,7 +29,7 @@ from dledger_core.cli.options import Access, access_options, format_option, peer
 from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.cli.settings import read_settings
 from dledger_core.client.verdict import GroupHealth, ask_health, reasons_of, survival_text
-from dledger_core.config import LIMITS, Peer, parse_peers
+from dledger_core.config import LIMITS, Peer, format_peers, parse_peers
 from dledger_core.connect import Client
 from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
 from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
@@ -87,7 +87,7 @@ def doctor(
     with the options of TLS, when certificates expire, whether the key belongs to them and who can read it. Exit 1 if a
     check fails.
     """
-    nodes = parse_peers(peers) if peers else ()
+    nodes = parse_peers(peers, needs_ids=self_id is not None) if peers else ()
     if self_id is not None and self_id not in {peer.node_id for peer in nodes}:
         raise ConfigError(f"--self-id {self_id} is not in the peers string", "", "name one of the peers")
     node = None if config is None else read_settings(config, {}).server_config()
@@ -247,7 +247,7 @@ def _security(node: ServerConfig) -> Iterator[Check]:
 
 
 def _group_size(nodes: tuple[Peer, ...]) -> Iterator[Check]:
-    if nodes:
+    if nodes and all(peer.has_id for peer in nodes):  # otherwise the list is a way in, and some nodes may be missing
         warning = even_group_warning(len(nodes))
         yield Check("number of nodes", "note" if warning else "ok", str(len(nodes)), warning or "")
 
@@ -312,7 +312,7 @@ def _health(group: GroupHealth) -> Iterator[Check]:
 def _refusal(peer: Peer, access: Access) -> DLedgerError | None:
     """Return why a node does not respond to a client, or None. A node that lacks the group does respond."""
     try:
-        with Client(f"{peer.node_id}-{peer.address}", timeout_ms=_TIMEOUT_MS, **access.of_client) as client:
+        with Client(format_peers((peer,)), timeout_ms=_TIMEOUT_MS, **access.of_client) as client:
             client.metadata()
     except UnknownGroupError:
         return None

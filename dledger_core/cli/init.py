@@ -23,7 +23,7 @@ _PEERS = "n0-host0:40911;n1-host1:40911;n2-host2:40911"
         "dledger init --dry-run",
     )
 )
-@peers_option(required=True)
+@peers_option(required=True, needs_ids=True)
 @option(
     "--group",
     "groups",

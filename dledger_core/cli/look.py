@@ -258,7 +258,7 @@ def _broker_checkpoint(path: Path) -> str | None:
 
 
 def _group(peers: str, group: str, access: Access) -> View:
-    parse_peers(peers)
+    parse_peers(peers, needs_ids=False)
     with Client(peers, group, **access.of_client) as client:
         metadata, bounds = client.metadata(), client.bounds()
         survey = survey_log(client.tail, bounds.first_index, bounds.end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -42,7 +43,7 @@ def list_members(connection: Connection, output: Format) -> int:
 
 
 @member.command(epilog=examples("dledger member add n3 --address 10.0.0.4:40911 --wait"))
-@connection_options
+@partial(connection_options, needs_peers=True)
 @option("--address", required=True, metavar="HOST:PORT", help="Address of the waiting node.")
 @option("--learner", is_flag=True, help="Keep it a learner: it receives the log and does not vote.")
 @_wait
@@ -61,7 +62,7 @@ def add(connection: Connection, address: str, learner: bool, wait: bool, output:
 
 
 @member.command(epilog=examples("dledger member remove n3"))
-@connection_options
+@partial(connection_options, needs_peers=True)
 @format_option
 @_node
 def remove(connection: Connection, output: Format, node: str) -> int:
@@ -73,7 +74,7 @@ def remove(connection: Connection, output: Format, node: str) -> int:
 
 
 @member.command(epilog=examples("dledger member promote n3"))
-@connection_options
+@partial(connection_options, needs_peers=True)
 @format_option
 @_node
 def promote(connection: Connection, output: Format, node: str) -> int:
@@ -84,7 +85,7 @@ def promote(connection: Connection, output: Format, node: str) -> int:
 @member.command(
     epilog=examples("dledger member replace n2 --wait", "dledger member replace n2 --address 10.0.0.9:40911 --wait")
 )
-@connection_options
+@partial(connection_options, needs_peers=True)
 @option("--address", metavar="HOST:PORT", help="Address of the waiting node [default: the known one].")
 @_wait
 @format_option

@@ -15,7 +15,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from dledger_core.cli.help import option
 from dledger_core.cli.output import say
-from dledger_core.client_config import CLIENT_CONFIG, ClientConfig, variable_of
+from dledger_core.client_config import CLIENT_CONFIG, LOCAL_PEERS, ClientConfig, variable_of
 from dledger_core.config import check_group_name, parse_duration, parse_groups, parse_peers
 from dledger_core.connect import PROTOCOLS, Client, JavaOptions
 from dledger_core.errors import ConfigError
@@ -113,9 +113,13 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """Values of the connection options."""
+    """Values of the connection options.
 
-    peers: str
+    Attributes:
+        peers: the nodes; None = none are named, and ``client`` asks the local node, with a note on stderr.
+    """
+
+    peers: str | None
     group: str
     timeout_s: float
     protocol: str = "dledger"
@@ -134,16 +138,16 @@ class Connection:
         Args:
             in_order: append one entry at a time, which keeps their order in a Java group.
         """
-        timeout_ms = int(self.timeout_s * 1000)
+        timeout_ms, peers = int(self.timeout_s * 1000), asked_peers(self.peers)
         if not self.is_java:
-            return Client(self.peers, self.group, timeout_ms=timeout_ms, **self.access.of_client)
+            return Client(peers, self.group, timeout_ms=timeout_ms, **self.access.of_client)
         java = JavaOptions(
             safety_lag_ms=int(self.safety_lag_s * 1000),
             commit_probe=self.commit_probe,
             **({"appends_in_flight": 1} if in_order else {}),
         )
         return Client(
-            self.peers,
+            peers,
             self.group,
             timeout_ms=timeout_ms,
             protocol="dledger-java",
@@ -157,7 +161,8 @@ class Connection:
         if self.is_java:
             yield
             return
-        addresses = ", ".join(f"{peer.host}:{peer.port}" for peer in parse_peers(self.peers))
+        peers = parse_peers(self.peers or LOCAL_PEERS, needs_ids=False)
+        addresses = ", ".join(peer.address for peer in peers)
         text = f"no answer yet; trying {addresses} for up to {self.timeout_s:g} s"
         timer = threading.Timer(_NO_ANSWER_S, say, (text,))
         timer.start()
@@ -184,10 +189,11 @@ ACCESS_HELP: Final = {
 """Options that name files of this client, with their help."""
 
 
-def _check_peers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None:
-        parse_peers(value)
-    return value
+def asked_peers(peers: str | None) -> str:
+    """Return the peers; where none are named the local node's address, with a note on stderr."""
+    if peers is None:
+        say(f"asking {LOCAL_PEERS} (dledger dev); name other nodes with --peers or {variable_of('peers')}")
+    return peers or LOCAL_PEERS
 
 
 def _check_group(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -199,17 +205,37 @@ def split_groups(_context: click.Context, _parameter: click.Parameter, values: t
     return parse_groups(",".join(values)) if values else ()
 
 
-def peers_option(*, required: bool, envvar: str | None = "DLEDGER_PEERS") -> Callable[[_F], _F]:
-    """Add ``--peers``."""
+def peers_option(
+    *, required: bool, envvar: str | None = "DLEDGER_PEERS", needs_ids: bool = False, asks_local: bool = False
+) -> Callable[[_F], _F]:
+    """Add ``--peers``.
+
+    Args:
+        required: whether it is an error to name no nodes; otherwise the value may be None.
+        envvar: variable with the value.
+        needs_ids: require the ids of all nodes, because the command writes them or asks each node.
+        asks_local: the command passes the value through ``asked_peers``.
+    """
+
+    def check(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None:
+            parse_peers(value, needs_ids=needs_ids)
+        return value
+
+    text = "All nodes of the group: 'n0-host:port;n1-host:port'."
+    if not needs_ids:
+        text = "Nodes of the group, with or without ids: 'host:port,n1-host:port'; one is enough."
+    if asks_local:
+        text += " [default: 127.0.0.1, ports 40911 to 40913]"
     return option(
         "--peers",
         envvar=envvar,
         required=required,
-        callback=_check_peers,
+        callback=check,
         metavar="PEERS",
         section="Connection",
         missing="list the group's nodes or set DLEDGER_PEERS",
-        help="All nodes of the group: 'n0-host:port;n1-host:port'.",
+        help=text,
     )
 
 
@@ -276,13 +302,18 @@ def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return client_config_option()(added)
 
 
-def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of ``Connection``, passed on as ``connection``."""
+def connection_options(command: Callable[..., Any], *, needs_peers: bool = False) -> Callable[..., Any]:
+    """Add the options of ``Connection``, passed on as ``connection``.
+
+    Args:
+        command: the function.
+        needs_peers: require the nodes to be named, because the command changes which nodes hold the log.
+    """
 
     @wraps(command)
     def connected(
         *,
-        peers: str,
+        peers: str | None,
         group: str,
         timeout: float,
         protocol: str,
@@ -291,6 +322,8 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         access: Access,
         **others: Any,
     ) -> Any:
+        if peers is None and protocol == "dledger-java":
+            raise ConfigError("missing --peers", "", "list the nodes of the Java group with their ids: n0-host:port")
         connection = Connection(
             peers=peers,
             group=group,
@@ -304,7 +337,7 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for add in reversed(
         [
-            peers_option(required=True),
+            peers_option(required=needs_peers, asks_local=not needs_peers),
             option(
                 "--group",
                 envvar="DLEDGER_GROUP",

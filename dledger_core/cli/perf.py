@@ -19,7 +19,7 @@ from dledger_core.cli.help import CommandGroup, examples, option
 from dledger_core.cli.options import Access, DurationType, access_options, format_option, peers_option
 from dledger_core.cli.output import Format, say, show_result
 from dledger_core.cluster import LocalCluster
-from dledger_core.config import BATCH_BYTES_MAX, check_group_name
+from dledger_core.config import BATCH_BYTES_MAX, check_group_name, parse_peers
 from dledger_core.connect import AsyncClient
 from dledger_core.errors import ConfigError
 from dledger_core.record import HEADER_BYTES, Columns
@@ -161,7 +161,12 @@ def _append(
         say(f"appending for {seconds:g} s ...")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(load.run(peers, group, access))
-    settings = {"size": size, "request_bytes": request_bytes, "in_flight": in_flight, "nodes": peers.count(";") + 1}
+    settings = {
+        "size": size,
+        "request_bytes": request_bytes,
+        "in_flight": in_flight,
+        "nodes": len(parse_peers(peers, needs_ids=False)),
+    }
     show_result(load.results() | settings, output, "append")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from functools import partial
 
 import click
 
@@ -35,7 +36,7 @@ def _nodes(_context: click.Context, _parameter: click.Parameter, value: str | No
         "dledger recover --lost n0,n1",
     )
 )
-@connection_options
+@partial(connection_options, needs_peers=True)
 @option(
     "--lost",
     callback=_nodes,
@@ -61,7 +62,7 @@ def recover(connection: Connection, lost: frozenset[NodeId], dry_run: bool, outp
     """
     if connection.is_java:
         raise UnsupportedError("nodes of Java DLedger have no recovering voters", "", "use a group of this project")
-    peers, credentials = parse_peers(connection.peers), connection.access.credentials()
+    peers, credentials = parse_peers(connection.peers or ""), connection.access.credentials()
     if lost:
         done = asyncio.run(
             recover_lost(peers, connection.group, lost, connection.timeout_s, dry_run=dry_run, credentials=credentials)

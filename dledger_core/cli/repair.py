@@ -33,7 +33,7 @@ from dledger_core.storage.check.repair import StoreRepair
     missing="name the store, the directory with data/ and index/",
     help="The store: the directory with data/ and index/.",
 )
-@peers_option(required=False)
+@peers_option(required=False, needs_ids=True)
 @access_options
 @option("--group", metavar="NAME", help="Fail if the store belongs to another group.")
 @option("--dry-run", is_flag=True, help="Report damage without repairing it; safe while the node is running.")

@@ -151,9 +151,8 @@ def _value_of(option: click.Option) -> str:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog="""\b
 First steps:
-  dledger dev                    three nodes on this machine; it prints the line to export
-  export DLEDGER_PEERS=...       in another terminal
-  dledger append hello world
+  dledger dev                    three nodes on this machine
+  dledger append hello world     in another terminal
   dledger tail
 
 Exit codes: 0 success, 1 finding, 2 incomplete or no node answers, 3 usage or I/O error, 4 storage failure.""",

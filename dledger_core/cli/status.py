@@ -22,6 +22,7 @@ from dledger_core.client.verdict import (
     verdict_of,
     voters_warning,
 )
+from dledger_core.client_config import LOCAL_PEERS
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def _show_nodes(connection: Connection, metadata: Metadata) -> None:
 def _all_groups(connection: Connection, watch: bool, output: Format) -> int:
     with connection.client() as client:
         groups = sorted(client.groups())
+    connection = replace(connection, peers=connection.peers or LOCAL_PEERS)  # the note is written once
     if watch:
         with RoleWatch(lambda name: replace(connection, group=name).client(), groups) as changes:
             for group, change in changes:

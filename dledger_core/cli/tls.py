@@ -32,7 +32,7 @@ def _hosts(peer: Peer) -> list[str]:
         "dledger append hello --tls-ca certificates/nodes-ca.pem --token-file certificates/token",
     ),
 )
-@peers_option(required=True)
+@peers_option(required=True, needs_ids=True)
 @option(
     "--principal",
     default="dev",

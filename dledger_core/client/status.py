@@ -19,7 +19,7 @@ from dledger_core.client.protocol import (
 )
 from dledger_core.client.routing.cluster_view import ClusterView, Described
 from dledger_core.client.routing.retry import Deadline
-from dledger_core.config import Peer
+from dledger_core.config import Peer, is_node_id
 from dledger_core.continuation import chain_of_rows
 from dledger_core.control import TransactionId
 from dledger_core.errors import DLedgerError
@@ -164,6 +164,7 @@ class RoleWatch:
     async def changes(self) -> AsyncGenerator[RoleChange, None]:
         """Yield the role of each node, then every change; a slow consumer receives only each node's latest role."""
         try:
+            await self._view.learn_ids(self._response_s)
             while True:
                 for node_id in self._view.pool.peers.keys() - self._tasks.keys():
                     task = asyncio.create_task(self._follow(node_id), name=f"watch-{node_id}")
@@ -188,6 +189,9 @@ class RoleWatch:
     async def _follow(self, node_id: str) -> None:
         last: RoleChange | None = None
         while True:
+            await self._view.learn_ids(self._response_s)
+            if not is_node_id(node_id) and node_id not in self._view.pool.peers:
+                return  # the address is a member's, and is followed by its id
             try:
                 change = await self._poll(node_id, last)
             except DLedgerError as error:

@@ -161,7 +161,7 @@ class Connection(asyncio.BufferedProtocol):
         hello_timeout_s: float,
         foreign: Callable[[], asyncio.Protocol] | None = None,
         budget: ByteBudget | None = None,
-        identity: str = "",
+        identity: str | None = "",
         turns: ClientTurns | None = None,
     ) -> None:
         self._identity = identity
@@ -376,7 +376,7 @@ class Connection(asyncio.BufferedProtocol):
     def _is_expected_node(self) -> bool:
         """Whether the other side is the node that was dialed; it gets nothing, above all no token, if it is not."""
         found = "" if self.certificate is None else self.certificate.identity
-        if found and found == self._identity:
+        if found and self._identity in (found, None):
             return True
         self.abort(
             UnauthenticatedError(
@@ -634,7 +634,7 @@ async def connect(
     *,
     timeout_s: float,
     credentials: Credentials = PLAINTEXT,
-    identity: str = "",
+    identity: str | None = "",
 ) -> Connection:
     """Open a connection and exchange hello. All connections to native nodes start here.
 
@@ -645,7 +645,7 @@ async def connect(
         handler: gets the frames.
         timeout_s: limit on the time for all of it, hello included.
         credentials: TLS and token.
-        identity: with TLS: the node id in the certificate of the other side.
+        identity: with TLS: the node id in the certificate of the other side; None = any node's.
 
     Returns:
         A connection whose hello was accepted; ``peer_hello`` is the response.

@@ -65,7 +65,7 @@ def take_snapshot(options: Options) -> Snapshot:
     if (peers is None) == (not options.replicas):
         raise ConfigError("give exactly one of --peers and --replica", "", "--peers names servers, --replica stores")
     for given in filter(None, (peers, against)):
-        parse_peers(given)
+        parse_peers(given, needs_ids=False)
     if peers is not None:
         if against == peers:
             raise ConfigError("--against names the same nodes as --peers", "", "name the peers of another cluster")

@@ -142,7 +142,7 @@ def _directory(opened: LogDirectory) -> Source:
 
 @contextmanager
 def _group(peers: str, group: str) -> Iterator[Source]:
-    parse_peers(peers)
+    parse_peers(peers, needs_ids=False)
     with Client(peers, group, **environment_access().of_client) as client:
         bounds: LogRange = client.bounds()
         nodes = nodes_table(client)

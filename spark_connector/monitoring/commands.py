@@ -24,6 +24,7 @@ from dledger_core.cli import (
     DurationType,
     Format,
     access_options,
+    asked_peers,
     command,
     examples,
     format_option,
@@ -181,7 +182,7 @@ _SHOWN: Final = ("group", "next_index", "end_index", "lag_records", "lag_bytes",
         "dledger lag /data/checkpoint --max-seconds 5m || echo 'the query is late'",
     )
 )
-@peers_option(required=True)
+@peers_option(required=False, asks_local=True)
 @timeout_option
 @access_options
 @format_option
@@ -199,7 +200,7 @@ _SHOWN: Final = ("group", "next_index", "end_index", "lag_records", "lag_bytes",
 )
 @checkpoint_argument
 def lag(
-    peers: str,
+    peers: str | None,
     timeout: float,
     access: Access,
     output: Format,
@@ -218,7 +219,7 @@ def lag(
     positions = _positions(found)
     millis = str(max(1, int(timeout * 1000)))
     options = DLedgerOptions.for_reading(
-        {"peers": peers, "fetchTimeoutMs": millis, "fetchRetryMs": millis, **access.of_source}
+        {"peers": asked_peers(peers), "fetchTimeoutMs": millis, "fetchRetryMs": millis, **access.of_source}
     )
     reports: list[tuple[LagReport, DataLossError | None]] = []
     failures = dict[str, DLedgerError]()

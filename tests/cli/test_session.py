@@ -266,16 +266,3 @@ def test_perf_reports_rates_and_latencies(cluster: LocalCluster) -> None:
     found = result_of("perf", "append", "--peers", cluster.peers, "--group", "empty", "--seconds", "0.5")
     assert found["entries"] > 0
     assert found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
-
-
-@pytest.mark.parametrize(("number", "options"), [(signal.SIGINT, ()), (signal.SIGTERM, ("--memory",))])
-def test_dev_serves_until_signal(number: signal.Signals, options: tuple[str, ...]) -> None:
-    command = [*DLEDGER, "dev", "--nodes", "1", "--format", "json", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as dev:
-        assert dev.stdout is not None
-        peers = json.loads(dev.stdout.readline())["peers"]
-        assert result_of("append", "--peers", peers, "hello")["entries"] == 1
-        dev.send_signal(number)
-        errors = dev.communicate(timeout=150)[1]
-        assert (dev.returncode, "Traceback" in errors) == (0, False), errors
-    error_of("append", "--peers", peers, "--timeout", "1", "hello", code=2)

@@ -20,7 +20,11 @@ WRONG = f"""
 --nonsense
 statu
 tial
-status
+recover
+recover --peers 127.0.0.1:1
+member add n3 --address 127.0.0.1:3
+serve --peers 127.0.0.1:1,127.0.0.1:2 --self-id n0
+tail --protocol dledger-java
 status --peers {PEERS} --pears x
 status --peers n0:127.0.0.1:1
 status --peers=

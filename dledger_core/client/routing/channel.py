@@ -164,7 +164,7 @@ class Channel:
             self,
             timeout_s=timeout_s,
             credentials=self._credentials,
-            identity=self.peer.node_id,
+            identity=self.peer.node_id if self.peer.has_id else None,
         )
 
     @property

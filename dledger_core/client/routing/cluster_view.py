@@ -133,6 +133,12 @@ class ClusterView:
         """Whether a node has reported the members of the log."""
         return self._newest != _NOTHING
 
+    async def learn_ids(self, timeout_s: float) -> None:
+        """Ask for the members of the log if the id of a node is not known; a failure is left to the next request."""
+        if not all(peer.has_id for peer in self.pool.peers.values()):
+            with contextlib.suppress(DLedgerError):
+                await self._find_leader(timeout_s)
+
     # --- the log and its members ----------------------------------------------------------------------------------
 
     def for_log(self, header: dict[str, Any]) -> dict[str, Any]:
@@ -222,8 +228,10 @@ class ClusterView:
         )
 
     async def _set_members(self, members: Iterable[Peer]) -> None:
-        peers = {peer.node_id: peer for peer in self._listed} | {peer.node_id: peer for peer in members}
-        await self.pool.update(tuple(peers.values()))
+        known = {peer.node_id: peer for peer in members}
+        # A peer of the list without an id is one of the members; which one is not known.
+        listed = {peer.node_id: peer for peer in self._listed if peer.has_id or not known}
+        await self.pool.update(tuple((listed | known).values()))
         if self._leader not in self.pool.peers:
             self._leader = None
 
@@ -388,9 +396,10 @@ class ClusterView:
         for failure in failures:
             if failure.values.get("state") == "waiting":  # its remedy names the nodes or the command
                 return failure
-        return UnreachableError(
-            f"no node of group {self.group} responded", self.addresses, "check that they run and the peers string"
-        )
+        remedy = "check that they run and the peers string"
+        if self.is_known and not all(peer.has_id for peer in self._listed):
+            remedy += "; if only the address of the list can be reached, write it with the node's id: id-host:port"
+        return UnreachableError(f"no node of group {self.group} responded", self.addresses, remedy)
 
     def leader_failed(self, node_id: str, error: DLedgerError) -> None:
         """Record that the presumed leader failed; follow its hint if it sent one."""
@@ -500,6 +509,7 @@ class ClusterView:
         An unresponsive node gets a short timeout, unless no other node responds: one crashed machine must not slow
         down every query.
         """
+        await self.learn_ids(ASK_TIMEOUT_S)
         now = asyncio.get_running_loop().time()
         self._unresponsive = {node: until for node, until in self._unresponsive.items() if until > now}
         unresponsive = set(self._unresponsive)

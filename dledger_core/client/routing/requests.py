@@ -163,6 +163,7 @@ class Requests:
         if not self._view.is_known:
             self._view.refresh()
         retry = Retry(timeouts, idempotent=True, connected=self._view.pool.connected, wait_s=wait_s)
+        await self._view.learn_ids(retry.attempt_s)
         failures: dict[str, DLedgerError] = {}
         while True:
             log_uuid = self._view.log_uuid  # as of this round: a search in the background may change it

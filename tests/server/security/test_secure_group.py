@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -276,16 +277,22 @@ def test_client_sends_nothing_to_another_node_than_it_dialed(tmp_path, made) -> 
     run(test())
 
 
-def test_client_refuses_node_of_another_authority(tmp_path, made) -> None:
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_client_refuses_node_of_another_authority(tmp_path, made, with_ids) -> None:
     other = write_certificates(tmp_path / "other", [("n0", ["127.0.0.1"])])
+
+    def peers_of(group: SecureGroup) -> Any:
+        return group.peers if with_ids else ",".join(peer.address for peer in group.peers)
 
     async def test() -> None:
         async with (
             SecureGroup(tmp_path / "group", made) as group,
-            AsyncClient(group.peers, tls=TlsOptions(ca=other.nodes_ca), token="all") as client,
+            AsyncClient(peers_of(group), tls=TlsOptions(ca=other.nodes_ca), token="all") as client,
+            AsyncClient(peers_of(group), tls=TlsOptions(ca=made.nodes_ca), token="all") as accepted,
         ):
             with pytest.raises(UnauthenticatedError):
                 await client.append([b"a"])
+            assert (await accepted.append([b"a"])).first_index > 0
 
     run(test())
 
