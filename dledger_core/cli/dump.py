@@ -14,7 +14,7 @@ import click
 import pyarrow as pa
 
 from dledger_core.cli.entries import SEEK_HELP, EntryView, Filters, SeekTarget, SeekType, filter_options
-from dledger_core.cli.formats import EntryFormat, decodes, entry_format_options, escapes_help
+from dledger_core.cli.formats import EntryFormat, entry_format_options, escapes_help
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, opaque_option
 from dledger_core.cli.output import Progress, say
@@ -28,10 +28,10 @@ _END: Final = (1 << 63) - 1
 
 @command(
     epilog=examples(
-        "dledger dump dledger-data/default/dledger-n0 --from 100 --to 120",
+        "dledger dump dledger-data/default/dledger-n0 --from 100 --until 120",
         "dledger dump dledger-data/default/dledger-n0 --format json",
         "dledger dump store/dledger-n0 --topic orders --tag paid --wide",
-        "dledger dump store --from 2025-01-31T12:00 --to 2025-01-31T13:00 --key order-4711 --format json",
+        "dledger dump store --from 2025-01-31T12:00 --until 2025-01-31T13:00 --key order-4711 --format json",
         "dledger dump store/commitlog --from @1073741824 --count 3 --format hex",
         r"dledger dump store/dledger-n0 --format '%i %t/%q@%o %k %{property.traceId} %S\n'",
     )
@@ -40,7 +40,9 @@ _END: Final = (1 << 63) - 1
 )
 @entry_format_options
 @option("--from", "start", type=SeekType(), section="Selection", help=f"Start: {SEEK_HELP} [default: first].")
-@option("--to", "end", type=SeekType(), section="Selection", help="End (exclusive), like --from [default: end].")
+@option(
+    "--until", "--to", "end", type=SeekType(), section="Selection", help="End (exclusive), like --from [default: end]."
+)
 @filter_options
 @option(
     "--last",
@@ -82,28 +84,28 @@ def dump(
         for line in opened.summary():
             say(line)
         filters = replace(filters, since=start.time if start else None, until=end.time if end else None)
-        columns = output.message_columns(decodes(decode, output, filters.of_messages or bool(opened.classic)))
-        view = EntryView(filters, columns, limit=count, broker_end=opened.broker_end)
+        view = EntryView.of_format(
+            output, decode, filters, in_commitlog=bool(opened.classic), limit=count, broker_end=opened.broker_end
+        )
         printer = output.printer()
         kept = _Last(last)
-        searched = printed = 0
+        searched = 0
         for batch in opened.batches(_span(opened, start, end), records=output.needs_records):
             if isinstance(batch, Damaged | Deleted):
                 progress.say(f"--- {batch} ---")
                 continue
-            before = printed
+            before = view.printed
             for shown in view.of(batch):
                 for chosen in kept.add(shown):
                     printer.write(chosen)
-                printed += shown.num_rows
             searched += batch.num_rows
-            if printed == before:
-                progress.update(searched, detail=f"{printed:,} printed")
+            if view.printed == before:
+                progress.update(searched, detail=f"{view.printed:,} printed")
             if view.full:
                 break
         for chosen in kept.rest():
             printer.write(chosen)
-        _report_matches(filters, printed, searched, source)
+        _report_matches(opened, filters, view.printed, searched, start)
         opened.check_read()
         if view.full:
             return
@@ -112,11 +114,20 @@ def dump(
             say(f"note: {note}")
 
 
-def _report_matches(filters: Filters, printed: int, searched: int, source: Path) -> None:
+def _report_matches(
+    opened: LogDirectory, filters: Filters, printed: int, searched: int, start: SeekTarget | None
+) -> None:
     if filters.any:
         say(f"{printed:,} of {searched:,} matched")
-    if filters.of_messages and not printed:
-        say(f"note: 'dledger look {source}' lists topics and keys; upper and lower case differ")
+    if printed:
+        return
+    if filters.since is not None or filters.until is not None:
+        times = [None if time is None else time.isoformat(timespec="seconds") for time in opened.times()]
+        say(f"note: the oldest entry was written at {times[0] or '?'}, the newest at {times[1] or '?'}")
+    if filters.any and start is not None and start.kind == "last":
+        say(f"note: --from {start} counts before the filters; '--last {start.number}' counts the entries that match")
+    if filters.of_messages:
+        say(f"note: 'dledger look {opened.path}' lists topics and keys; upper and lower case differ")
 
 
 class _Last:
@@ -152,7 +163,7 @@ def _check_order(start: SeekTarget | None, end: SeekTarget | None) -> None:
         "time": bool(start.time and end.time and end.time <= start.time),
     }
     if wrong.get(start.kind):
-        raise click.UsageError(f"--to {end} must be above --from {start}")
+        raise click.UsageError(f"--until {end} must be above --from {start}")
 
 
 def _span(source: LogDirectory, start: SeekTarget | None, end: SeekTarget | None) -> Span:

@@ -17,6 +17,7 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dledger_core.cli.formats import EntryFormat, decodes
 from dledger_core.cli.help import option
 from dledger_core.client import LogRange
 from dledger_core.config import parse_duration
@@ -32,6 +33,7 @@ _CHUNK_BYTES: Final = 64 << 20
 """Limit on the decompressed bodies of one chunk; a single body may be larger."""
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _WINDOW_MIN: Final = 64
+_WINDOW_MAX: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,9 +302,13 @@ class EntryView:
     Args:
         filters: conditions on the entries.
         columns: columns of messages to add to those of the entries; empty = do not decode bodies.
+        stored: keep bodies as they are stored, and add no error.
         limit: maximum number of entries; None = all.
         broker_end: entries from this index on are messages of a native log, which has no queue offsets; None = a broker
             wrote all of them.
+
+    Attributes:
+        printed: number of entries so far.
     """
 
     def __init__(
@@ -310,13 +316,36 @@ class EntryView:
         filters: Filters,
         columns: Sequence[str] = (),
         *,
+        stored: bool = False,
         limit: int | None = None,
         broker_end: int | None = None,
     ) -> None:
         self._filters = filters
         self._columns = list(columns)
+        self._stored = stored
         self._left = limit
         self._broker_end = broker_end
+        self.printed = 0
+
+    @classmethod
+    def of_format(
+        cls, output: EntryFormat, decode: str | None, filters: Filters, *, in_commitlog: bool = False, **limits: Any
+    ) -> EntryView:
+        """Return the view that a format needs.
+
+        JSON has the columns of messages with every filter and without one. Their bodies stay as they are stored, unless
+        only messages are printed.
+
+        Args:
+            output: the format.
+            decode: value of ``--decode``.
+            filters: conditions on the entries.
+            in_commitlog: a classic CommitLog is printed.
+            limits: ``limit`` and ``broker_end``.
+        """
+        decoded = decodes(decode, output, filters.of_messages or in_commitlog)
+        stored = output.name == "json" and decoded is None
+        return cls(filters, output.message_columns(True if stored else decoded), stored=stored, **limits)
 
     @property
     def full(self) -> bool:
@@ -329,11 +358,15 @@ class EntryView:
         if self._left is not None:
             shown = shown.slice(0, self._left)
             self._left -= shown.num_rows
+        self.printed += shown.num_rows
         if not shown.num_rows:
             return
         yield from self._decoded(shown) if self._columns else (shown,)
 
     def _decoded(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if self._stored:
+            yield self._joined(batch, decode_messages(batch.column("body"), self._columns))
+            return
         names = list(dict.fromkeys([*self._columns, "body", "error"]))
         for chunk, found in decode_chunks(batch, names, opened_bytes_max=_CHUNK_BYTES):
             yield self._joined(chunk, found)
@@ -342,12 +375,13 @@ class EntryView:
         """Join the columns of entries and of their messages; an entry that is not a message keeps its body."""
         columns = {name: chunk.column(name) for name in chunk.schema.names}
         columns |= {name: found.column(name) for name in self._columns}
-        # A message whose body is null is damaged, or could not be decompressed.
-        without = pc.match_substring_regex(found.column("error"), "^its body (cannot|does not)")
-        columns["body"] = pc.if_else(
-            pc.fill_null(without, False), None, pc.coalesce(found.column("body"), chunk["body"])
-        )
-        columns["error"] = found.column("error")
+        if not self._stored:
+            # A message whose body is null is damaged, or could not be decompressed.
+            without = pc.match_substring_regex(found.column("error"), "^its body (cannot|does not)")
+            columns["body"] = pc.if_else(
+                pc.fill_null(without, False), None, pc.coalesce(found.column("body"), chunk["body"])
+            )
+            columns["error"] = found.column("error")
         if "queue_offset" in columns and self._broker_end is not None:
             given = pc.fill_null(pc.less(chunk.column("index"), self._broker_end), True)  # a CommitLog has no index
             columns["queue_offset"] = pc.if_else(given, columns["queue_offset"], None)
@@ -370,3 +404,17 @@ def first_visible(client: Client, bounds: LogRange) -> int:
     """Return the index of the first visible entry; the first index of the log if there is none."""
     found = next(client.tail(bounds.first_index, bounds.end), None)
     return bounds.first_index if found is None else int(found.column("index")[0].as_py())
+
+
+def last_matching(client: Client, filters: Filters, indexes: tuple[int, int], count: int) -> int:
+    """Return the index in a range from which on ``count`` entries pass the filters; its start if fewer do."""
+    first, start = indexes
+    missing, window = count, _WINDOW_MIN
+    while start > first:
+        stop, start = start, max(first, start - window)
+        parts = [filters.apply(part).column("index").to_pylist() for part in client.tail(start, stop)]
+        found = [index for part in parts for index in part]
+        if len(found) >= missing:
+            return int(found[-missing])
+        missing, window = missing - len(found), min(2 * window, _WINDOW_MAX)
+    return first

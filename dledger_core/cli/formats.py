@@ -350,10 +350,13 @@ def json_objects(batch: pa.RecordBatch) -> pa.Array:
     names = batch.schema.names
     first = [name for name in ("index", "term", "position", "magic", "timestamp") if name in names]
     more = [name for name in names if name not in (*first, "body", "record", "error")]
-    return pa.array([_json(row, first + more) for row in batch.to_pylist()], pa.string())
+    of_messages = set(more) & set(_MESSAGE_COLUMNS) if "error" not in names else set()
+    return pa.array([_json(row, first + more, of_messages) for row in batch.to_pylist()], pa.string())
 
 
-def _json(row: dict[str, Any], names: list[str]) -> str:
+def _json(row: dict[str, Any], names: list[str], of_messages: set[str]) -> str:
+    if of_messages and row["topic"] is None:  # not a message
+        names = [name for name in names if name not in of_messages]
     fields = {name: _json_value(row[name]) for name in names}
     error = {"error": row["error"]} if row.get("error") else {}
     return json.dumps({**fields, **body_text(row["body"]), **error})

@@ -8,7 +8,7 @@ import click
 import pyarrow as pa
 
 from dledger_core.cli.entries import EntrySeekType, EntryView, Filters, SeekTarget, first_visible, last_visible
-from dledger_core.cli.formats import EntryFormat, decodes, entry_format_options
+from dledger_core.cli.formats import EntryFormat, entry_format_options
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options
 from dledger_core.cli.output import emit
@@ -44,8 +44,8 @@ def get(connection: Connection, output: EntryFormat, decode: str | None, body_on
     if body_only:
         emit(row["body"])
         return
-    columns = output.message_columns(decodes(decode, output, row["index"] is None))
-    view = EntryView(Filters(), columns, broker_end=None if connection.is_java else 0)
+    broker_end = None if connection.is_java else 0
+    view = EntryView.of_format(output, decode, Filters(), in_commitlog=row["index"] is None, broker_end=broker_end)
     printer = output.printer(single=True)
     for shown in view.of(pa.RecordBatch.from_pylist([row], READ_SCHEMA)):
         printer.write(shown)

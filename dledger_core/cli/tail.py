@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
+
+import click
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dledger_core.cli.entries import (
     SEEK_HELP,
@@ -11,15 +16,18 @@ from dledger_core.cli.entries import (
     SeekTarget,
     SeekType,
     filter_options,
+    last_matching,
     last_visible,
 )
-from dledger_core.cli.formats import EntryFormat, Printer, decodes, entry_format_options
+from dledger_core.cli.formats import EntryFormat, Printer, entry_format_options
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options
-from dledger_core.client import ending_after
+from dledger_core.cli.output import say
+from dledger_core.client import END_OF_LOG, LogRange, ending_after
 from dledger_core.connect import Client
 
 _READ_BYTES: Final = 4 << 20
+_SHOWN: Final = 10
 
 
 @command(
@@ -27,7 +35,8 @@ _READ_BYTES: Final = 4 << 20
         "dledger tail",
         "dledger tail --from first --no-follow --format json",
         "dledger tail --from 2025-01-31T12:00 --count 100",
-        "dledger tail --topic orders",
+        "dledger tail --topic orders --last 5",
+        "dledger tail --from 1000 --until 2000 --format json",
         "dledger tail --from @1073741824 --wide",
         r"dledger tail --format '%T %t %k %s\n'",
     )
@@ -38,74 +47,109 @@ _READ_BYTES: Final = 4 << 20
     "--from",
     "start",
     type=SeekType(),
-    default="-10",
-    show_default=True,
     section="Selection",
-    help=f"Start: {SEEK_HELP}.",
+    help=f"Start: {SEEK_HELP} [default: -10; with --last: first].",
 )
+@option("--until", type=SeekType(), section="Selection", help="End (exclusive), like --from; stop there.")
 @filter_options
+@option(
+    "--last",
+    type=click.IntRange(1),
+    metavar="NUMBER",
+    section="Selection",
+    help="Start with the last entries that match; --from -N counts before the filters.",
+)
 @option("--no-follow", is_flag=True, section="Selection", help="Stop at the end of the log instead of waiting.")
 def tail(
     connection: Connection,
     output: EntryFormat,
     decode: str | None,
-    start: SeekTarget,
+    start: SeekTarget | None,
+    until: SeekTarget | None,
     filters: Filters,
     count: int | None,
+    last: int | None,
     no_follow: bool,
 ) -> None:
     """Print entries as they are committed, until Ctrl-C.
 
     With --topic, --queue, --tag or --key only matching messages are printed.
     """
-    columns = output.message_columns(decodes(decode, output, filters.of_messages))
+    filters = replace(filters, until=until.time if until else None)
     # A native log has no queue offsets: the rebuild of consume queues assigns them.
-    view = EntryView(filters, columns, limit=count, broker_end=None if connection.is_java else 0)
+    broker_end = None if connection.is_java else 0
+    view = EntryView.of_format(output, decode, filters, limit=count, broker_end=broker_end)
     printer = output.printer()
     connection.announce_wait()
+    start = start or (SeekTarget("last", _SHOWN) if last is None else SeekTarget("first"))
     with connection.client() as client:
         with connection.announce_silence():
-            begin, end = _resolve(client, start)
+            bounds = client.bounds()
+            end = _End(client, bounds, until)
+            begin = _index_of(client, bounds, start)
         position = 0
         if start.kind == "position":
             position = start.number  # may be after the end of the log
-            begin = _print_from_position(client, view, printer, position)
-        at_once = no_follow or view.full
-        if at_once:
-            _print_range(client, view, printer, (begin, end), position)
-            return
-        for batch in client.tail(begin):
-            for shown in view.of(ending_after(batch, position)):
-                printer.write(shown)
-            if view.full:
-                return
+            begin = _print_from_position(client, view, printer, position, end)
+        stop = min(bounds.end, end.index)
+        if last is not None and not view.full:
+            begin = last_matching(client, filters, (begin, stop), last)
+        _print_range(client, view, printer, (begin, stop), position, end)
+        if not view.printed and filters.any and start.kind == "last":
+            say(f"note: --from {start} counts before the filters; 'dledger tail --last {start.number}' counts matches")
+        if not (no_follow or view.full or end.reached):
+            _print_range(client, view, printer, (max(begin, bounds.end), None), position, end)
 
 
-def _print_from_position(client: Client, view: EntryView, printer: Printer, position: int) -> int:
+class _End:
+    """The end of the entries to print.
+
+    Attributes:
+        index: end (exclusive) of the indexes; END_OF_LOG without one.
+        reached: whether no more entries are to be printed after those that were seen, and those in the log now.
+    """
+
+    def __init__(self, client: Client, bounds: LogRange, target: SeekTarget | None) -> None:
+        kind = "none" if target is None else target.kind
+        self.index = END_OF_LOG if target is None or kind in ("position", "time") else _index_of(client, bounds, target)
+        self.reached = self.index <= bounds.end
+        self._column = {"position": "position", "time": "timestamp"}.get(kind, "index")
+        self._limit = self.index if target is None or self._column == "index" else target.time or target.number
+
+    def before(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the entries of a batch before the end."""
+        values = batch.column(self._column)
+        after = pc.fill_null(pc.greater_equal(values, pa.scalar(self._limit, values.type)), False)
+        last = batch.column("index")[-1].as_py() if batch.num_rows else None
+        self.reached |= bool(pc.any(after).as_py()) or (last is not None and last + 1 >= self.index)
+        return batch.filter(pc.invert(after))
+
+
+def _print_from_position(client: Client, view: EntryView, printer: Printer, position: int, end: _End) -> int:
     """Print the CommitLog before the log, and the first entries of the log; return the next index."""
     while True:
         found = client.fetch_at(position, max_bytes=_READ_BYTES)
-        for shown in view.of(found.batch):
+        for shown in view.of(end.before(found.batch)):
             printer.write(shown)
-        if found.next_position is None or view.full:
+        if found.next_position is None or view.full or end.reached:
             return found.next_index or 0
         position = found.next_position
 
 
-def _print_range(client: Client, view: EntryView, printer: Printer, indexes: tuple[int, int], position: int) -> None:
+def _print_range(
+    client: Client, view: EntryView, printer: Printer, indexes: tuple[int, int | None], position: int, end: _End
+) -> None:
     for batch in client.tail(*indexes) if not view.full else ():
-        for shown in view.of(ending_after(batch, position)):
+        for shown in view.of(end.before(ending_after(batch, position))):
             printer.write(shown)
-        if view.full:
+        if view.full or (end.reached and indexes[1] is None):
             return
 
 
-def _resolve(client: Client, target: SeekTarget) -> tuple[int, int]:
-    """Return (first index, end of the entries that are visible now); ``fetch_at`` resolves a position."""
-    bounds = client.bounds()
-    first, end = bounds.first_index, bounds.end
+def _index_of(client: Client, bounds: LogRange, target: SeekTarget) -> int:
+    """Return the index of a target among the entries that are visible now; ``fetch_at`` resolves a position."""
     if target.time is not None:
-        return client.offset_for_time(target.time), end
-    if target.kind in ("first", "end"):
-        return (first if target.kind == "first" else end), end
-    return (target.number if target.kind == "index" else last_visible(client, bounds, target.number)), end
+        return client.offset_for_time(target.time)
+    if target.kind in ("first", "end", "position"):
+        return bounds.first_index if target.kind == "first" else bounds.end
+    return target.number if target.kind == "index" else last_visible(client, bounds, target.number)

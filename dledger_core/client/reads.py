@@ -32,6 +32,8 @@ from dledger_core.net.frame import Frame
 from dledger_core.record import (
     DESCRIPTIONS,
     HEADER_BYTES,
+    MAGIC_CONTROL,
+    MAGIC_MEMBERSHIP,
     READ_SCHEMA,
     RECORD_SCHEMA,
     Fetch,
@@ -45,9 +47,11 @@ from dledger_core.record import (
 )
 
 NEWEST_TIMEOUT_S: Final = 1.0
+_NEXT_BYTES: Final = 64 << 10
 BEHIND_WAIT_MS: Final = 1_000
 """How long a replica may wait until it has entries that are known to be readable."""
 
+_KINDS: Final = {MAGIC_CONTROL: "control", MAGIC_MEMBERSHIP: "membership"}
 _WIRE_ISOLATION: Final[dict[str, messages.Isolation]] = {
     "read_committed": "committed",
     "read_uncommitted": "uncommitted",
@@ -129,11 +133,33 @@ class Reader:
             found = await self._newest(index, found)
         if found.batch.num_rows:
             return entry_of(found.batch, 0)
+        raise await self._not_visible(index, found)
+
+    async def _not_visible(self, index: int, found: Fetch) -> IndexOutOfRangeError:
+        """Return the error for an entry that ``get`` does not show: the reason, and the nearest entry that it shows."""
         values = {"index": index, "first_index": found.first_index, "last_index": found.visible_end - 1}
-        behind = found.next_index <= index
-        what = f"index {index} is not committed" if behind else f"index {index} is not a visible data entry"
-        group = f"group {self._view.group}"
-        raise IndexOutOfRangeError(what, group, "read between first_index and last_index", values)
+        group, end = f"group {self._view.group}", found.visible_end
+        if found.next_index <= index <= found.commit_index:
+            what = f"index {index} is not visible: a transaction is open from index {end} on"
+            remedy = "read it after the transaction; 'dledger transaction list' shows it"
+            return IndexOutOfRangeError(what, group, remedy, values)
+        if found.next_index <= index:
+            remedy = (
+                f"the log has committed entries up to index {end - 1}" if end else "the log has no committed entry yet"
+            )
+            return IndexOutOfRangeError(f"index {index} is not committed", group, remedy, values)
+        stored = await self.fetch(index, index + 1, max_bytes=1, isolation="records", min_commit=index)
+        kind = _KINDS.get(stored.batch.column("magic")[0].as_py()) if stored.batch.num_rows else None
+        why = f"is a {kind} entry" if kind else "belongs to a transaction, or an attempt of one, that was not committed"
+        at, after = index, found
+        while not after.batch.num_rows and at < after.next_index < end:
+            at = after.next_index
+            after = await self.fetch(at, END_OF_LOG, max_bytes=_NEXT_BYTES)
+        if not after.batch.num_rows:
+            return IndexOutOfRangeError(f"index {index} {why}", group, "no visible entry follows", values)
+        values["next_index"] = after.batch.column("index")[0].as_py()
+        remedy = f"the next visible entry is index {values['next_index']}"
+        return IndexOutOfRangeError(f"index {index} {why}", group, remedy, values)
 
     async def _newest(self, index: int, found: Fetch) -> Fetch:
         """Fetch one entry from the leader, because a follower may not know the newest commit index.

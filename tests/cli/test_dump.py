@@ -381,6 +381,39 @@ def test_last_counts_matching_entries(golden: Path) -> None:
     assert f"dledger look {store}" in run(store, "--topic", "topictest").stderr
 
 
+@pytest.mark.parametrize("options", [("--topic", "orders"), ("--last", "3"), ("--from", "-3", "--until", "end")])
+def test_json_has_the_same_columns_with_every_selection(own: Path, options: tuple[str, ...]) -> None:
+    by_index = {row["index"]: row for row in rows(own)}
+    for row in rows(own, *options):
+        stored = by_index[row["index"]]
+        bodies = {"body", "body_base64"}
+        assert {name: row[name] for name in row.keys() - bodies} == {n: stored[n] for n in stored.keys() - bodies}
+    assert by_index[1]["topic"] == "größe"
+    assert "topic" not in by_index[0], "a control entry"
+    assert "topic" not in by_index[11], "a body that is not a message"
+
+
+def test_dump_says_when_the_newest_entry_was_written(own: Path, golden: Path) -> None:
+    found = run(own, "--from", "-1h")
+    assert "newest at 1970-01-01T00:17:00" in found.stderr
+    assert "oldest entry was written at 1970-01-01T00:16:40" in found.stderr
+    assert "newest" not in run(own, "--from", "1970-01-01").stderr
+    for store in (golden / THREE / "n0" / "dledger-n0", golden / MIXED / "n0" / "commitlog"):
+        newest = max(row["store_timestamp"] for row in rows(store, "--decode", "message") if row["store_timestamp"])
+        assert f"newest at {newest[:19]}" in run(store, "--from", "-1h").stderr
+
+
+def test_dump_says_that_last_counts_after_filters(own: Path) -> None:
+    result = run(own, "--topic", "orders", "--from", "-1", "--format", "json")
+    assert result.stdout == ""
+    assert "--last 1" in result.stderr
+    assert [row["index"] for row in rows(own, "--topic", "orders", "--last", 1)] == [10]
+
+
+def test_until_and_to_are_one_option(own: Path) -> None:
+    assert rows(own, "--from", 3, "--until", 5) == rows(own, "--from", 3, "--to", 5)
+
+
 def test_message_id_and_regex_find_their_messages(golden: Path) -> None:
     store = golden / THREE / "n0" / "dledger-n0"
     everything = rows(store, "--decode", "message")

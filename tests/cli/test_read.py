@@ -13,8 +13,8 @@ from dledger_core.errors import BehindError
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.rocketmq import encode_messages
-from tests.cli.command import rows_of, run
-from tests.client.fake_group import running_group
+from tests.cli.command import error_of, rows_of, run
+from tests.client.fake_group import filled, running_group
 
 
 @pytest.fixture
@@ -97,10 +97,64 @@ def test_tail_from_position_after_end_shows_no_earlier_entry(messages: Any) -> N
         (("--no-follow", "--key", "d", "--format", r"%i\n"), ["3"]),
         (("--no-follow", "--topic", "orders", "--count", "2", "--format", r"%i\n"), ["0", "2"]),
         (("--topic", "clicks", "--count", "2", "--format", r"%T %i\n"), ["1700000000000 1", "1700000000000 3"]),
+        (("--until", "3", "--format", r"%i\n"), ["0", "1", "2"]),
+        (("--until", "end", "--format", r"%i\n"), ["0", "1", "2", "3", "4", "5"]),
+        (("--until", "-4", "--topic", "orders", "--format", r"%i\n"), ["0"]),
+        (("--until", "2023-11-15", "--topic", "clicks", "--no-follow", "--format", r"%i\n"), ["1", "3"]),
+        (("--until", "2023-11-14", "--format", r"%i\n"), []),
+        (("--last", "2", "--topic", "orders", "--no-follow", "--format", r"%i\n"), ["2", "4"]),
+        (("--last", "9", "--topic", "orders", "--until", "4", "--format", r"%i\n"), ["0", "2"]),
+        (("--last", "1", "--topic", "orders", "--until", "4", "--format", r"%i\n"), ["2"]),
     ],
 )
 def test_tail_filters_and_formats(messages: Any, options: tuple[str, ...], expected: list[str]) -> None:
     assert shown(messages, "tail", "--from", "first", *options) == expected
+
+
+def test_tail_until_position_and_future_index_stops(messages: Any) -> None:
+    rows = rows_of("tail", "--peers", messages.peers, "--from", "first", "--no-follow")
+    until = ("tail", "--from", "first", "--format", r"%i\n", "--until")
+    assert shown(messages, *until, f"@{rows[2]['position']}") == ["0", "1"]
+    assert shown(messages, *until, f"@{rows[2]['position'] + 1}") == ["0", "1", "2"]
+    assert shown(messages, *until, "99", "--no-follow") == list("012345")
+
+
+def test_tail_says_that_last_counts_after_filters(messages: Any) -> None:
+    once = ("tail", "--peers", messages.peers, "--topic", "clicks", "--no-follow")
+    result = run(*once, "--from", "-2")
+    assert result.stdout == ""
+    assert "--last 2" in result.stderr
+    assert [row["index"] for row in rows_of(*once, "--last", "2")] == [1, 3]
+    assert "--last" not in run(*once, "--from", "-5").stderr
+
+
+@pytest.mark.parametrize("command", ["get", "tail"])
+def test_json_has_the_same_columns_with_and_without_filter(messages: Any, command: str) -> None:
+    words = ("tail", "--from", "first", "--no-follow") if command == "tail" else ("get", "2")
+    plain = rows_of(*words, "--peers", messages.peers)
+    message = next(row for row in plain if row["index"] == 2)
+    assert message["topic"] == "orders"
+    assert "body_base64" in message, "the body as it is stored"
+    filtered = rows_of("tail", "--from", "first", "--no-follow", "--topic", "orders", "--peers", messages.peers)
+    assert {name for name in filtered[0] if name != "body"} == {name for name in message if name != "body_base64"}
+    other = [row for row in plain if row["index"] == 5]
+    assert all(set(row) == {"index", "term", "position", "timestamp", "body"} for row in other)
+
+
+@pytest.mark.parametrize(
+    ("index", "reason", "after"),
+    [(0, "control", 1), (5, "control", 8), (6, "transaction", 8), (9, None, None), (10, "not committed", None)],
+)
+def test_get_says_why_an_entry_is_not_visible(group: Any, index: int, reason: str | None, after: int | None) -> None:
+    filled(group)
+    if reason is None:
+        assert rows_of("get", "--peers", group.peers, index)[0]["index"] == index
+        return
+    error = error_of("get", "--peers", group.peers, index)
+    assert error.startswith("error: [INDEX_OUT_OF_RANGE]")
+    assert reason in error
+    assert after is None or f"next_index={after}" in error
+    assert after is None or rows_of("get", "--peers", group.peers, after)[0]["index"] == after
 
 
 def test_tail_as_table_of_messages_has_heading(messages: Any) -> None:

@@ -282,9 +282,14 @@ class JavaClient:
             found = batch_of([await self._get(index)], records=True)
             if found.column("magic")[0].as_py() == MAGIC_DATA:
                 return entry_of(found, 0)
+            what = f"index {index} is a control entry"
+        else:
+            what = f"index {index} is not, or not yet safely, in the log"
         values = {"index": index, "first_index": bounds.first_index, "last_index": bounds.end - 1}
-        what = f"index {index} is not (or not yet safely) in the log, or is not a data entry"
-        raise IndexOutOfRangeError(what, f"group {self.group}", "read between first_index and last_index", values)
+        remedy = (
+            f"the log has indexes {bounds.first_index} to {bounds.end - 1}" if bounds.end else "the log has no entry"
+        )
+        raise IndexOutOfRangeError(what, f"group {self.group}", remedy, values)
 
     # --- the group ------------------------------------------------------------------------------------------------
 

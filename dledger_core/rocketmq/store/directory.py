@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -37,6 +37,8 @@ _WRITERS: Final = {
     "java-b": "store of Java DLedger, generation B",
 }
 _READ_BYTES: Final = 4 << 20
+_TRIED: Final = 64
+"""Entries that are read for the time of a log's start or end: a body need not be a message."""
 _END: Final = (1 << 63) - 1
 
 
@@ -185,6 +187,17 @@ class LogDirectory:
         """The entries whose files are missing between others, in order."""
         classic = [gap for before, after in pairwise(self.classic) if (gap := _gap_between(before, after)) is not None]
         return [*classic, *(_missing(gap) for gap in (self.log.gaps if self.log is not None else ()))]
+
+    def times(self) -> tuple[datetime | None, datetime | None]:
+        """Return the append or store times of the oldest and the newest entry; None where it is unknown."""
+        log, oldest, newest = self.log, None, None
+        for file in self.classic:
+            oldest = oldest or _first_time(file)
+        if log is not None:
+            first, last = int(log.first_index), int(log.last_index)
+            oldest = oldest or _first_known(map(log.time_of, range(first, min(first + _TRIED, last + 1))))
+            newest = _first_known(map(log.time_of, range(last, max(last - _TRIED, first - 1), -1)))
+        return oldest, newest or _first_known(map(_last_time, reversed(self.classic)))
 
     def position_of_last(self, count: int) -> int:
         """Return the position of the message that is ``count`` from the CommitLog's end; 0 if it has fewer."""
@@ -417,6 +430,10 @@ def _first_time(file: CommitLogFile) -> datetime | None:
         if isinstance(found, pa.RecordBatch):
             return _store_time(found.slice(0, 1))
     return None
+
+
+def _first_known(times: Iterable[datetime | None]) -> datetime | None:
+    return next((time for time in times if time is not None), None)
 
 
 def _store_time(message: pa.RecordBatch) -> datetime | None:

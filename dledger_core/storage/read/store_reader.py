@@ -522,10 +522,10 @@ class StoreReader:
         later = (self._reader.header_at(each) for each in data.bases if each >= high)
         end = next((header.index for header in later if header is not None), int(self.last_index) + 1)
         end = max(start, end)
-        times = self._time_of(start - 1), self._time_of(end)
+        times = self.time_of(start - 1), self.time_of(end)
         return Gap(Index(start), Index(end), Position(low), Position(high), data.path(low), *times)
 
-    def _time_of(self, index: int) -> datetime | None:
+    def time_of(self, index: int) -> datetime | None:
         """Return the append time of an entry, or the store time of its message; None if it cannot be read."""
         if not self.first_index <= index <= self.last_index:
             return None
