@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 _CONFIG: Final = "config"
 _FILE_BYTES_MAX: Final = 64 << 20
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
-"""A string, which stays as it is, or a bare number in the place of a key."""
+"""A string, which stays as it is, or a bare number that is a key."""
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
