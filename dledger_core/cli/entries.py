@@ -216,6 +216,18 @@ def _check_regex(_context: click.Context, _parameter: click.Parameter, value: st
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add options that select entries, passed on as ``filters`` and ``count``."""
+    counted = option(
+        "--count",
+        type=click.IntRange(1),
+        metavar="NUMBER",
+        section="Selection",
+        help="Stop after this many entries.",
+    )
+    return condition_options(counted(command))
+
+
+def condition_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add options with conditions on entries, passed on as ``filters``."""
 
     @wraps(command)
     def filtered(
@@ -241,13 +253,6 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(filters=filters, **others)
 
     for add in (
-        option(
-            "--count",
-            type=click.IntRange(1),
-            metavar="NUMBER",
-            section="Selection",
-            help="Stop after this many entries.",
-        ),
         option(
             "--grep",
             metavar="REGEX",

@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import click
 import numpy as np
@@ -16,18 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, ipc, parquet
 
+from dledger_core.cli.dataset import Dataset, Part, Section, end_of_part, message_check
+from dledger_core.cli.entries import Filters, SeekTarget, SeekType, condition_options
 from dledger_core.cli.formats import body_text, json_objects
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, opaque_option
 from dledger_core.cli.output import Format, Progress, say, show_result
-from dledger_core.errors import IndexOutOfRangeError
-from dledger_core.record import MAGIC_DATA, READ_SCHEMA
+from dledger_core.errors import BadRequestError, CorruptRecordError, IndexOutOfRangeError
+from dledger_core.ids import Index
+from dledger_core.record import READ_SCHEMA, Isolation
 from dledger_core.rocketmq import Damaged, Deleted, LogDirectory, Span, open_log_directory
 from dledger_core.rocketmq.message.decode import MESSAGES
+from dledger_core.storage import StoreReader, Until, Visibility
 
 _PART_BYTES: Final = 256 << 20
 _TEMPORARY: Final = ".part"
-_CLASSIC: Final = "commitlog-"
+_PREFIXES: Final[dict[Section, str]] = {"log": "", "commitlog": "commitlog-"}
+_EMPTY: Final = Visibility(Index(0))
 
 
 class _Writer(Protocol):
@@ -78,10 +83,34 @@ _WRITERS: Final[dict[str, Callable[[Path, pa.Schema], _Writer]]] = {
 }
 
 
+class _StartType(SeekType):
+    """Parse the start of an export: an index, a position of a CommitLog, or a time."""
+
+    kinds: tuple[str, ...] = ("index", "position", "time", "first")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See ``click.ParamType``."""
+        found = super().convert(value, param, ctx)
+        if found.kind not in self.kinds:
+            self.fail(f"{value!r} is not one of: {', '.join(self.kinds)}", param, ctx)
+        return found
+
+
+class _UntilType(_StartType):
+    """Parse the end of an export: an index, a time, ``end``, or ``committed``, for which it returns None."""
+
+    kinds = ("index", "time", "end", "committed")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See ``click.ParamType``."""
+        return None if value == "committed" else super().convert(value, param, ctx)
+
+
 @command(
     epilog=examples(
         "dledger export /var/lib/broker/store messages --to parquet",
         "dledger export dledger-data/default/dledger-n0 out --to jsonl --from 1000 --until 2000",
+        "dledger export /var/lib/broker/store paid --topic orders --tag paid --from 2026-01-31",
     )
 )
 @click.argument("source", type=EXISTING_DIRECTORY)
@@ -89,8 +118,33 @@ _WRITERS: Final[dict[str, Callable[[Path, pa.Schema], _Writer]]] = {
 @option(
     "--to", "kind", type=click.Choice(list(_WRITERS)), default="parquet", show_default=True, help="Format of the files."
 )
-@option("--from", "start", type=click.IntRange(0), metavar="INDEX", help="First index [default: of the log].")
-@option("--until", "end", type=click.IntRange(0), metavar="INDEX", help="End (exclusive) [default: of the log].")
+@option(
+    "--from",
+    "start",
+    type=_StartType(),
+    metavar="INDEX|@POSITION|TIME",
+    section="Selection",
+    help="Start: an index, @POSITION of a CommitLog, a time like 2025-01-31T12:00 (UTC), or -1h [default: first].",
+)
+@option(
+    "--until",
+    "end",
+    type=_UntilType(),
+    default="committed",
+    show_default=True,
+    metavar="INDEX|TIME|committed|end",
+    section="Selection",
+    help="End (exclusive); only with 'end' entries above the recorded commit index, which may not be committed.",
+)
+@condition_options
+@option(
+    "--isolation",
+    type=click.Choice(["read-committed", "read-uncommitted"]),
+    default="read-committed",
+    show_default=True,
+    section="Selection",
+    help="With read-uncommitted entries of open transactions, aborted ones and losing attempts too.",
+)
 @option(
     "--part-bytes",
     type=SizeType(),
@@ -104,110 +158,221 @@ def export(
     source: Path,
     directory: Path,
     kind: str,
-    start: int | None,
-    end: int | None,
+    start: SeekTarget | None,
+    end: SeekTarget | None,
+    filters: Filters,
+    isolation: str,
     part_bytes: int,
     opaque: bool,
     output: Format,
 ) -> None:
     """Write the entries of a store as files in DIRECTORY.
 
-    Columns are those of the entries and of the RocketMQ messages in them; with --opaque those of the entries alone. A
-    file is named after its range, FIRST-END.parquet, and complete once it has its name: after an interruption the same
-    command continues. Messages of a classic CommitLog have no index: their files are named commitlog-FIRST-END after
-    their positions, and --from and --until leave them out. Pandas, Polars and DuckDB read the files. Exit 4 at damage;
-    the files before it are complete.
+    The entries are those that a read_committed reader receives. Columns are those of the entries and of the RocketMQ
+    messages in them; with --opaque those of the entries alone. A file is named after its range, FIRST-END.parquet, and
+    complete once it has its name. The same command continues the dataset: after an interruption, and with new entries.
+    It is refused if the log, its history or an option is another one. Messages of a classic CommitLog have no index:
+    their files are named commitlog-FIRST-END after their positions, and an index as --from or --until leaves them out.
+    Pandas, Polars and DuckDB read the files. Exit 4 at damage; the files before it are complete.
     """
-    with open_log_directory(source, opaque=opaque) as opened, Progress("exporting") as progress:
-        low, high = opened.indexes
-        if start is not None and not low <= start <= high:
-            raise IndexOutOfRangeError("the start is not in the log", str(source), f"use {low} to {high}")
-        directory.mkdir(parents=True, exist_ok=True)
-        target = _Target(opened, directory, kind, part_bytes, opaque, progress)
-        classic = target.write_commitlog() if start is None and end is None else 0
-        first, stop = low if start is None else start, high if end is None else min(end, high)
-        written = _finished(directory, kind, "", first)
-        at, files = target.write("", written, stop)
-        if stop == high and (warning := opened.check_end()) is not None:
+    filters = replace(filters, since=start.time if start else None, until=end.time if end else None)
+    settings = {"to": kind, "isolation": isolation, "opaque": opaque, "filters": _recorded(filters)}
+    with (
+        open_log_directory(source, opaque=opaque) as opened,
+        Dataset.open(directory, settings) as dataset,
+        Progress("exporting") as progress,
+    ):
+        asked = cast("Isolation", isolation.replace("-", "_"))
+        until: Until = "end" if end is not None and end.kind == "end" else "committed"
+        limit = end.number if end is not None and end.kind == "index" else None
+        shown = _EMPTY if opened.log is None else opened.log.shown(asked, until)
+        target = _Target(opened, dataset, kind, part_bytes, filters, shown, opaque, progress)
+        first, continued = target.run(start, limit)
+        if limit is None and (warning := opened.check_end()) is not None:
             say(f"warning: {warning}")
-    summary = {"directory": str(directory), "first_index": first, "end_index": max(at, first), "files": files + classic}
-    show_result(summary | {"continued_from": written if written > first else None}, output)
+    at = max(target.end, first)
+    summary = {"directory": str(directory), "first_index": first, "end_index": at, "files": target.files}
+    summary |= {"rows": target.rows, "continued_from": continued, "isolation": isolation}
+    show_result(summary | _not_exported(opened.log, shown, until, limit, at), output)
 
 
-def _finished(directory: Path, kind: str, prefix: str, first: int) -> int:
-    """Return where earlier runs ended: the end of the files that continue each other from ``first``."""
-    ends = {}
-    for path in directory.glob(f"{prefix}*.{kind}"):
-        begin, dash, end = path.stem.removeprefix(prefix).partition("-")
-        if dash and begin.isdecimal() and end.isdecimal():
-            ends[int(begin)] = int(end)
-    at = first
-    while at in ends and ends[at] > at:
-        at = ends[at]
-    return at
+def _recorded(filters: Filters) -> dict[str, Any]:
+    """Return the conditions, as the manifest of a dataset has them."""
+    given = {each.name: getattr(filters, each.name) for each in fields(filters)}
+    times = {name: value.isoformat() for name, value in given.items() if name in ("since", "until") and value}
+    lists = {name: sorted(value) for name, value in given.items() if isinstance(value, tuple) and value}
+    return times | lists | ({"grep": filters.grep} if filters.grep is not None else {})
 
 
-@dataclass(frozen=True)
+def _not_exported(
+    log: StoreReader | None, shown: Visibility, until: Until, limit: int | None, at: int
+) -> dict[str, Any]:
+    """Return the commit index, the number of entries above it, and a note about the end of the export."""
+    if log is None:
+        return {"commit_index": None, "above_commit_index": 0, "note": None}
+    commit, above = log.commit_index, log.last_index + 1 - log.committed_end()
+    notes = []
+    if commit is None:
+        notes.append("the store records no commit index: it was read to its end, which may not be committed")
+    elif above and until == "end":
+        notes.append(
+            f"the last {above:,} entries are above the recorded commit index {commit} and may not be committed"
+        )
+    elif above and (limit is None or limit > at):
+        notes.append(
+            f"{above:,} entries above the recorded commit index {commit} are left out; --until end exports them"
+        )
+    if (opened := shown.open_transaction) is not None and at >= shown.end:
+        name = f"of query {opened.query_id}, micro-batch {opened.batch_id},"
+        notes.append(f"the transaction {name} is open: entries from index {shown.end} on are left out")
+    return {"commit_index": commit, "above_commit_index": above, "note": "; ".join(notes) or None}
+
+
+@dataclass
 class _Target:
-    """The files of an export."""
+    """The files of an export.
+
+    Attributes:
+        opened: the source.
+        dataset: the files of earlier runs.
+        kind: format of the files.
+        part_bytes: size of the bodies in a file.
+        filters: conditions on the entries.
+        shown: the entries that the isolation shows.
+        opaque: do not decode bodies.
+        progress: of this run.
+        end: end of the exported indexes.
+        files: files of this run.
+        rows: rows in them.
+    """
 
     opened: LogDirectory
-    directory: Path
+    dataset: Dataset
     kind: str
     part_bytes: int
+    filters: Filters
+    shown: Visibility
     opaque: bool
     progress: Progress
+    end: int = 0
+    files: int = 0
+    rows: int = 0
 
-    def write_commitlog(self) -> int:
-        """Write the messages of the classic CommitLog, and return the number of files."""
-        if not self.opened.classic:
-            return 0
-        first, stop = self.opened.classic[0].position, self.opened.classic[-1].end
-        _, files = self.write(_CLASSIC, _finished(self.directory, self.kind, _CLASSIC, first), stop)
+    def run(self, start: SeekTarget | None, limit: int | None) -> tuple[int, int | None]:
+        """Write everything; return the first index of the dataset, and the index at which it was continued."""
+        parts = self.dataset.parts["log"]
+        known = parts[0].first if parts else None
+        index, position = (start.number if start and start.kind == kind else None for kind in ("index", "position"))
+        if position is not None and not self.opened.classic:
+            raise BadRequestError("only a classic CommitLog has positions", str(self.opened.path), "use an index")
+        self.end = at = self.dataset.start_in_log(self.opened, index if index is not None else self._at_time(start))
+        if index is None and limit is None:
+            self._write_commitlog(position)
+        stop = self.shown.end if limit is None else min(self.shown.end, limit)
+        self.end = self._write("log", at, stop, first=known is None and index is None)
+        return (at, None) if known is None else (known, at)
+
+    def _at_time(self, start: SeekTarget | None) -> int | None:
+        """Return the first entry at or after a time at which a new dataset starts; None if all must be compared."""
+        log = self.opened.log
+        if start is None or start.time is None or log is None or self.dataset.parts["log"]:
+            return None
+        try:
+            return int(log.index_at_time(int(start.time.timestamp() * 1000)))
+        except (BadRequestError, CorruptRecordError):  # no append times (Java), or one that cannot be read
+            return None
+
+    def _write_commitlog(self, asked: int | None) -> None:
+        start = self.dataset.start_in_commitlog(self.opened, asked)
+        if start is None:
+            return
+        self._write("commitlog", start, self.opened.classic[-1].end, first=asked is None)
         if (gap := self.opened.gap) is not None:
             raise gap.error
-        return files
 
-    def write(self, prefix: str, start: int, stop: int) -> tuple[int, int]:
-        """Write [start, stop), indexes or, of a CommitLog, positions; return the end and the number of files."""
-        at, files = start, 0
-        while at < stop and (end := self._write_part(prefix, at, stop)) > at:
-            at, files = end, files + 1
-            self.progress.update(at - start, total=stop - start, detail=f"{files} files")
-        return at, files
+    def _write(self, section: Section, start: int, stop: int, *, first: bool) -> int:
+        """Write [start, stop), indexes or, of a CommitLog, positions; return the end.
 
-    def _write_part(self, prefix: str, start: int, stop: int) -> int:
+        Args:
+            section: of the dataset.
+            start: the first one.
+            stop: end (exclusive).
+            first: entries that retention deletes before the first file do not matter.
+        """
+        at = start
+        while at < stop:
+            try:
+                end = self._write_part(section, at, stop)
+            except _DeletedError as error:
+                if not first or self.dataset.parts[section]:
+                    sign = "@" if error.found.by_position else ""
+                    remedy = f"--from {sign}{error.found.end} continues without them"
+                    raise IndexOutOfRangeError(str(error.found), str(self.opened.path), remedy) from None
+                end = error.found.end
+            if end <= at:
+                break
+            at = end
+            self.progress.update(at - start, total=stop - start, detail=f"{self.files} files")
+        return at
+
+    def _write_part(self, section: Section, start: int, stop: int) -> int:
         """Write one file that starts at ``start``, and return its end; none where a CommitLog has no more messages."""
-        by_position = prefix == _CLASSIC
+        by_position = section == "commitlog"
         span = Span((start, stop), (0, 0)) if by_position else Span((0, 0), (start, stop))
         schema = READ_SCHEMA if self.opaque else MESSAGES.schema
-        at, nbytes = start, 0
-        temporary = self.directory / f"{prefix}{start}{_TEMPORARY}"
+        at, nbytes, rows, last = start, 0, 0, None
+        temporary = self.dataset.directory / f"{_PREFIXES[section]}{start}{_TEMPORARY}"
         with _temporary(temporary, self.kind, schema) as writer:
-            for found in self.opened.batches(span):
-                if isinstance(found, Deleted):
-                    raise IndexOutOfRangeError(str(found), str(self.opened.path), "run the command again")
-                if isinstance(found, Damaged):
-                    if at == start:
-                        raise found.error
-                    break  # this file ends before the damage, and the next one raises it
-                lengths = pc.binary_length(found.column("body"))
-                ends = nbytes + np.cumsum(lengths, dtype=np.int64)
-                fitting = found.slice(0, int(np.searchsorted(ends, self.part_bytes)) + 1)
-                last, nbytes = fitting.num_rows - 1, int(ends[fitting.num_rows - 1])
-                place = int(fitting.column("position" if by_position else "index")[last].as_py())
-                at = place + (lengths[last].as_py() if by_position else 1)
-                for batch in _rows(fitting, opaque=self.opaque):
+            for found in self.opened.batches(span, shown=self.shown):
+                if isinstance(found, Damaged | Deleted):
+                    if found.start <= start:
+                        raise found.error if isinstance(found, Damaged) else _DeletedError(found)
+                    at = found.start
+                    break  # this file ends before it, and the next one raises it
+                chosen, examined, nbytes = self._fitting(found, nbytes)
+                for batch in _rows(chosen, opaque=self.opaque):
                     writer.write_batch(batch)
+                rows += chosen.num_rows
+                if examined.num_rows:
+                    last = examined.column("position" if by_position else "index")[-1].as_py()
+                    at = last + (len(examined.column("body")[-1].as_buffer()) if by_position else 1)
                 if nbytes >= self.part_bytes:
                     break
             else:
                 at = at if by_position else stop  # a CommitLog may grow after its last message
-        if at == start:
-            temporary.unlink()
-            return at
-        temporary.replace(self.directory / f"{prefix}{start:020d}-{at:020d}.{self.kind}")
+        if at > start:
+            self._add(section, start, at, last, temporary if rows else None)
+            self.rows += rows
+        temporary.unlink(missing_ok=True)
         return at
+
+    def _fitting(self, found: pa.RecordBatch, nbytes: int) -> tuple[pa.RecordBatch, pa.RecordBatch, int]:
+        """Return the selected entries that fit into a file, the entries up to the last of them, and the new size."""
+        chosen = self.filters.apply(found)
+        ends = nbytes + np.cumsum(pc.binary_length(chosen.column("body")), dtype=np.int64)
+        count = int(np.searchsorted(ends, self.part_bytes)) + 1
+        if count > chosen.num_rows:
+            return chosen, found, int(ends[-1]) if chosen.num_rows else nbytes
+        fitting = chosen.slice(0, count)
+        return fitting, fitting, int(ends[count - 1])
+
+    def _add(self, section: Section, start: int, end: int, last: int | None, temporary: Path | None) -> None:
+        name = None if temporary is None else f"{_PREFIXES[section]}{start:020d}-{end:020d}.{self.kind}"
+        if section == "log" and self.opened.log is not None:
+            part = end_of_part(self.opened.log, start, end, name)
+        else:
+            check = None if last is None else message_check(self.opened, last)
+            part = Part(start, end, check=check, last=last, file=name)
+        self.dataset.add(section, part, temporary)
+        self.files += name is not None
+
+
+class _DeletedError(Exception):
+    """Retention deleted the first entries of a file before they were read."""
+
+    def __init__(self, found: Deleted) -> None:
+        super().__init__(str(found))
+        self.found = found
 
 
 @contextmanager
@@ -225,8 +390,7 @@ def _temporary(path: Path, kind: str, schema: pa.Schema) -> Iterator[_Writer]:
 
 
 def _rows(batch: pa.RecordBatch, *, opaque: bool) -> Iterator[pa.RecordBatch]:
-    is_data = pc.fill_null(pc.equal(batch.column("magic"), MAGIC_DATA), True)  # a CommitLog has no other records
-    data = batch.filter(is_data).select(READ_SCHEMA.names).cast(READ_SCHEMA)
+    data = batch.select(READ_SCHEMA.names).cast(READ_SCHEMA)
     if opaque:
         yield data
     else:

@@ -13,13 +13,15 @@ import pytest
 from pyarrow import csv, ipc, parquet
 
 from dledger_core import open_store
-from dledger_core.rocketmq import decode_messages
+from dledger_core.cli.dataset import Dataset
+from dledger_core.rocketmq import decode_messages, encode_messages
 from dledger_core.storage import CommitLog
-from tests.cli.command import error_of, result_of, run
+from tests.cli.command import error_of, result_of, rows_of, run
 from tests.jobs.broker_store import messages as store_messages
 from tests.jobs.broker_store import write_commitlog
 from tests.rocketmq.convert.stores import flip, place_of
 from tests.rocketmq.golden import MIXED, THREE, extract, messages
+from tests.spark_connector.store_writer import StoreWriter
 from tests.support.logs import append
 
 
@@ -70,7 +72,7 @@ def test_export_as_text_has_every_body(store: Path, tmp_path: Path) -> None:
 def test_export_continues_after_an_interruption(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run("export", store, out, "--part-bytes", 100_000)
-    files = sorted(out.iterdir())
+    files = sorted(out.glob("*.parquet"))
     before = {file.name: file.stat().st_mtime_ns for file in files[:2]}
     for file in files[2:]:
         file.unlink()
@@ -129,3 +131,209 @@ def test_export_continues_a_commitlog_that_has_grown(tmp_path: Path) -> None:
     for source, count in (("before", 10), ("after", 20)):
         assert result_of("export", tmp_path / source, tmp_path / "out")["files"] == 1
         assert table_of("parquet", tmp_path / "out").num_rows == count
+
+
+# --- a dataset is continued only where it fits its log ---------------------------------------------------------------
+
+
+def indexes(directory: Path) -> list[int]:
+    return [int(index) for index in table_of("parquet", directory).column("index").to_pylist()]
+
+
+def delete_oldest_file(store: Path) -> int:
+    """Delete the oldest data file, as retention does; return the new first index."""
+    min((store / "data").iterdir()).unlink()
+    with open_store(store) as reader:
+        return reader.first_index
+
+
+def test_nightly_export_after_retention_has_each_entry_once(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(2000)
+        result_of("export", store.path, out)
+        assert 0 < delete_oldest_file(store.path) < 2000
+        store.append_numbers(500)
+        found = result_of("export", store.path, out)
+    assert (found["first_index"], found["continued_from"], found["rows"], found["files"]) == (0, 2000, 500, 1)
+    assert indexes(out) == list(range(2500))
+
+
+def commitlog_of(directory: Path, bodies: list[bytes], per_file: int) -> Path:
+    """Write a classic CommitLog of full files, of messages of the same size."""
+    directory.mkdir()
+    size = len(bodies[0])
+    for start in range(0, len(bodies), per_file):
+        file = directory / f"{start * size:020d}"
+        numbered = [(body, (start + at) * size) for at, body in enumerate(bodies[start : start + per_file])]
+        file.write_bytes(b"".join(body[:28] + place.to_bytes(8, "big") + body[36:] for body, place in numbered))
+    return directory
+
+
+def test_nightly_export_of_commitlog_after_retention_has_each_message_once(tmp_path: Path) -> None:
+    bodies, out = store_messages(range(100, 160)), tmp_path / "out"
+    result_of("export", commitlog_of(tmp_path / "a", bodies[:40], 20), out)
+    later = commitlog_of(tmp_path / "b", bodies, 20)
+    min(later.iterdir()).unlink()
+    assert result_of("export", later, out)["rows"] == 20
+    assert table_of("parquet", out).column("queue_offset").to_pylist() == list(range(100, 160))
+    other = commitlog_of(tmp_path / "c", store_messages(range(900, 960)), 20)
+    assert "[STORE_MISMATCH]" in error_of("export", other, out)
+    before = commitlog_of(tmp_path / "d", bodies[:40], 20)
+    assert "[STORE_MISMATCH]" in error_of("export", before, out), "it ends before the dataset"
+    late = commitlog_of(tmp_path / "e", store_messages(range(100, 200)), 20)
+    for file in sorted(late.iterdir())[:4]:
+        file.unlink()
+    error = error_of("export", late, out)
+    assert "[INDEX_OUT_OF_RANGE]" in error
+    run("export", late, out, "--from", error.partition("--from ")[2].partition(" ")[0])
+    assert table_of("parquet", out).column("queue_offset").to_pylist() == [*range(100, 160), *range(180, 200)]
+
+
+def with_tail(directory: Path, tail: list[bytes], *, committed: int, term: int = 1) -> Path:
+    """Write a store of ten entries and a tail of a term, closed with a commit index."""
+    log = CommitLog.open(directory, group="g", node_id="n0")
+    log.adopt_uuid("log-1")
+    append(log, [b"kept"] * 10)
+    append(log, tail, term)
+    log.close(committed)
+    return directory
+
+
+def test_export_leaves_out_entries_that_were_never_committed(tmp_path: Path) -> None:
+    old = with_tail(tmp_path / "old", [b"ghost"] * 3, committed=9)
+    found = result_of("export", old, tmp_path / "out")
+    assert (found["rows"], found["commit_index"], found["above_commit_index"]) == (10, 9, 3)
+    assert "--until end" in found["note"]
+    assert result_of("export", old, tmp_path / "all", "--until", "end")["rows"] == 13
+    assert result_of("export", old, tmp_path / "some", "--until", 12)["end_index"] == 10, "an index commits nothing"
+
+    rejoined = with_tail(tmp_path / "rejoined", [b"acknowledged"] * 5, committed=14, term=2)
+    assert result_of("export", rejoined, tmp_path / "out")["continued_from"] == 10
+    assert table_of("parquet", tmp_path / "out")["body"].to_pylist() == [b"kept"] * 10 + [b"acknowledged"] * 5
+    before = sorted((tmp_path / "all").iterdir())
+    error = error_of("export", rejoined, tmp_path / "all")
+    assert "[STORE_MISMATCH]" in error
+    assert "term 1" in error
+    assert "term 2" in error
+    assert sorted((tmp_path / "all").iterdir()) == before
+
+
+def test_export_reads_store_without_commit_index_to_its_end(tmp_path: Path) -> None:
+    copy = extract(THREE, "n0/dledger-n0", tmp_path)
+    for file in copy.glob("checkpoint*"):
+        file.unlink()
+    found = result_of("export", copy, tmp_path / "out")
+    assert (found["rows"], found["commit_index"], found["note"] is None) == (1024, None, False)
+
+
+def test_export_continues_no_other_log(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with StoreWriter(tmp_path / "a", uuid="log-a") as first, StoreWriter(tmp_path / "b", uuid="log-b") as other:
+        first.append_numbers(10)
+        other.append_numbers(20)
+    run("export", first.path, out)
+    assert "log-b" in error_of("export", other.path, out)
+    with StoreWriter(tmp_path / "c", uuid="log-a") as shorter:
+        shorter.append_numbers(5)
+    assert "log_end=5" in error_of("export", shorter.path, out)
+    commitlog = commitlog_of(tmp_path / "commitlog", store_messages(range(5)), 5)
+    assert "[STORE_MISMATCH]" in error_of("export", commitlog, out)
+    run("export", commitlog, tmp_path / "classic")
+    assert "[STORE_MISMATCH]" in error_of("export", first.path, tmp_path / "classic")
+    assert indexes(out) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        (("--to", "csv"), "csv"),
+        (("--opaque",), "opaque"),
+        (("--isolation", "read-uncommitted"), "read-uncommitted"),
+        (("--topic", "other"), "other"),
+        (("--from", "2026-01-31"), "2026-01-31"),
+    ],
+)
+def test_export_continues_with_the_same_options_only(tmp_path: Path, option: tuple[str, ...], named: str) -> None:
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(10)
+    run("export", store.path, tmp_path / "out")
+    error = error_of("export", store.path, tmp_path / "out", *option)
+    assert "[CONFIG]" in error
+    assert named in error
+
+
+def test_export_with_from_never_repeats_entries(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(2000)
+    run("export", store.path, out, "--from", 100, "--until", 200)
+    for inside in (0, 150, 199):
+        assert "[INDEX_OUT_OF_RANGE]" in error_of("export", store.path, out, "--from", inside, "--until", 300)
+    run("export", store.path, out, "--from", 100, "--until", 300)
+    run("export", store.path, out, "--from", 300, "--until", 400)
+    assert indexes(out) == list(range(100, 400))
+    first = delete_oldest_file(store.path)
+    assert first > 400
+    error = error_of("export", store.path, out)
+    assert "[INDEX_OUT_OF_RANGE]" in error
+    run("export", store.path, out, "--from", error.partition("--from ")[2].split()[0])
+    assert indexes(out) == [*range(100, 400), *range(first, 2000)]
+
+
+def test_second_export_into_the_same_directory_is_refused(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(10)
+    with Dataset.open(tmp_path / "out", {}):
+        assert "[STORE_BUSY]" in error_of("export", store.path, tmp_path / "out")
+    run("export", store.path, tmp_path / "out")
+    assert indexes(tmp_path / "out") == list(range(10))
+
+
+def test_export_refuses_files_that_its_manifest_does_not_fit(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(100)
+    run("export", store.path, out, "--part-bytes", 200)
+    files = sorted(out.glob("*.parquet"))
+    content = files[1].read_bytes()
+    files[1].unlink()
+    assert files[1].name in error_of("export", store.path, out)
+    files[1].write_bytes(content)
+    assert result_of("export", store.path, out)["files"] == 0
+    (manifest,) = out.glob("*.json")
+    text = manifest.read_text()
+    for damaged in ("{", "[]", '{"v": 1}', text.replace('"v": 1', '"v": 2'), text.replace('"first"', '"start"')):
+        manifest.write_text(damaged)
+        assert "[CONFIG]" in error_of("export", store.path, out)
+    manifest.unlink()
+    assert "[CONFIG]" in error_of("export", store.path, out), "version 0.2 wrote no manifest"
+
+
+def test_export_filters_as_dump_does(tmp_path: Path) -> None:
+    bodies = encode_messages(
+        ["a", "a", "b", "b"] * 5, [0, 1] * 10, [b"one", b"two"] * 10, tags=["x", "y", "y", None] * 5, keys=["k"] * 20
+    )
+    with StoreWriter(tmp_path) as store:
+        for body in bodies.to_pylist():
+            store.append([body])
+        times = [row["timestamp"] for row in open_store(store.path).read(0, 20).to_pylist()]
+    since, until = (time.isoformat(timespec="milliseconds").removesuffix("+00:00") for time in (times[4], times[15]))
+    for number, options in enumerate(
+        [
+            ("--topic", "a"),
+            ("--topic", "b", "--tag", "y", "--queue", 0),
+            ("--key", "k", "--from", since),
+            ("--grep", "tw"),
+            ("--topic", "none"),
+        ]
+    ):
+        out = tmp_path / str(number)
+        found = result_of("export", store.path, out, "--to", "jsonl", *options)
+        lines = [json.loads(line) for file in sorted(out.glob("*.jsonl")) for line in file.read_text().splitlines()]
+        dumped = rows_of("dump", store.path, *options)
+        assert [row["index"] for row in lines] == [row["index"] for row in dumped]
+        assert (found["rows"], found["end_index"]) == (len(dumped), 20)
+        assert result_of("export", store.path, out, "--to", "jsonl", *options)["files"] == 0
+    found = result_of("export", store.path, tmp_path / "time", "--from", since, "--until", until)
+    assert found["rows"] == 11

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import CorruptRecordError, StoreMismatchError
-from dledger_core.record import RECORD_SCHEMA, Records, segment_name, to_arrow
+from dledger_core.record import MAGIC_DATA, RECORD_SCHEMA, Records, inside, segment_name, to_arrow
 from dledger_core.rocketmq.message.columns import binary_column
 from dledger_core.rocketmq.message.decode import MESSAGES, decode_messages
 from dledger_core.rocketmq.store.commit_log import (
@@ -27,7 +27,7 @@ from dledger_core.rocketmq.store.commit_log import (
 from dledger_core.rocketmq.store.consume_queue import broker_end_of
 from dledger_core.rocketmq.store.location import locate
 from dledger_core.rocketmq.store.log_end import end_of
-from dledger_core.storage import StoreReader, open_store
+from dledger_core.storage import StoreReader, Visibility, open_store
 from dledger_core.storage.files.segments import read_failure
 from dledger_core.storage.read.store_reader import Gap, missing_files
 
@@ -213,7 +213,7 @@ class LogDirectory:
         return 0
 
     def batches(
-        self, span: Span | None = None, *, records: bool = False
+        self, span: Span | None = None, *, records: bool = False, shown: Visibility | None = None
     ) -> Iterator[pa.RecordBatch | Damaged | Deleted]:
         """Yield entries with the columns of RECORD_SCHEMA, and the damage between them; it is in ``damage`` too.
 
@@ -222,6 +222,7 @@ class LogDirectory:
         Args:
             span: the ranges; None = everything.
             records: add the column ``record``: the record as stored on disk.
+            shown: only the data entries of the log that it shows; see ``StoreReader.shown``. None = all entries.
         """
         span = Span((0, _END), self.indexes) if span is None else span
         for before, file in zip((None, *self.classic), self.classic, strict=False):
@@ -232,15 +233,29 @@ class LogDirectory:
                 yield from self._classic(file, span.classic, records=records)
         if (gap := self.gap) is not None and span.classic[1] > gap.start and span.log[0] <= self.indexes[0]:
             yield self._note(gap)
-        for found in _readable(self.log, *span.log) if self.log is not None else ():
-            if isinstance(found, Deleted):
-                yield found
-                continue
-            if isinstance(found, Damaged):
-                yield self._note(found)
-                continue
-            batch = to_arrow(found, magic=True)
-            yield batch.append_column("record", binary_column(found.data, found.sizes)) if records else batch
+        if self.log is not None:
+            yield from self._of_log(self.log, *span.log, records=records, shown=shown)
+
+    def _of_log(
+        self, log: StoreReader, start: int, end: int, *, records: bool, shown: Visibility | None
+    ) -> Iterator[pa.RecordBatch | Damaged | Deleted]:
+        low, high, skip = (start, end, []) if shown is None else shown.span(start, end)
+        while low < high:
+            for found in _readable(log, low, high):
+                if isinstance(found, Deleted):
+                    yield found
+                    continue
+                if isinstance(found, Damaged):
+                    yield self._note(found)
+                    continue
+                batch = to_arrow(found, magic=True)
+                if records:
+                    batch = batch.append_column("record", binary_column(found.data, found.sizes))
+                if shown is not None:
+                    keep = (found.headers["magic"] == MAGIC_DATA) & ~inside(np.asarray(batch.column("index")), skip)
+                    batch = batch.filter(pa.array(keep))
+                yield batch
+            low, high, skip = (high, high, []) if shown is None else shown.span(high, end)
 
     def hidden(self, batch: pa.RecordBatch) -> pa.StringArray:
         """Return for each entry why ``read_committed`` hides it; null for those that it shows.
