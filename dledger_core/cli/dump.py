@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -75,9 +75,10 @@ def dump(
 
     SOURCE is a store (the directory with data/ and index/) of this project or of Java DLedger, a classic CommitLog, or
     a broker's directory with one or both. Nothing is written there, and a node may be running on it. Control entries
-    are included. A @POSITION may be inside an entry: --from starts with that entry, so a RocketMQ offset finds its
-    message. Entries without an append time are found by the store time of their message. Damage is named between the
-    entries around it, and the exit code is 4.
+    are included; each entry that a reader with read_committed does not receive is marked (JSON: hidden). A @POSITION
+    may be inside an entry: --from starts with that entry, so a RocketMQ offset finds its message. Entries without an
+    append time are found by the store time of their message. Damage is named between the entries around it, and the
+    exit code is 4.
     """
     _check_order(start, end)
     with open_log_directory(source, commitlog, opaque=opaque) as opened, Progress("searching", bar=False) as progress:
@@ -88,7 +89,7 @@ def dump(
             output, decode, filters, in_commitlog=bool(opened.classic), limit=count, broker_end=opened.broker_end
         )
         printer = output.printer()
-        kept = _Last(last)
+        kept, marks = _Last(last), _Marks(opened)
         searched = 0
         for batch in opened.batches(_span(opened, start, end), records=output.needs_records):
             if isinstance(batch, Damaged | Deleted):
@@ -96,7 +97,7 @@ def dump(
                 continue
             before = view.printed
             for shown in view.of(batch):
-                for chosen in kept.add(shown):
+                for chosen in kept.add(marks.added(shown)):
                     printer.write(chosen)
             searched += batch.num_rows
             if view.printed == before:
@@ -105,6 +106,7 @@ def dump(
                 break
         for chosen in kept.rest():
             printer.write(chosen)
+        marks.report()
         _report_matches(opened, filters, view.printed, searched, start)
         opened.check_read()
         if view.full:
@@ -128,6 +130,33 @@ def _report_matches(
         say(f"note: --from {start} counts before the filters; '--last {start.number}' counts the entries that match")
     if filters.of_messages:
         say(f"note: 'dledger look {opened.path}' lists topics and keys; upper and lower case differ")
+
+
+class _Marks:
+    """The column ``hidden``: why ``read_committed`` hides an entry."""
+
+    def __init__(self, opened: LogDirectory) -> None:
+        self._opened = opened
+        self._counts: Counter[str] = Counter()
+        self._unknown = False
+
+    def added(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the entries with the column."""
+        marks = pa.nulls(batch.num_rows, pa.string())
+        try:
+            marks = marks if self._unknown else self._opened.hidden(batch)
+        except CorruptRecordError as error:
+            self._unknown = True
+            say(f"note: no entry is marked that read_committed hides: {error}")
+        self._counts.update({row["values"]: row["counts"] for row in marks.drop_null().value_counts().to_pylist()})
+        return batch.append_column("hidden", marks)
+
+    def report(self) -> None:
+        """Say how many of the entries are hidden, unless these are control entries only."""
+        if set(self._counts) - {"control"}:
+            shown = ", ".join(f"{count:,} {name}" for name, count in sorted(self._counts.items()))
+            later = "; the commit index is recorded later than it grows" if self._counts["uncommitted"] else ""
+            say(f"read_committed hides: {shown}{later}")
 
 
 class _Last:

@@ -54,11 +54,13 @@ class _Column:
 
 _INDEX: Final = _Column("i", "index", 0)
 _TIME: Final = _Column("d", "time (UTC)", 1, 19, 23)
+_HIDDEN: Final = _Column("H", "hidden", 1)
 _COLUMNS: Final = (
     _INDEX,
     _Column("e", "term", 8, extra=True),
     _Column("P", "position", 9, extra=True),
     _TIME,
+    _HIDDEN,
     _Column("t", "topic", 2, 12, 40),
     _Column("q", "queue", 3),
     _Column("o", "offset", 4),
@@ -96,7 +98,8 @@ class EntryTable:
         """Print the entries of ``batch``, after a heading if the columns are others."""
         if not batch.num_rows:
             return
-        cells = {column: self._cells(column, batch) for column in _COLUMNS}
+        columns = (column for column in _COLUMNS if column is not _HIDDEN or "hidden" in batch.schema.names)
+        cells = {column: self._cells(column, batch) for column in columns}
         bodies = _bodies(batch)
         lines = self._headings(cells, bodies)
         rows = zip(*(cells[column] for column in self._columns), strict=True)
@@ -110,6 +113,8 @@ class EntryTable:
         if column is _INDEX:
             positions = batch.column("position").to_pylist()
             return [f"@{at}" if text is None else text for text, at in zip(found, positions, strict=True)]
+        if column is _HIDDEN:  # the body of a control entry says that it is one
+            found = [None if text == "control" else text for text in found]
         return ["-" if text is None else visible(text) for text in found]
 
     def _headings(self, cells: Mapping[_Column, list[str]], bodies: Sequence[_Body]) -> list[str]:

@@ -28,7 +28,7 @@ from dledger_core.rocketmq import MESSAGE_SCHEMA
 
 _BINARY: Final = pa.binary()
 _DIGITS: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
-_ENTRY_COLUMNS: Final = ("index", "term", "position", "magic", "timestamp", "body")
+_ENTRY_COLUMNS: Final = ("index", "term", "position", "magic", "timestamp", "body", "hidden")
 _MESSAGE_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name not in ("body", "error"))
 COLUMNS: Final = (*_ENTRY_COLUMNS, *(name for name in MESSAGE_SCHEMA.names if name not in _ENTRY_COLUMNS))
 """Names for ``%{NAME}``."""
@@ -38,6 +38,7 @@ ESCAPES: Final[dict[str, tuple[str, str, str]]] = {
     "e": ("term", "term", "term"),
     "P": ("position", "position", "position in the data files"),
     "K": ("=kind", "kind", "kind of the entry: data, control or membership"),
+    "H": ("hidden", "hidden", "dump: why read_committed hides the entry: control, aborted, open or uncommitted"),
     "T": ("=millis", "ms", "append time in ms since 1970; if it is unknown, the message's store time"),
     "d": ("=time", "time (UTC)", "the same as 2025-01-31T12:00:00.000"),
     "t": ("topic", "topic", "topic"),
@@ -392,7 +393,7 @@ def _dump(row: dict[str, Any]) -> list[str]:
     else:
         in_commitlog = row["index"] is None  # its messages have no header of an entry
         data, address = row["body"], row["position"] + (0 if in_commitlog else HEADER_BYTES)
-    names = [name for name in ("index", "term", "position", "topic") if row.get(name) is not None]
+    names = [name for name in ("index", "term", "position", "topic", "hidden") if row.get(name) is not None]
     about = "  ".join(f"{name} {visible(str(row[name]))}" for name in names)
     lines = [f"# {about}  {len(data)} bytes"]
     for at in range(0, len(data), _DUMP_ROW):

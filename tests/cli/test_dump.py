@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,17 @@ import pytest
 from click.testing import Result
 
 from dledger_core.cli.formats import COLUMNS, ESCAPES, FormatType
+from dledger_core.ids import Index
 from dledger_core.record import READ_SCHEMA
 from dledger_core.rocketmq import encode_messages
 from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.meta_files import load_checkpoint, save_checkpoint
 from tests.cli import command
-from tests.rocketmq.convert.stores import snapshot, store_of, unpacked
+from tests.rocketmq.convert.stores import flip, place_of, snapshot, store_of, unpacked
 from tests.rocketmq.golden import MIXED, THREE, units
+from tests.spark_connector.store_writer import StoreWriter
 from tests.support.logs import SMALL, append
 
 
@@ -408,6 +414,55 @@ def test_dump_says_that_last_counts_after_filters(own: Path) -> None:
     assert result.stdout == ""
     assert "--last 1" in result.stderr
     assert [row["index"] for row in rows(own, "--topic", "orders", "--last", 1)] == [10]
+
+
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a committed, a losing and an open attempt, and entries after the recorded commit index."""
+    with StoreWriter(tmp_path_factory.mktemp("attempts")) as store:
+        store.append_attempt(2, batch=0)
+        won = store.append_attempt(2, batch=0)
+        store.commit(won, batch=0)
+        store.append_attempt(2, batch=1)
+        store.append_numbers(1)
+        path = store.path
+    layout = Layout(path)
+    checkpoint = load_checkpoint(OsFiles(), layout.checkpoint)
+    with open_store(path) as log:
+        committed = int(log.last_index) - 1
+    save_checkpoint(OsFiles(), layout.checkpoint, replace(checkpoint, commit_index=Index(committed)))
+    return path
+
+
+def test_each_line_that_read_committed_hides_is_marked(attempts: Path) -> None:
+    found = rows(attempts)
+    with open_store(attempts) as log:
+        seen = set(log.read_visible(0, 100).column("index").to_pylist())
+    assert {row["index"] for row in found if row["hidden"] is None} == seen
+    assert {row["hidden"] for row in found} == {None, "control", "aborted", "open", "uncommitted"}
+    assert found[-1]["hidden"] == "uncommitted"
+    by_escape = text(attempts, "--format", r"%i %H\n")
+    assert by_escape == [f"{row['index']} {row['hidden'] or ''}" for row in found]
+    result = run(attempts)
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()}
+    for row in found:
+        assert (row["hidden"] or "none") in lines[str(row["index"])] or row["hidden"] is None
+    assert "read_committed hides" in result.stderr
+    assert rows(attempts, "--last", 1)[0]["hidden"] == "uncommitted"
+    assert "hidden aborted" in run(attempts, "--format", "hex").stdout
+
+
+def test_damaged_control_entry_leaves_all_entries_and_no_mark(attempts: Path, tmp_path: Path) -> None:
+    store = shutil.copytree(attempts, tmp_path / "s")
+    expected = rows(store)
+    (store / "meta" / "tables").unlink(missing_ok=True)
+    at = next(row for row in expected if row["hidden"] == "control" and row["index"] > 0)
+    file, offset = place_of(store, at["index"])
+    flip(file, offset + 50)
+    result = run(store, "--format", "json", code=4)
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["index"] for row in found] == [row["index"] for row in expected if row["index"] != at["index"]]
+    assert "[CORRUPT]" in result.stderr
 
 
 def test_until_and_to_are_one_option(own: Path) -> None:

@@ -91,7 +91,7 @@ def test_columns_of_a_line_start_below_their_headings(golden: Path, monkeypatch:
 def test_wide_table_has_every_column_and_complete_values(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = golden / MIXED / "n0"
     heading, *shown = lines(monkeypatch, 80, store, "--wide")
-    words = "index term position time (UTC) topic queue offset tags keys message id bytes body"
+    words = "index term position time (UTC) hidden topic queue offset tags keys message id bytes body"
     assert heading.split() == words.split()
     for line, row in zip(shown, rows_of("dump", store), strict=True):
         assert "…" not in line
