@@ -219,10 +219,10 @@ class Dataset:
         self._check_start("index", asked, self.parts["log"])
         view = LogRange(low, high, -1, log.log_uuid, log.chain)
         loss = find_loss(last.position, view, lambda index: check_in(log, index))
-        goes_on = asked is not None and asked > last.next
-        if loss is not None and not (goes_on and loss.kind is LossKind.RETENTION):
+        is_later = asked is not None and asked > last.next
+        if loss is not None and not (is_later and loss.kind is LossKind.RETENTION):
             raise self._error(loss, opened.path)
-        return asked if asked is not None and goes_on else last.next
+        return asked if asked is not None and is_later else last.next
 
     def _error(self, loss: Loss, source: Path) -> Exception:
         position, view, where = loss.position, loss.view, str(self.directory)
@@ -284,11 +284,10 @@ class Dataset:
         first, end = parts[0].first, parts[-1].next
         if asked is None or asked >= end or asked == first:
             return
-        what = (
-            f"the dataset already contains {kind} {asked}" if asked > first else f"{kind} {asked} precedes the dataset"
-        )
+        found = "the dataset already contains" if asked > first else "the dataset starts after"
         remedy = f"without --from the export continues at {end}; or {_OTHER_DIRECTORY}"
-        raise IndexOutOfRangeError(what, str(self.directory), remedy, {"first": first, "end": end})
+        values = {"first": first, "end": end}
+        raise IndexOutOfRangeError(f"{found} {kind} {asked}", str(self.directory), remedy, values)
 
 
 def check_in(log: StoreReader, index: int) -> EntryCheck:
