@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,6 +14,7 @@ from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
 from dledger_core.cli.output import Format, say, show_result
 from dledger_core.client import Producer
+from dledger_core.client.protocol import Bodies
 from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.connect import Client
 from dledger_core.errors import BadRequestError, DLedgerError
@@ -27,6 +28,7 @@ _LINES_MAX = 40_000
     epilog=examples(
         "dledger append hello world",
         "seq 1 1000 | dledger append",
+        "dledger append --topic orders --key 4711 --tag paid '{\"total\": 12}'",
         "dledger append --file README.md --producer-id importer",
     )
 )
@@ -41,6 +43,10 @@ _LINES_MAX = 40_000
 )
 @option("--whole", is_flag=True, help="With --file or stdin: append one entry with all bytes.")
 @option("--producer-id", metavar="NAME", help="Append as this idempotent producer: retries never write duplicates.")
+@option("--topic", metavar="NAME", help="Append messages of RocketMQ with this topic; bodies are theirs.")
+@option("--queue", type=click.IntRange(0, (1 << 31) - 1), metavar="ID", help="With --topic: queue id [default: 0].")
+@option("--key", "keys", multiple=True, metavar="KEY", help="With --topic: key of the messages; repeat it for more.")
+@option("--tag", metavar="TAG", help="With --topic: tag of the messages.")
 @option("--in-order", is_flag=True, help="dledger-java: append one entry at a time, which keeps their order.")
 @click.argument("bodies", nargs=-1)
 def append(
@@ -49,6 +55,10 @@ def append(
     path: Path | None,
     whole: bool,
     producer_id: str | None,
+    topic: str | None,
+    queue: int | None,
+    keys: tuple[str, ...],
+    tag: str | None,
     in_order: bool,
     bodies: tuple[str, ...],
 ) -> None:
@@ -56,8 +66,10 @@ def append(
 
     The command returns once a majority of the nodes has synced them to disk (Java nodes: has them in memory).
 
-    Without BODIES and --file, each line of stdin is an entry, without its newline.
+    Without BODIES and --file, each line of stdin is an entry, without its newline. With --topic each entry is a message
+    of RocketMQ, as 'dledger tail --topic' and Spark's decode=message read it.
     """
+    encode = _encoding(topic, queue, keys, tag)
     if bodies and (path is not None or whole):
         raise click.UsageError("use either BODIES or --file/--whole, not both")
     with ExitStack() as stack:
@@ -68,7 +80,25 @@ def append(
             stream = stack.enter_context(_open(path))
             batches = [[stream.read(RECORD_BYTES_MAX + 1)]] if whole else _line_batches(stream)
         client = stack.enter_context(connection.client(in_order=in_order))
-        show_result(_append_all(client, batches, producer_id, connection), output)
+        show_result(_append_all(client, map(encode, batches), producer_id, connection), output)
+
+
+def _encoding(
+    topic: str | None, queue: int | None, keys: tuple[str, ...], tag: str | None
+) -> Callable[[Sequence[bytes]], Bodies]:
+    """Return a function that makes entries of bodies: messages of the topic, or the bodies themselves."""
+    if topic is None:
+        for name, value in (("--queue", queue), ("--key", keys or None), ("--tag", tag)):
+            if value is not None:
+                raise click.UsageError(f"{name} needs --topic")
+        return lambda bodies: bodies
+    from dledger_core.rocketmq import encode_messages  # only messages need it
+
+    def encoded(bodies: Sequence[bytes]) -> Bodies:
+        return encode_messages(topic, queue or 0, bodies, tag, " ".join(keys) or None)
+
+    encoded([b""])  # wrong values are reported before stdin is read
+    return encoded
 
 
 def _open(path: Path | None) -> BinaryIO:
@@ -102,7 +132,7 @@ def _parts(lines: list[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def _append_all(
-    client: Client, batches: Iterable[Sequence[bytes]], producer_id: str | None, connection: Connection
+    client: Client, batches: Iterable[Bodies], producer_id: str | None, connection: Connection
 ) -> dict[str, Any]:
     sink = Producer(client, producer_id) if producer_id else client
     summary: dict[str, Any] = {"entries": 0, "first_index": None, "last_index": None, "term": None}

@@ -18,6 +18,7 @@ import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from click.shell_completion import CompletionItem
 
 from dledger_core.cli.entry_table import EntryTable, table_width
 from dledger_core.cli.help import option
@@ -424,6 +425,10 @@ class FormatType(click.ParamType[Any]):
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         """See ``click.ParamType``."""
         return f"[{'|'.join(_FIXED)}|TEXT]"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """See ``click.ParamType``."""
+        return [CompletionItem(name) for name in _FIXED if name.startswith(incomplete)]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See ``click.ParamType``."""

@@ -10,20 +10,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import click
 import pyarrow as pa
 
 from dledger_core.cli.entry_table import EntryTable, table_width
 from dledger_core.cli.formats import column_texts
-from dledger_core.cli.help import command, examples, option
-from dledger_core.cli.options import Access, access_options, format_option, opaque_option
+from dledger_core.cli.help import command, examples
+from dledger_core.cli.options import (
+    Access,
+    access_options,
+    format_option,
+    group_of_target_option,
+    opaque_option,
+    target_argument,
+    target_of,
+)
 from dledger_core.cli.output import Format, emit, show_result, show_rows
 from dledger_core.cli.previews import preview, shortened
 from dledger_core.client import Metadata
-from dledger_core.client_config import ClientConfig
-from dledger_core.config import parse_peers
+from dledger_core.client_config import LOCAL_PEERS, ClientConfig
 from dledger_core.connect import Client
-from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
+from dledger_core.errors import StorageError, StoreMismatchError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.rocketmq import Location, LogDirectory, Skipped, locate, log_around, open_log_directory
 from dledger_core.rocketmq.survey import (
@@ -37,7 +43,7 @@ from dledger_core.rocketmq.survey import (
 )
 from dledger_core.storage import StoreReader
 
-_DEFAULTS: Final = {"peers": "", "group": "default"}
+_DEFAULTS: Final = {"peers": LOCAL_PEERS, "group": "default"}
 _TOPICS_SHOWN: Final = 10
 _TERMS_SHOWN: Final = 5
 _NARROW: Final = 12
@@ -78,25 +84,20 @@ class View:
         "dledger look 'n0-127.0.0.1:40911;n1-127.0.0.1:40912' --group orders",
     )
 )
-@click.argument("target", metavar="DIR|PEERS", envvar="DLEDGER_PEERS")
-@option("--group", envvar="DLEDGER_GROUP", default="default", show_default=True, metavar="NAME", help="Group of PEERS.")
+@target_argument
+@group_of_target_option
 @access_options
 @opaque_option
 @format_option
-def look(target: str, group: str, access: Access, opaque: bool, output: Format) -> int:
+def look(target: str | None, group: str, access: Access, opaque: bool, output: Format) -> int:
     """Show what a directory or a group is and contains.
 
     DIR is a store of this project or of Java DLedger, a classic CommitLog, a broker's directory, consume queues, or a
     directory with several stores; nothing is written there. Of a large log only a sample is read. Exit 1 if damage is
     seen; 'dledger verify' reads everything.
     """
-    path = Path(target)
-    if path.exists():
-        view = _directory(path, opaque=opaque)
-    elif ":" in target:
-        view = _group(target, group, access)
-    else:
-        raise ConfigError(f"{target!r} is neither a directory nor a list of nodes", "", "name a directory or PEERS")
+    found = target_of(target)
+    view = _directory(found, opaque=opaque) if isinstance(found, Path) else _group(found, group, access)
     if output == "json":
         show_result(_json(view), output)
     else:
@@ -258,7 +259,6 @@ def _broker_checkpoint(path: Path) -> str | None:
 
 
 def _group(peers: str, group: str, access: Access) -> View:
-    parse_peers(peers, needs_ids=False)
     with Client(peers, group, **access.of_client) as client:
         metadata, bounds = client.metadata(), client.bounds()
         survey = survey_log(client.tail, bounds.first_index, bounds.end)

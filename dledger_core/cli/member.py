@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from dledger_core.cli.help import CommandGroup, examples, option
-from dledger_core.cli.options import Connection, connection_options, format_option
+from dledger_core.cli.options import Connection, complete_node, connection_options, format_option
 from dledger_core.cli.output import Format, Progress, say, show_result, show_rows
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 0.5
 _wait = option("--wait", is_flag=True, help="Wait until the change is complete, with progress on stderr.")
-_node = click.argument("node", metavar="NODE")
+_node = click.argument("node", metavar="NODE", shell_complete=complete_node)
 
 
 @click.group(cls=CommandGroup)

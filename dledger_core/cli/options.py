@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -18,7 +19,7 @@ from dledger_core.cli.output import say
 from dledger_core.client_config import CLIENT_CONFIG, LOCAL_PEERS, ClientConfig, variable_of
 from dledger_core.config import check_group_name, parse_duration, parse_groups, parse_peers
 from dledger_core.connect import PROTOCOLS, Client, JavaOptions
-from dledger_core.errors import ConfigError
+from dledger_core.errors import ConfigError, DLedgerError
 from dledger_core.net.credentials import Credentials
 from dledger_core.net.tls import TlsOptions
 
@@ -27,6 +28,7 @@ _TIMEOUT_MAX_S: Final = 86_400
 _SAFETY_LAG_S: Final = 10.0
 _SILENT_S: Final = 2.0
 _NO_ANSWER_S: Final = 1.0
+_COMPLETION_MS: Final = 1_000
 
 EXISTING_DIRECTORY: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -200,6 +202,27 @@ def _check_group(_context: click.Context, _parameter: click.Parameter, value: st
     return check_group_name(value)
 
 
+def _completing(names: Callable[[Client], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return a completion of a value by names that the nodes report; without nodes it offers nothing."""
+
+    def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+        given = {name: value for name, value in context.params.items() if value is not None}
+        files = {name: given.get(name) for name in ("tls_ca", "tls_cert", "tls_key", "token_file")}
+        group = given.get("group")
+        with contextlib.suppress(DLedgerError):
+            access, peers = Access.of(**files), given.get("peers") or given.get("target") or LOCAL_PEERS
+            group = group if isinstance(group, str) else "default"
+            with Client(peers, group, timeout_ms=_COMPLETION_MS, **access.of_client) as client:
+                return sorted(name for name in names(client) if name.startswith(incomplete))
+        return []
+
+    return complete
+
+
+complete_group: Final = _completing(lambda client: client.groups())
+complete_node: Final = _completing(lambda client: (node.node_id for node in client.metadata().nodes))
+
+
 def split_groups(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """Return the checked groups of a multiple option that also accepts commas; an option's callback."""
     return parse_groups(",".join(values)) if values else ()
@@ -237,6 +260,43 @@ def peers_option(
         missing="list the group's nodes or set DLEDGER_PEERS",
         help=text,
     )
+
+
+def target_argument(command: _F) -> _F:
+    """Add the argument DIR|PEERS, passed on as ``target``; see ``target_of``."""
+    named: Callable[[_F], _F] = click.argument("target", metavar="[DIR|PEERS]", envvar="DLEDGER_PEERS", required=False)
+    return named(command)
+
+
+def group_of_target_option(command: _F) -> _F:
+    """Add ``--group`` to a command with ``target_argument``."""
+    added: Callable[[_F], _F] = option(
+        "--group",
+        envvar="DLEDGER_GROUP",
+        default="default",
+        show_default=True,
+        callback=_check_group,
+        shell_complete=complete_group,
+        metavar="NAME",
+        help="Group of PEERS.",
+    )
+    return added(command)
+
+
+def target_of(target: str | None) -> Path | str:
+    """Return a directory or file that exists, or the peers; without a target as ``asked_peers``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if target is None:
+        return asked_peers(None)
+    if Path(target).exists():
+        return Path(target)
+    if ":" not in target:
+        raise ConfigError(f"{target!r} is neither a directory nor a list of nodes", "", "name a directory or PEERS")
+    parse_peers(target, needs_ids=False)
+    return target
 
 
 def timeout_option(command: _F) -> _F:
@@ -344,6 +404,7 @@ def connection_options(command: Callable[..., Any], *, needs_peers: bool = False
                 default="default",
                 show_default=True,
                 callback=_check_group,
+                shell_complete=complete_group,
                 metavar="NAME",
                 section="Connection",
                 help="The group, which is one replicated log.",

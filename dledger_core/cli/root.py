@@ -24,9 +24,29 @@ _ENTRY_POINTS: Final = "dledger.commands"
 
 _COMMANDS: Final = (
     "append", "completion", "convert", "dev", "doctor", "dump", "export", "get", "init", "look", "member", "perf",
-    "producer", "recover", "repair", "serve", "status", "tail", "tls", "transaction", "transfer", "verify",
+    "producer", "recover", "repair", "serve", "status", "tail", "tls", "topics", "transaction", "transfer", "verify",
 )  # fmt: skip
 """Each is the module of its name, with a click command of its name."""
+
+
+_INSTEAD: Final = {
+    "dledger --help": ("help", "man", "usage"),
+    "dledger --version": ("version",),
+    "dledger append": ("produce", "publish", "put", "send", "write"),
+    "dledger dev": ("cluster", "demo", "local", "up"),
+    "dledger look": ("describe", "info", "ls", "show"),
+    "dledger member list": ("list-members", "members", "nodes", "peers"),
+    "dledger perf append": ("bench", "benchmark"),
+    "dledger producer list": ("producers",),
+    "dledger serve": ("node", "server", "start"),
+    "dledger status --all-groups": ("groups", "list", "list-groups"),
+    "dledger tail": ("cat", "consume", "follow", "read", "subscribe", "watch"),
+    "dledger topics": ("queues", "topic"),
+    "dledger transaction list": ("transactions",),
+    "dledger transfer": ("elect", "leader"),
+    "dledger verify": ("fsck", "scan"),
+}
+"""Commands, and the names under which a newcomer looks for them."""
 
 
 class _ClosedPipeError(Exception):
@@ -62,6 +82,10 @@ class _Root(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
+            instead = next((line for line, names in _INSTEAD.items() if error.command_name in names), None)
+            if instead is not None:
+                text = f"No such command {error.command_name!r}; run '{instead}'"
+                raise click.exceptions.NoSuchCommand(error.command_name, text, ctx=ctx) from None
             # click suggests only commands that are loaded already.
             known = self.list_commands(ctx)
             raise click.exceptions.NoSuchCommand(error.command_name, possibilities=known, ctx=ctx) from None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from dledger_core.cli.help import command, examples
-from dledger_core.cli.options import Connection, connection_options, format_option
+from dledger_core.cli.options import Connection, complete_node, connection_options, format_option
 from dledger_core.cli.output import Format, show_result
 
 
 @command(epilog=examples("dledger transfer n2"))
 @connection_options
 @format_option
-@click.argument("node", metavar="NODE")
+@click.argument("node", metavar="NODE", shell_complete=complete_node)
 def transfer(connection: Connection, output: Format, node: str) -> None:
     """Transfer leadership to another node.
 

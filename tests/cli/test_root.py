@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,10 +75,25 @@ def test_closed_pipe_is_not_an_error() -> None:
 def test_completion_script_completes_commands_and_options(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "_DLEDGER_COMPLETE" in run("completion", shell).stdout
     monkeypatch.setenv("_DLEDGER_COMPLETE", f"{shell}_complete")
-    for words, incomplete, expected in (("dledger st", "st", "status"), ("dledger status --pee", "--pee", "--peers")):
+    for words, incomplete, expected in (
+        ("dledger st", "st", "status"),
+        ("dledger status --pee", "--pee", "--peers"),
+        ("dledger status --format js", "js", "json"),
+        ("dledger dump --format js", "js", "json"),
+    ):
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", incomplete if shell == "fish" else str(len(words.split()) - 1))
         assert expected in run().stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "command"),
+    [("version", "--version"), ("ls", "look"), ("list", "status"), ("consume", "tail"), ("produce", "append")],
+)
+def test_word_of_other_tools_names_the_command(word: str, command: str) -> None:
+    (named,) = re.findall(r"'dledger ([^']+)'", error_of(word).partition("; see ")[0])
+    assert command in named
+    assert run(*named.split(), "--help").exit_code == 0
 
 
 @pytest.fixture
