@@ -228,7 +228,7 @@ def open_store(path: Path | str, *, opaque: bool = False, since: StoreReader | N
         StoreIncompleteError: a conversion into it, or a snapshot install, is not finished.
         CorruptRecordError: a data file is missing between others.
     """
-    from dledger_core.rocketmq.message.decode import MESSAGES
+    from dledger_core.rocketmq.message.bodies import MESSAGES
     from dledger_core.rocketmq.store.location import locate
 
     path = since.path if since is not None else locate(path).one_store()

@@ -26,7 +26,7 @@ from dledger_core.errors import BadRequestError, CorruptRecordError, IndexOutOfR
 from dledger_core.ids import Index
 from dledger_core.record import READ_SCHEMA, Isolation
 from dledger_core.rocketmq import Damaged, Deleted, LogDirectory, Span, open_log_directory
-from dledger_core.rocketmq.message.decode import MESSAGES
+from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.storage import StoreReader, Until, Visibility
 
 _PART_BYTES: Final = 256 << 20

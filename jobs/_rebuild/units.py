@@ -148,9 +148,8 @@ DAMAGED_MESSAGE: Final = "damaged_messages"
 PENDING: Final = "prepared_or_rolled_back"
 IMPOSSIBLE: Final = "impossible_queue_offsets"
 DAMAGED: Final = "damaged_files"
-"""Reasons of skipped entries. A damaged message, whose body does not match its CRC, or which is at another position of
-a classic CommitLog than its own, is recorded and has its units too: a broker serves them. Damaged files are classic
-ones whose records do not end in BLANK or zeros."""
+"""Reasons of skipped entries. A damaged message is recorded and has its units too: a broker serves them. Damaged files
+are classic ones whose records do not end in BLANK or zeros."""
 OFFSET_MAX: Final = (1 << 63) // UNIT.itemsize - 1
 """The last slot whose byte offset in a queue is a 64-bit number."""
 
@@ -204,7 +203,7 @@ _FIELDS: Final = (
     *("topic", "queue_id", "queue_offset", "size", "tags_code", "store_timestamp", "keys", "msg_id"),
     *("born_timestamp", "sys_flag", "error"),
 )
-_CHECKED: Final = {"sys_flag", "error", "physical_offset"}
+_CHECKED: Final = {"sys_flag", "error"}
 _DISPATCH: Final = ("dispatch_queues", "dispatch_offsets")
 
 
@@ -330,18 +329,18 @@ def _read(entries: pa.RecordBatch, rules: EntryRules) -> tuple[pa.RecordBatch, _
     The first has ``skipped`` too, the last has the columns of ranges.
     """
     classic = rules.header_bytes == 0
-    wanted = [*_FIELDS, *(_DISPATCH if rules.multi_dispatch else ()), *(["physical_offset"] if classic else ())]
-    columns = consume_queue_columns(entries.column("body"), wanted, delay_levels_ms=rules.delay_levels_ms)
+    wanted = [*_FIELDS, *(_DISPATCH if rules.multi_dispatch else ())]
     index = entries.column("index")
     below = _numbers(index)
     position = pa.array(np.asarray(entries.column("position")) + rules.header_bytes)
+    placed = position if classic else None  # without a header, only its own position shows that a message is in place
+    columns = consume_queue_columns(
+        entries.column("body"), wanted, delay_levels_ms=rules.delay_levels_ms, positions=placed
+    )
     found: dict[str, Any] = {"group": entries.column("group"), "index": index, "position": position}
     found |= {name: columns.column(name) for name in columns.schema.names if name not in _CHECKED}
     found |= {"committed": _true_or_null(below < rules.committed_end), "skipped": _skip_reasons(columns)}
-    wrong = columns.column("error").is_valid()
-    if classic:  # without a header around it, only its own position tells that a message is in the right place
-        wrong = pc.or_(wrong, pc.not_equal(columns.column("physical_offset"), position))
-    wrong = pc.and_(wrong, columns.column("topic").is_valid())
+    wrong = pc.and_(columns.column("error").is_valid(), columns.column("topic").is_valid())
     group = entries.column("group")[0].as_py() if entries.num_rows else ""
     damaged = _recorded(group, position.filter(wrong).to_pylist(), DAMAGED_MESSAGE)
     units, carried = pa.RecordBatch.from_pydict(found), below < rules.broker_end

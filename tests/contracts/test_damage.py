@@ -23,32 +23,37 @@ from tests.rocketmq.convert.stores import flip, overwrite, place_of, unpacked
 from tests.rocketmq.golden import MIXED, REUSED, THREE, extract
 
 STORES = {"three": (THREE, "n0"), "reused": (REUSED, "n0"), "mixed": (MIXED, "n0")}
+_SYS_FLAG_AT = 36
 CONVERT = ("--group", "g", "--self-id", "n0", "--peers", "n0-127.0.0.1:1", "--dry-run")
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A store, and the entry in it whose message has a flipped bit in its body."""
+    """A store, the entry in it whose message has a flipped bit, and bytes that only this message has."""
 
     path: Path
     index: int
     position: int
     topic: str
-    body: bytes
+    hidden: bytes
+    outside: bool
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=[(store, part) for store in STORES for part in ("body", "outside")], ids=" ".join)
 def flipped(request: pytest.FixtureRequest, tmp_path: Path) -> Damaged:
-    name, node = STORES[request.param]
+    store, part = request.param
+    name, node = STORES[store]
     path = extract(name, f"{node}/dledger-{node}", tmp_path)
     with open_store(path) as reader:
         index = int(reader.last_index) // 2
         row = reader.read(index, index + 1).to_pylist()[0]
     message = decode_messages(pa.array([row["body"]], pa.binary())).to_pylist()[0]
     file, offset = place_of(path, index)
-    flip(file, offset + 48 + row["body"].index(message["body"]), 1)
+    outside = part == "outside"
+    flip(file, offset + 48 + (_SYS_FLAG_AT if outside else row["body"].index(message["body"])), 1)
     wrong = bytes([message["body"][0] ^ 1]) + message["body"][1:]
-    return Damaged(path, index, row["position"], message["topic"], wrong)
+    hidden = dict(message["properties"])["UNIQ_KEY"].encode() if outside else wrong
+    return Damaged(path, index, row["position"], message["topic"], hidden, outside=outside)
 
 
 def test_verify_names_a_message_with_a_flipped_bit(flipped: Damaged) -> None:
@@ -64,7 +69,7 @@ def test_verify_names_a_message_with_a_flipped_bit(flipped: Damaged) -> None:
 def test_dump_ends_with_code_4_at_a_message_with_a_flipped_bit(flipped: Damaged, decode: tuple[str, ...]) -> None:
     result = command.run("dump", flipped.path, "--from", flipped.index - 1, *decode, code=4)
     assert f"indexes {flipped.index} to {flipped.index} are damaged" in result.stderr
-    assert flipped.body not in result.stdout_bytes
+    assert flipped.hidden not in result.stdout_bytes
     assert str(flipped.index) in result.stderr
     command.run("dump", flipped.path, "--opaque", *decode)
 
@@ -94,12 +99,12 @@ def test_audit_names_every_replica_with_a_flipped_message(flipped: Damaged, tmp_
         assert [(f.kind.value, f.replica, (f.start, f.end)) for f in found] == [("CORRUPT", n, wrong) for n in replicas]
 
 
-def test_decoded_message_with_a_flipped_bit_has_an_error_and_no_body(flipped: Damaged) -> None:
+def test_decoded_message_with_a_flipped_bit_has_an_error_and_no_wrong_body(flipped: Damaged) -> None:
     with open_store(flipped.path, opaque=True) as reader:
         bodies = reader.read(flipped.index - 1, flipped.index + 2).column("body")
     found = decode_messages(bodies).to_pylist()
     assert [row["error"] is None for row in found] == [True, False, True]
-    assert found[1]["body"] is None
+    assert (found[1]["body"] is None) != flipped.outside
     assert found[1]["topic"] == flipped.topic
 
 

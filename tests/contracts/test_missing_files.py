@@ -18,7 +18,7 @@ import pytest
 
 from dledger_core import open_store
 from dledger_core.rocketmq import Damaged, Deleted, LogDirectory, locate, open_log_directory
-from dledger_core.rocketmq.message.decode import MESSAGES
+from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.survey import survey_directory
 from dledger_core.storage.files.file_system import OsFile, OsFiles
 from dledger_core.storage.read import store_reader

@@ -13,18 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dledger_core.checksum import Buffer, crc32_column
-from dledger_core.record import slices_of
+from dledger_core.checksum import Buffer
 from dledger_core.rocketmq.message import layout
-from dledger_core.rocketmq.message.columns import Rows, binary_column, chunks_at, join_chunks
+from dledger_core.rocketmq.message.columns import Rows, binary_column, join_chunks
+from dledger_core.rocketmq.message.integrity import CRC_DIGITS, crc_digits, own_crc_rows
 from dledger_core.rocketmq.message.records import Located, locate
 
 QUEUE_OFFSET_AT: Final = 20
 PHYSICAL_OFFSET_AT: Final = 28
-CRC_PROPERTY: Final = b"__CRC32#\x01"
-CRC_DIGITS: Final = 10
-CRC_BYTES: Final = len(CRC_PROPERTY) + CRC_DIGITS + 1
-_CRC_MASK: Final = 0x7FFFFFFF
 
 _I64 = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
@@ -92,25 +88,6 @@ def located_in(bodies: Buffer, starts: _I64, lengths: _I64) -> Located:
     return locate(Rows(np.frombuffer(bodies, np.uint8), starts, lengths, None))
 
 
-def own_crc_rows(located: Located) -> _I64:
-    """Return the numbers of the located messages that end with a correct CRC property."""
-    begins = located.starts + located.sizes - CRC_BYTES
-    rows = np.flatnonzero(located.properties_bytes >= CRC_BYTES)
-    text = chunks_at(located.data, len(CRC_PROPERTY), begins[rows])
-    rows = rows[(text == np.frombuffer(CRC_PROPERTY, np.uint8)).all(axis=1)]
-    digits = chunks_at(located.data, CRC_DIGITS, begins[rows] + len(CRC_PROPERTY))
-    right: _Bools = (digits == _crc_digits(located, rows, located.data)).all(axis=1)
-    return np.asarray(rows[right])
-
-
-def _crc_digits(located: Located, rows: _I64, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return the ten digits, the least significant first, of the CRC over each message without its CRC property."""
-    lengths = located.sizes[rows] - CRC_BYTES
-    crcs = crc32_column(slices_of([data], lengths, 0, located.starts[rows]), lengths).astype(np.int64) & _CRC_MASK
-    digits = crcs[:, None] // 10 ** np.arange(CRC_DIGITS, dtype=np.int64) % 10
-    return (digits + ord("0")).astype(np.uint8)
-
-
 def patch(located: Located, chosen: _Bools, physical: _I64, queue_offsets: _I64 | None) -> npt.NDArray[np.uint8]:
     """Return the column's bytes with the offsets of some messages replaced.
 
@@ -130,7 +107,7 @@ def patch(located: Located, chosen: _Bools, physical: _I64, queue_offsets: _I64 
     if len(signed):
         ends = located.starts[signed] + located.sizes[signed]
         digits = ends[:, None] - 1 - CRC_DIGITS + np.arange(CRC_DIGITS)
-        data[digits] = _crc_digits(located, signed, data)
+        data[digits] = crc_digits(located, signed, data)
     return data
 
 

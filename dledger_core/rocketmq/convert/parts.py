@@ -14,7 +14,8 @@ from dledger_core.errors import CorruptRecordError
 from dledger_core.record import MAGIC_CONTROL, MAGIC_DATA, MAGIC_MEMBERSHIP, Records, slices_of
 from dledger_core.rocketmq.convert.messages import QueueCounters, located_in
 from dledger_core.rocketmq.message.columns import rows_of
-from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, fault_text, message_faults
+from dledger_core.rocketmq.message.integrity import fault_text
+from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, message_faults
 from dledger_core.storage.read.store_reader import StoreReader
 
 PartName = Literal["commitlog", "log"]

@@ -26,16 +26,15 @@ from dledger_core.record import (
     slices_of,
 )
 from dledger_core.rocketmq.convert.messages import (
-    CRC_DIGITS,
     PHYSICAL_OFFSET_AT,
     QUEUE_OFFSET_AT,
     QueueCounters,
     located_in,
-    own_crc_rows,
     patch,
 )
 from dledger_core.rocketmq.convert.parts import Chunk, SourceCursor, queues_after
 from dledger_core.rocketmq.convert.plan import ConversionState, Plan
+from dledger_core.rocketmq.message.integrity import CRC_DIGITS, own_crc_rows
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
 from dledger_core.rocketmq.message.records import Located
 from dledger_core.storage.check.judge import Rules, ScanCursor

@@ -24,12 +24,12 @@ import pyarrow as pa
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
 from dledger_core.rocketmq.convert.source import check_broker_idle
+from dledger_core.rocketmq.message.integrity import fault_text
 from dledger_core.rocketmq.store.commit_log import (
     BLANK_MAGIC,
     CommitLogFile,
     FileStop,
     commit_log_files,
-    fault_text,
     message_faults,
 )
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint

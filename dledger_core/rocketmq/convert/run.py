@@ -32,7 +32,7 @@ from dledger_core.rocketmq.convert.plan import (
     save_state,
 )
 from dledger_core.rocketmq.convert.source import ConversionSource, open_source
-from dledger_core.rocketmq.message.decode import MESSAGES
+from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout, LogMeta, lock_store, save_log_meta
 from dledger_core.storage.files.members_file import KnownConfigurations, members_file

@@ -19,7 +19,7 @@ from dledger_core.ids import NO_INDEX, MemberId, Term
 from dledger_core.raft.ready import HardState
 from dledger_core.rocketmq import broker_end_of, check_continues, end_of, locate
 from dledger_core.rocketmq.convert.parts import ClassicPart, LogPart, SourcePart
-from dledger_core.rocketmq.message.decode import MESSAGES
+from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.store.commit_log import commit_log_files
 from dledger_core.storage.check.judge import BodyFormat
 from dledger_core.storage.files.file_system import Files, OsFiles

@@ -189,7 +189,7 @@ def pack_host(text: str) -> bytes:
     family = socket.AF_INET6 if address.startswith("[") else socket.AF_INET
     try:
         packed = socket.inet_pton(family, address.removeprefix("[").removesuffix("]"))
-        return packed + struct.pack(">i", int(port))
+        return packed + struct.pack(">HH", 0, int(port))
     except (OSError, ValueError, struct.error):
         problem = f"malformed host {text!r}" if colon else f"host {text!r} has no port"
         raise BadRequestError(problem, "host", "write 127.0.0.1:10911 or [::1]:10911") from None

@@ -1,31 +1,27 @@
 """Message records to Arrow columns, whole batches at a time.
 
-A body that is not a message record never raises: its row is null except for the column ``error``. A message whose body
-does not match its CRC, or cannot be decompressed, has no body and the reason in ``error``; its other columns are kept.
-Where ``error`` is not wanted, CRCs are checked only for ``body``.
+A body that is not a message record never raises: its row is null except for the column ``error``. A damaged message
+(``integrity``) has the reason in ``error``; its columns are kept, except for a body that does not match its CRC or
+cannot be decompressed. Where ``error`` is not wanted, only CRCs of bodies are checked, and only for ``body``.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.errors import BadRequestError
-from dledger_core.record import HEADER_BYTES, MAGIC_DATA, READ_SCHEMA, Records, slices_of
+from dledger_core.record import slices_of
 from dledger_core.rocketmq.message import layout
 from dledger_core.rocketmq.message.columns import (
     BoolArray,
     IntArray,
-    Rows,
     binary_column,
     join_chunks,
     message_ids,
@@ -33,9 +29,10 @@ from dledger_core.rocketmq.message.columns import (
     rows_of,
     text_column,
 )
+from dledger_core.rocketmq.message.integrity import BODY_CRC, Faults, fault_text, faults
 from dledger_core.rocketmq.message.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FIELDS_SCHEMA
 from dledger_core.rocketmq.message.properties import Pairs, delivery_times, java_hash, parse_properties
-from dledger_core.rocketmq.message.records import BROKEN_FROM, Located, locate, wrong_bodies
+from dledger_core.rocketmq.message.records import Located, locate, wrong_bodies
 
 BODY_BYTES_MAX: Final = 64 << 20
 """Larger bodies are not decompressed: a few compressed bytes can claim gigabytes."""
@@ -92,7 +89,6 @@ def _inflate(body: memoryview, limit: int) -> bytes:
 
 
 _BATCH_BYTES_MAX: Final = 1 << 30
-_CHUNK_BYTES: Final = 64 << 20
 _YEAR_10000_MS: Final = 253_402_300_800_000
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
@@ -130,6 +126,7 @@ def consume_queue_columns(
     *,
     delay_levels_ms: Sequence[int] = layout.DELAY_LEVELS_MS,
     skip_bytes: int = 0,
+    positions: Any = None,
 ) -> pa.RecordBatch:
     """Return only the fields of a consume queue, several times faster than ``decode_messages``.
 
@@ -138,9 +135,10 @@ def consume_queue_columns(
         columns: which columns of QUEUE_FIELDS_SCHEMA; None = those of CONSUME_QUEUE_SCHEMA.
         delay_levels_ms: the broker's ``messageDelayLevel``.
         skip_bytes: offset of the message in each row, so that complete entries can be passed.
+        positions: int64 column: the physical offset that each message must have; another one is an ``error``.
     """
     names = CONSUME_QUEUE_SCHEMA.names if columns is None else columns
-    return _decode(bodies, QUEUE_FIELDS_SCHEMA, names, delay_levels_ms, skip_bytes=skip_bytes)
+    return _decode(bodies, QUEUE_FIELDS_SCHEMA, names, delay_levels_ms, skip_bytes=skip_bytes, positions=positions)
 
 
 def _decode(
@@ -150,12 +148,15 @@ def _decode(
     delay_levels_ms: Sequence[int],
     opened_bytes_max: int | None = None,
     skip_bytes: int = 0,
+    positions: Any = None,
 ) -> pa.RecordBatch:
     names = schema.names if columns is None else list(columns)
     unknown = sorted(set(names) - set(schema.names))
     if unknown:
         raise BadRequestError(f"no such column: {', '.join(unknown)}", "columns", f"use {', '.join(schema.names)}")
-    decoder = _Decoder(locate(rows_of(bodies).without_head(skip_bytes)), delay_levels_ms, opened_bytes_max)
+    located = locate(rows_of(bodies).without_head(skip_bytes))
+    expected = None if positions is None else np.asarray(positions, np.int64)[located.rows]
+    decoder = _Decoder(located, delay_levels_ms, opened_bytes_max, expected)
     arrays = [decoder.column(name) for name in names if name != "error"]
     if not decoder.located.complete:
         arrays = _with_null_rows(arrays, decoder.located)
@@ -175,8 +176,15 @@ def _with_null_rows(arrays: list[pa.Array], located: Located) -> list[pa.Array]:
 class _Decoder:
     """Columns of the located records, each computed on demand."""
 
-    def __init__(self, located: Located, delay_levels_ms: Sequence[int], opened_bytes_max: int | None) -> None:
+    def __init__(
+        self,
+        located: Located,
+        delay_levels_ms: Sequence[int],
+        opened_bytes_max: int | None,
+        positions: IntArray | None,
+    ) -> None:
         self.located = located
+        self._positions = positions
         self._opened_bytes_max = opened_bytes_max
         self._delay_levels_ms = delay_levels_ms
         self._broken: dict[int, str] = {}
@@ -189,8 +197,10 @@ class _Decoder:
 
     def error(self) -> pa.StringArray:
         """Return the fault of each row. Call it last: ``body`` adds faults."""
-        for row in np.flatnonzero(self._wrong).tolist():
-            self._broken[row] = "its body does not match its CRC"
+        found = self._faults
+        for row in np.flatnonzero(found).tolist():
+            if found[row] == BODY_CRC or row not in self._broken:
+                self._broken[row] = fault_text(int(found[row]))
         if self.located.complete and not self._broken:
             return pa.nulls(self.located.count, pa.string())
         texts = self.located.reason_texts()
@@ -204,7 +214,12 @@ class _Decoder:
         return join_chunks(self.located.data, self.located.body, self.located.body_bytes)
 
     @cached_property
+    def _faults(self) -> Faults:
+        return faults(self.located, self._positions, self._wrong)
+
+    @cached_property
     def _wrong(self) -> BoolArray:
+        """Bodies that do not match their CRC."""
         return wrong_bodies(self.located, self._stored)
 
     @cached_property
@@ -370,68 +385,3 @@ def decode_chunks(
             rest += [chunk.slice(half), chunk.slice(0, half)]
             continue
         yield chunk, found
-
-
-_I64 = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class MessageBodies:
-    """Implements ``storage.BodyFormat``.
-
-    Attributes:
-        expected: whether other bodies are damage; records with a CRC of their own may have any body.
-    """
-
-    expected: bool = False
-
-    def of_log(self, sample: Records) -> MessageBodies:
-        """Return the format in which messages are expected if most of these records have one: a broker wrote them."""
-        return MessageBodies(2 * _located(sample).count > sample.count)
-
-    def damaged(self, records: Records) -> _I64:
-        """Return the rows whose body is a message that is damaged.
-
-        A message is recognized by its magic and its size. It is damaged if the lengths in it do not fit, or if its
-        body does not match its CRC. Where messages are ``expected``, any other body is damaged too.
-        """
-        located = _located(records)
-        bad = located.reasons >= BROKEN_FROM
-        if self.expected:
-            bad |= (located.reasons != 0) & ~records.verifiable()
-        bad[located.rows[wrong_bodies(located)]] = True
-        return np.flatnonzero(bad & (records.headers["magic"] == MAGIC_DATA))
-
-    def describe(self, records: Records, row: int) -> dict[str, Any]:
-        """Return topic and key of a message, as far as they can be read."""
-        one = records.slice(row, row + 1)
-        found = decode_messages(pa.array([bytes(one.bodies)], pa.binary()), ["topic", "keys"]).to_pylist()[0]
-        return {name: value for name, value in (("topic", found["topic"]), ("key", found["keys"])) if value}
-
-    def stored_at(self, record: Records) -> datetime | None:
-        """Return the store time of one message; None for another body."""
-        [row] = decode_messages(pa.array([bytes(record.bodies)], pa.binary()), ["store_timestamp"]).to_pylist()
-        found: datetime | None = row["store_timestamp"]
-        return found
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The entry's columns, then those of MESSAGE_SCHEMA."""
-        return pa.schema([*(field for field in READ_SCHEMA if field.name != "body"), *MESSAGE_SCHEMA])
-
-    def decode(self, entries: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield entries with the columns of their messages; a body that is not a message stays, with an ``error``."""
-        for chunk, found in decode_chunks(entries, MESSAGE_SCHEMA.names, opened_bytes_max=_CHUNK_BYTES):
-            columns = {name: chunk.column(name) for name in chunk.schema.names if name != "body"}
-            columns |= {name: found.column(name) for name in found.schema.names}
-            foreign = pc.is_null(found.column("topic"))
-            columns["body"] = pc.if_else(foreign, chunk.column("body"), found.column("body"))
-            yield pa.RecordBatch.from_pydict(columns, schema=self.schema)
-
-
-def _located(records: Records) -> Located:
-    lengths = records.sizes.astype(np.int64) - HEADER_BYTES
-    return locate(Rows(np.frombuffer(records.data, np.uint8), records.starts + HEADER_BYTES, lengths, None))
-
-
-MESSAGES: Final = MessageBodies()

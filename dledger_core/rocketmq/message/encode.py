@@ -51,9 +51,10 @@ def encode_messages(
             compression bits of ``sys_flag`` set it must be compressed already.
         tags: string or null; stored as property TAGS.
         keys: string or null, separated by spaces; stored as property KEYS.
-        properties: map<string, string> column (or sequence of dicts); ``tags`` and ``keys`` replace its pairs.
+        properties: map<string, string> column (or sequence of dicts); ``tags`` and ``keys`` replace its pairs, and
+            ``__CRC32#``, the CRC of the record that it was read from, is left out.
         flag: int32, for the user.
-        sys_flag: int32; the IPv6 bits are set according to the hosts.
+        sys_flag: int32, bits of 0x7FF; the IPv6 bits are set according to the hosts.
         queue_offset: int64. A native log leaves it 0: its consume queues assign it.
         physical_offset: int64.
         born_timestamp: ms since the epoch or an Arrow timestamp; None = now.
@@ -107,6 +108,8 @@ def _join(header: Any, parts: list[pa.BinaryArray]) -> pa.BinaryArray:
 def _flags(value: Any, hosts: tuple[pa.BinaryArray, pa.BinaryArray]) -> IntArray:
     """Return the system flags, with the IPv6 bits of the hosts' lengths."""
     flags = _integers(value, len(hosts[0]), "sys_flag", pa.int32())
+    if (flags & ~layout.SYS_FLAGS).any():
+        raise BadRequestError("a system flag has unknown bits", "sys_flag", f"use bits of {layout.SYS_FLAGS:#x}")
     for bit, column in zip((layout.BORN_IPV6, layout.STORE_IPV6), hosts, strict=True):
         flags = np.where(rows_of(column).lengths == _IPV6_HOST_BYTES, flags | bit, flags & ~bit)
     return flags
@@ -191,6 +194,8 @@ def _topic_bytes(topics: pa.StringArray) -> IntArray:
     if len(lengths) and (int(lengths.min()) == 0 or int(lengths.max()) > _TOPIC_BYTES_MAX):
         values = {"shortest": int(lengths.min()), "longest": int(lengths.max())}
         raise BadRequestError("a topic has 1 to 32767 bytes", "topic", "", values)
+    if pc.any(pc.match_substring(topics, "\0")).as_py():
+        raise BadRequestError("a topic holds 0x00", "topic", "readers would take it for damage")
     return lengths
 
 

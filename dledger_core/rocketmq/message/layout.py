@@ -36,6 +36,8 @@ BORN_IPV6: Final = 0x10
 STORE_IPV6: Final = 0x20
 COMPRESSION_MASK: Final = 0x700
 COMPRESSION_SHIFT: Final = 8
+SYS_FLAGS: Final = 0x7FF
+"""The bits that RocketMQ gives a meaning."""
 
 NAME_END: Final = 1
 PROPERTY_END: Final = 2
@@ -44,6 +46,8 @@ PHYSICAL_OFFSET_DELTA: Final = HEADER_BYTES
 """A message's physical offset is its entry's position plus the entry's header."""
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+CRC_PROPERTY: Final = "__CRC32#"
+"""The last property of a message: the CRC of the record before it."""
 MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
 MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
 """Properties that list a message's further queues, and its offsets there."""

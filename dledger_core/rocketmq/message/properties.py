@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.errors import BadRequestError
+from dledger_core.rocketmq.message import layout
 from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, field, join_chunks, rows_of, text_column
 from dledger_core.rocketmq.message.layout import DELAY_LEVELS_MS, NAME_END, PROPERTY_END
 
@@ -178,7 +179,7 @@ def build_properties(
 ) -> pa.StringArray:
     """Return the properties text of each message: KEYS, TAGS, then the map's pairs.
 
-    A name that ``tags`` or ``keys`` also gives is left out of the map.
+    A name that ``tags`` or ``keys`` also gives is left out of the map, and so is ``__CRC32#``.
 
     Raises:
         BadRequestError: a pair that a reader would drop or split, or a text above 32767 bytes.
@@ -211,10 +212,13 @@ def _join_map(properties: pa.MapArray, columns: dict[str, pa.StringArray | None]
     _check_values(values, "a property's value")
     if pc.any(pc.match_substring(names, _NAME_END)).as_py():
         raise BadRequestError("a property's name holds 0x01", "properties", "")
+    if pc.any(pc.match_substring(names, "\0")).as_py():
+        raise BadRequestError("a property's name holds 0x00", "properties", "readers would take it for damage")
     pairs = pc.binary_join_element_wise(names, values, _NAME_END)
     pairs = pc.binary_join_element_wise(pairs, "", _PROPERTY_END)
     owners = np.repeat(np.arange(len(counts)), counts)
-    kept = np.ones(len(owners), np.bool_)
+    # The CRC of another record: no reader could tell it from this record's own.
+    kept = np.asarray(pc.not_equal(names, layout.CRC_PROPERTY))
     for name, column in columns.items():
         if column is not None:
             given = np.asarray(column.is_valid())

@@ -28,12 +28,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dledger_core.errors import ConfigError
 from dledger_core.record import is_segment_name
 from dledger_core.rocketmq.message.columns import Rows, rows_of
+from dledger_core.rocketmq.message.inspection import MessageInspection
+from dledger_core.rocketmq.message.integrity import covered, fault_text, faults
 from dledger_core.rocketmq.message.layout import BEFORE_HOSTS, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
-from dledger_core.rocketmq.message.records import locate, reason_text, wrong_bodies
+from dledger_core.rocketmq.message.records import locate
+from dledger_core.storage.check.coverage import Coverage
 
 BLANK_MAGIC: Final = -875286124
 """0xCBD43194; after the length, unlike in a DLedger file."""
@@ -47,8 +51,6 @@ _CHUNK_BYTES: Final = 1 << 20
 _LOOK_AHEAD_BYTES: Final = 4 << 20
 """Brokers accept messages of up to 4 MiB by default."""
 _MAGIC_OFFSET: Final = 4
-_WRONG_CRC: Final = 100
-_WRONG_POSITION: Final = 101
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,26 +288,38 @@ def message_batch(data: bytes, ends: list[int], base: int) -> pa.RecordBatch:
 
 
 def message_faults(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    """Return the fault of each message, 0 without one: its lengths, the CRC of its body, its recorded position.
+    """Return the fault of each message, 0 without one; ``fault_text`` has the meanings.
 
     Args:
         batch: columns ``position`` and ``body``, as ``CommitLogFile.scan`` yields them; shape (n,).
     """
     located = locate(rows_of(batch.column("body")))
-    faults = located.reasons.copy()
-    positions = np.asarray(batch.column("position"))[located.rows]
-    faults[located.rows[located.number("physical_offset") != positions]] = _WRONG_POSITION
-    faults[located.rows[wrong_bodies(located)]] = _WRONG_CRC
-    return faults
+    found = located.reasons.copy()
+    found[located.rows] = faults(located, np.asarray(batch.column("position"))[located.rows])
+    return found
 
 
-def fault_text(fault: int) -> str:
-    """Return the meaning of a value of ``message_faults`` other than 0."""
-    if fault == _WRONG_CRC:
-        return "its body does not match its CRC"
-    if fault == _WRONG_POSITION:
-        return "its physical offset is not its position"
-    return reason_text(fault)
+@dataclass(slots=True)
+class CommitLogInspection(MessageInspection):
+    """Coverage and remarks of the messages of a CommitLog.
+
+    Attributes:
+        opaque: messages are not checked: only sizes and magics, which lead from one to the next, are.
+    """
+
+    opaque: bool = False
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add good messages: columns ``position`` and ``body``."""
+        located = locate(rows_of(batch.column("body")))
+        positions = np.asarray(batch.column("position"))[located.rows]
+        if self.opaque:
+            heads, sizes = _HEAD.size * batch.num_rows, pc.sum(pc.binary_length(batch.column("body")))
+            self.coverage += Coverage(0, heads, sizes.as_py() - heads)
+            return
+        checksums, compared = (int(each.sum()) for each in covered(located, positions))
+        self.coverage += Coverage(checksums, compared, int(located.sizes.sum()) - checksums - compared)
+        self.see(located, np.asarray(batch.column("position")), None, np.ones(batch.num_rows, np.bool_))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from dledger_core.errors import CorruptRecordError, StoreMismatchError
 from dledger_core.record import MAGIC_DATA, RECORD_SCHEMA, Records, inside, segment_name, to_arrow
+from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.message.columns import binary_column
-from dledger_core.rocketmq.message.decode import MESSAGES, decode_messages
+from dledger_core.rocketmq.message.decode import decode_messages
+from dledger_core.rocketmq.message.integrity import fault_text
 from dledger_core.rocketmq.store.commit_log import (
     CommitLogFile,
     FileStop,
     commit_log_files,
-    fault_text,
     message_faults,
 )
 from dledger_core.rocketmq.store.consume_queue import broker_end_of

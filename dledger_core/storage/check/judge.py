@@ -13,7 +13,7 @@ its term is not below the previous one                 TERM            terms in 
 its body matches its CRC                               BODY            also if the file ends inside the body
 the file has all of it, or its CRC covers the rest     PARTIAL         zeros after a short file are invented
 its index row has the same term and magic              ROW             no CRC covers term and magic
-a message in its body is whole (``BodyFormat``)        MESSAGE         Java's records have no CRC of their own
+a message in its body is intact (``BodyFormat``)       MESSAGE         Java's records have no CRC of their own
 it is a message, if a Java log's others are messages   MESSAGE         zeros over a message hide it
 =====================================================  ==============  =======================================
 
@@ -47,6 +47,7 @@ import pyarrow as pa
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import HEADER_BYTES, Records, append_times, ends_batch, index_records
+from dledger_core.storage.check.coverage import Inspection
 from dledger_core.storage.files.index_file import Rows, contradiction
 from dledger_core.storage.files.layout import LogMeta
 from dledger_core.storage.files.segments import Segments
@@ -93,7 +94,7 @@ class Fault(Enum):
     INDEX = "the index does not continue the previous one"
     PARTIAL = "the file ends within the record"
     ROW = "the record and its index row differ in term or magic"
-    MESSAGE = "the message is damaged: its body does not match its CRC, its lengths do not fit, or it is not a message"
+    MESSAGE = "the message is damaged"
 
 
 class BodyFormat(Protocol):
@@ -104,6 +105,12 @@ class BodyFormat(Protocol):
 
     def damaged(self, records: Records) -> npt.NDArray[np.int64]:
         """Return the rows of good records whose body is of this format and damaged."""
+
+    def fault(self, records: Records, row: int) -> str:
+        """Return the reason why a row is ``damaged``."""
+
+    def inspection(self) -> Inspection:
+        """Return an empty inspection, for records in log order."""
 
     def describe(self, records: Records, row: int) -> dict[str, Any]:
         """Return the values that identify a body in a report."""
@@ -259,12 +266,17 @@ def complete_end(records: Records) -> int | None:
 
 
 def corrupt(
-    data: Segments, stop: ScanStop, index: int | None = None, named: Mapping[str, Any] | None = None
+    data: Segments,
+    stop: ScanStop,
+    index: int | None = None,
+    named: Mapping[str, Any] | None = None,
+    reason: str = "",
 ) -> CorruptRecordError:
-    """Return the error for a damaged record; ``named`` adds values."""
+    """Return the error for a damaged record; ``named`` adds values, ``reason`` explains the fault."""
     at = stop.cursor.index if index is None else index
+    what = stop.damage.value if data.covers(stop.cursor.position) else MISSING_FILE
     return CorruptRecordError(
-        stop.damage.value if data.covers(stop.cursor.position) else MISSING_FILE,
+        f"{what}: {reason}" if reason else what,
         str(data.path(stop.cursor.position)),
         "repair the store from a peer, or restore it",
         ({} if at is None else {"index": at}) | {"position": stop.cursor.position} | dict(named or {}),

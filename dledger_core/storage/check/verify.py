@@ -19,6 +19,7 @@ from dledger_core.config import RECORD_BYTES_MAX, StorageConfig
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index, Position
 from dledger_core.record import INDEX_RECORD_BYTES, MAGIC_BLANK, PREFIX, index_records, is_segment_name
+from dledger_core.storage.check.coverage import NOTHING, Coverage, Inspection, OpaqueInspection, Remark
 from dledger_core.storage.check.damage import next_record
 from dledger_core.storage.check.judge import Fault, ScanCursor, ScanStop, Verdict, complete_end, verdict
 from dledger_core.storage.check.recovery import missing_start, wrong_sizes
@@ -78,12 +79,16 @@ class StoreReport:
         last_index: the last good entry; ``first_index - 1`` if there is none.
         findings: everything wrong, in log order.
         deleted: entries [start, end) that retention deleted before they could be checked; None = none.
+        coverage: how much of the bodies of good records any check covers.
+        remarks: something unusual that is not damage.
     """
 
     first_index: Index
     last_index: Index
     findings: tuple[Finding, ...]
     deleted: tuple[Index, Index] | None = None
+    coverage: Coverage = NOTHING
+    remarks: tuple[Remark, ...] = ()
 
 
 class _Verifier:
@@ -95,6 +100,7 @@ class _Verifier:
         self.index = index
         self.checkpoint = checkpoint
         self.meta = meta
+        self.inspection: Inspection = OpaqueInspection() if reader.bodies is None else reader.bodies.inspection()
         self.findings: list[Finding] = []
         self.first: int | None = None
         self.end = 0
@@ -126,7 +132,9 @@ class _Verifier:
         self._check_covered()
         first = first_index if self.first is None else self.first
         findings = tuple(sorted(self.findings, key=lambda finding: (finding.position, finding.start)))
-        return StoreReport(Index(first), Index(self.complete_end - 1), findings)
+        seen = self.inspection
+        last = Index(self.complete_end - 1)
+        return StoreReport(Index(first), last, findings, coverage=seen.coverage, remarks=seen.remarks())
 
     def _first(self, first_index: int) -> ScanCursor | None:
         if not self.data.bases:
@@ -181,13 +189,18 @@ class _Verifier:
             self._index_mismatch(block, np.flatnonzero(wrong & ~contradicted))
 
     def _check_bodies(self, block: RecordBlock) -> None:
-        """Report damaged messages in good records."""
-        if self.reader.bodies is None:
+        """Report damaged messages in good records, and inspect all bodies."""
+        bodies, good = self.reader.bodies, np.ones(block.records.count, np.bool_)
+        if bodies is not None:
+            good[bodies.damaged(block.records)] = False
+        self.inspection.add(block.records, block.positions, good)
+        if bodies is None:
             return
-        for row in self.reader.bodies.damaged(block.records).tolist():
+        for row in np.flatnonzero(~good).tolist():
             index, position = block.first_index + row, int(block.positions[row])
-            named = self.reader.bodies.describe(block.records, row)
-            self._report("CORRUPT", index, index + 1, position, Fault.MESSAGE.value, **named)
+            message = f"{Fault.MESSAGE.value}: {bodies.fault(block.records, row)}"
+            named = bodies.describe(block.records, row)
+            self._report("CORRUPT", index, index + 1, position, message, **named)
 
     def _recheck(self) -> None:
         """Report records of a lower term after which the log continues: they belong to it, and are wrong."""

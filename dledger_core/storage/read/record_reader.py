@@ -82,7 +82,8 @@ class RecordReader:
                 row = int(damaged[0])
                 position = int(self._position_of(records, row))
                 stop = ScanStop(Fault.MESSAGE, ScanCursor(position, start + row))
-                raise corrupt(self.data, stop, named=self.bodies.describe(records, row))
+                named = self.bodies.describe(records, row)
+                raise corrupt(self.data, stop, named=named, reason=self.bodies.fault(records, row))
         return records
 
     def _position_of(self, records: Records, row: int) -> int:

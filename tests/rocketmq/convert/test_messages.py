@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger_core.rocketmq import encode_messages
-from dledger_core.rocketmq.convert.messages import QueueCounters, located_in, own_crc_rows, patch
+from dledger_core.rocketmq.convert.messages import QueueCounters, located_in, patch
+from dledger_core.rocketmq.message.integrity import own_crc_rows
 
 TOPICS = st.sampled_from(["a", "orders", "t" * 200, "主题"])
 INT64 = st.integers(-(2**63), 2**63 - 1)
