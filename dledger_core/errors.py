@@ -192,6 +192,18 @@ class DLedgerError(Exception):
             text += f" ({shown})"
         return one_line(f"{text}; {self.remedy}" if self.remedy else text)
 
+    def report(self) -> dict[str, Any]:
+        """Return the error for programs that read JSON: its name, its sentences, and whether the outcome is unknown."""
+        return {
+            "error": self.name,
+            "what": self.what,
+            "where": self.where,
+            "remedy": self.remedy,
+            "values": self.values,
+            "retriable": self.retriable,
+            "outcome_unknown": self.outcome_unknown,
+        }
+
     def to_wire(self) -> dict[str, Any]:
         """Return the msgpack map that ``error_from_wire`` turns back into this error."""
         return {

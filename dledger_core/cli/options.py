@@ -441,6 +441,15 @@ def connection_options(command: Callable[..., Any], *, needs_peers: bool = False
     return connected
 
 
+RESULT_FORMAT: Final = "dledger.format"
+"""Key of the chosen format in the context of click, for errors."""
+
+
+def _note_format(context: click.Context, _: click.Parameter, value: str) -> str:
+    context.meta[RESULT_FORMAT] = value
+    return value
+
+
 def format_option(command: _F) -> _F:
     """Add ``--format``, passed on as ``output``."""
     formatted: Callable[[_F], _F] = option(
@@ -450,6 +459,7 @@ def format_option(command: _F) -> _F:
         default="table",
         show_default=True,
         section="Output",
+        callback=_note_format,
         help="Format of the result on stdout.",
     )
     return formatted(command)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import json
 import os
 import sys
 import traceback
@@ -15,6 +16,7 @@ from typing import Any, Final
 import click
 
 from dledger_core.cli.help import Option
+from dledger_core.cli.options import RESULT_FORMAT
 from dledger_core.cli.output import emit, interrupt_on_sigterm
 from dledger_core.errors import DLedgerError, InvariantViolationError
 from dledger_core.exit_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE, EXIT_USAGE
@@ -113,6 +115,10 @@ class _Root(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise _ClosedPipeError from None
+        except DLedgerError as error:
+            if error.outcome_unknown and ctx.meta.get(RESULT_FORMAT) == "json":
+                emit(json.dumps(error.report(), default=str))
+            raise
 
     def _run(self, *args: Any, **extra: Any) -> int:
         try:

@@ -487,7 +487,12 @@ def _check_open(
 def _with_committed_groups(error: DLedgerError, group: str, done: list[str]) -> DLedgerError:
     """Return the error with the groups that are already committed."""
     where = f"group {group!r}" + (f"; already visible in {', '.join(done)}" if done else "")
-    return type(error)(error.what, where, error.remedy, error.values)
+    remedy = error.remedy
+    if error.outcome_unknown:
+        remedy = (
+            "a restarted query writes nothing twice; before another df.write, read the group: its rows may be there"
+        )
+    return type(error)(error.what, where, remedy, error.values)
 
 
 def abort_attempts(options: DLedgerOptions, group: str | None, transaction: TransactionId) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from dledger_core.client.verdict import health_of, reasons_of
 from dledger_core.config import format_peers
 from dledger_core.connect import AsyncClient
 from dledger_core.errors import BadRequestError, DLedgerError, MemberChangeRefusedError
@@ -57,5 +59,35 @@ def test_removed_node_is_no_member_and_a_restart_keeps_that(tmp_path: Path) -> N
                 await group.start(node)
             assert (await client.members()).voters == left
             await client.append([b"b"])
+
+    run(work())
+
+
+def test_leader_is_removed_by_one_command_and_removed_nodes_are_named(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path, 3) as group, AsyncClient(format_peers(group.peers)) as client:
+            await client.append([b"a"])
+            leader = await group.leader()
+            first, second = sorted({"n0", "n1", "n2"} - {leader})
+            await eventually(lambda: all(found.is_active for found in group.hosted(leader).membership.report().members))
+            assert (await client.remove_member(leader)).voters == (first, second)
+
+            await group.stop(leader)
+            await group.start(leader)
+            for role in ("removed", "waiting"):
+                if role == "waiting":
+                    await group.stop(leader)
+                    shutil.rmtree(tmp_path / "default" / f"dledger-{leader}")
+                    await group.start(leader)
+                metadata = await client.metadata()
+                found = next(node for node in metadata.nodes if node.node_id == leader)
+                assert found.is_member is False
+                assert (found.role == "waiting", found.reachable) == (role == "waiting", role == "removed")
+                (reason,) = reasons_of(health_of("default", metadata, await client.members()))
+                address = next(peer.address for peer in group.peers if peer.node_id == leader)
+                assert f"dledger member add {leader} --address {address} --group default" in reason.remedy
+            # The remedy works as it is typed.
+            added = await client.add_member(leader, address)
+            assert leader in {member.node_id for member in added.members}
 
     run(work())

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from dledger_core.checksum import Buffer
 from dledger_core.client.routing.channel import Channel
 from dledger_core.client.routing.cluster_view import ANY_REPLICA, ClusterView, ReplicaChoice
+from dledger_core.client.routing.outcomes import effect_of
 from dledger_core.client.routing.retry import LEADER_FAILED, Retry, Timeouts, is_temporary, with_retries
 from dledger_core.client.routing.silence import CONNECT_S, WhenSilent
 from dledger_core.errors import (
@@ -64,7 +65,11 @@ class Requests:
             DLedgerError: it has not.
         """
         retry = Retry(
-            timeouts or self._timeouts, idempotent=idempotent, connected=self._view.pool.connected, wait_s=wait_s
+            timeouts or self._timeouts,
+            idempotent=idempotent,
+            connected=self._view.pool.connected,
+            wait_s=wait_s,
+            effect=effect_of(header),
         )
         while True:
             channel: Channel | None = None

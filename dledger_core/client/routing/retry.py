@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from dledger_core.client.routing.channel import ClosedError, ConnectionLostError
+from dledger_core.client.routing.outcomes import NOTHING, Effect, unknown
 from dledger_core.errors import (
     BusyError,
     ConfigError,
@@ -108,12 +109,22 @@ class Retry:
         idempotent: the call may take effect twice without harm (reads, producers, transactions).
         connected: a node has responded to this client before.
         wait_s: time that a node may wait before it responds, in addition to every limit.
+        effect: what an error with an unknown outcome says about the request.
     """
 
-    def __init__(self, timeouts: Timeouts, *, idempotent: bool, connected: bool = True, wait_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        *,
+        idempotent: bool,
+        connected: bool = True,
+        wait_s: float = 0.0,
+        effect: Effect = NOTHING,
+    ) -> None:
         self._call_s = timeouts.call_s(connected=connected) + wait_s
         self._deadline = Deadline(self._call_s)
         self._idempotent = idempotent
+        self._effect = effect
         self._wait_s = wait_s
         # A node that hangs must not take the time of the others: the first attempts are short, later ones longer.
         self._attempt_s = max(ATTEMPT_MIN_S, timeouts.request_s / ATTEMPT_SHARE)
@@ -143,16 +154,16 @@ class Retry:
         """Return when it is time for the next attempt, or raise the error for the caller of the request."""
         if is_unknown(error):
             if not self._idempotent:
-                raise _outcome_unknown(error)
+                raise unknown(error, self._effect)
             self._unknown = error
             self._attempt_s *= 2
         elif isinstance(error, ClosedError) and self._unknown is not None:
-            raise _outcome_unknown(self._unknown)  # an attempt before the close may have taken effect
+            raise unknown(self._unknown, self._effect)  # an attempt before the close may have taken effect
         elif not error.retriable:
             raise error
         pause = self._next_pause(error)
         if self.expired(pause):
-            raise error if self._unknown is None else _outcome_unknown(self._unknown)
+            raise error if self._unknown is None else unknown(self._unknown, self._effect)
         if pause:
             await asyncio.sleep(pause)
 
@@ -173,17 +184,13 @@ async def with_retries(attempt: Callable[[], Awaitable[_T]], timeouts: Timeouts,
     Without a retry timeout the call is made once.
     """
     if timeouts.retry_s is None:
-        return await attempt()
+        try:
+            return await attempt()
+        except RequestTimedOutError as error:
+            raise unknown(error, NOTHING) from None
     retry = Retry(timeouts, idempotent=True, connected=connected)
     while True:
         try:
             return await attempt()
         except DLedgerError as error:
             await retry.failed(error)
-
-
-def _outcome_unknown(error: DLedgerError) -> DLedgerError:
-    if error.outcome_unknown:
-        return error
-    remedy = "it may or may not have taken effect: use a producer, or read to find out"
-    return RequestTimedOutError(error.what, error.where, remedy, error.values)

@@ -27,6 +27,7 @@ from dledger_core.client.protocol import (
     ReadFrom,
 )
 from dledger_core.client.reads import check_numbers, check_progress, entry_of, wire_isolation
+from dledger_core.client.routing.outcomes import plain_append
 from dledger_core.client.routing.retry import Timeouts, with_retries
 from dledger_core.client.status import bounds_reaching
 from dledger_core.config import Peer
@@ -145,7 +146,13 @@ class JavaClient:
         def make(node_id: str) -> AppendRequest:
             return AppendRequest(group=self.group, remote_id=node_id, bodies=(body,))
 
-        return await self.nodes.to_leader(make, AppendResponse, timeout_s=self._timeouts.request_s, idempotent=False)
+        return await self.nodes.to_leader(
+            make,
+            AppendResponse,
+            timeout_s=self._timeouts.request_s,
+            idempotent=False,
+            effect=plain_append(self.group, " --protocol dledger-java"),
+        )
 
     async def _append_probe(self) -> AppendResponse:
         return await self._append_one(PROBE_PREFIX + uuid.uuid4().hex.encode())

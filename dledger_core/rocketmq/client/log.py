@@ -46,14 +46,16 @@ async def append_all(append_one: AppendOne, bodies: Sequence[bytes], in_flight: 
     acknowledged bodies: ``appended`` out of ``bodies``, indexes ``first_index`` to ``last_index``.
 
     Raises:
-        DLedgerError: the first failure.
+        DLedgerError: the first failure, of those with an unknown outcome if there is one.
     """
     done = _Acknowledged([-1] * len(bodies), [-1] * len(bodies))
     rows = iter(range(len(bodies)))
     workers = min(in_flight, len(bodies))
     await asyncio.gather(*(_work(append_one, bodies, rows, done) for _ in range(workers)))
     if done.failures:
-        raise _with_count(done.failures[0], [index for index in done.indexes if index >= 0], len(bodies))
+        # Another failure may be certain; the appends as a whole have an unknown outcome once one has.
+        failure = next((error for error in done.failures if error.outcome_unknown), done.failures[0])
+        raise _with_count(failure, [index for index in done.indexes if index >= 0], len(bodies))
     first, last = min(done.indexes), max(done.indexes)
     plain = done.indexes == list(range(first, last + 1))
     return AppendResult(first, last, max(done.terms), () if plain else tuple(done.indexes))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, TypeVar, cast
 
 from dledger_core.client.routing.channel import ClosedError, Unanswered, as_responded
+from dledger_core.client.routing.outcomes import NOTHING, Effect
 from dledger_core.client.routing.retry import LEADER_FAILED, Deadline, Retry, Timeouts
 from dledger_core.config import Peer
 from dledger_core.errors import (
@@ -197,7 +198,13 @@ class JavaNodes:
             raise ClosedError
 
     async def to_leader(
-        self, make: Callable[[str], Request], kind: type[_R], *, timeout_s: float, idempotent: bool
+        self,
+        make: Callable[[str], Request],
+        kind: type[_R],
+        *,
+        timeout_s: float,
+        idempotent: bool,
+        effect: Effect = NOTHING,
     ) -> _R:
         """Return the leader's response, following redirects and elections.
 
@@ -206,12 +213,13 @@ class JavaNodes:
             kind: type of the response.
             timeout_s: limit of the whole call.
             idempotent: may take effect twice without harm.
+            effect: what an error with an unknown outcome says about the request.
 
         Raises:
             RequestTimedOutError, LeadershipLostError: it may have taken effect.
             DLedgerError: it has not.
         """
-        retry = Retry(Timeouts(timeout_s), idempotent=idempotent)
+        retry = Retry(Timeouts(timeout_s), idempotent=idempotent, effect=effect)
         while True:
             node: str | None = None
             try:

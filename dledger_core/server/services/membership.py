@@ -221,11 +221,11 @@ class Membership:
             NotLeaderError: another node leads.
             MemberChangeRefusedError: a rule refuses it; ``reason`` says which.
         """
-        configuration = self._leading()
+        configuration = await self._leading()
         if found := _members_of(configuration, node):
-            raise _refused(
-                "already-member", f"{node} is a member already: {found[0]}", f"dledger member replace {node}"
-            )
+            is_idle = not self._is_active(found[0])
+            remedy = f"{self._command('replace')} {node}, with an empty store" if is_idle else self._list()
+            raise _refused("already-member", f"{node} is a member already: {found[0]}", remedy)
 
         async def change() -> AddLearner:
             store, reached = await self._admit(node, address, configuration)
@@ -237,14 +237,16 @@ class Membership:
 
     async def replace(self, node: NodeId, address: str | None, *, who: str) -> MembersReport:
         """Let the waiting store of a node take the place of the store that the group has of it; raise as ``add``."""
-        configuration = self._leading()
+        configuration = await self._leading()
         old = next((member for member in _members_of(configuration, node) if configuration.is_voter(member)), None)
         if old is None:
-            raise _refused("unknown-member", f"{node} has no voter in the group", "add it with dledger member add")
-        progress = self._replica.raft.status().progress.get(old)
-        if old == self._replica.member or (progress is not None and progress.is_active):
+            remedy = f"{self._command('add')} {node} --address {address or 'HOST:PORT'}"
+            raise _refused("unknown-member", f"{node} has no voter in the group", remedy)
+        if self._is_active(old):
             raise _refused(
-                "still-active", f"the present store of {node} responded within an election timeout", "stop it first"
+                "still-active",
+                f"the present store of {node} responded within an election timeout",
+                f"stop {node}, start it with an empty store, then run {self._command('replace')} {node}",
             )
 
         async def change() -> AddLearner:
@@ -257,10 +259,10 @@ class Membership:
 
     async def promote(self, node: NodeId, *, who: str) -> MembersReport:
         """Make a learner a voter; raise as ``add``."""
-        configuration = self._leading()
+        configuration = await self._leading()
         learners = [member for member in _members_of(configuration, node) if not configuration.is_voter(member)]
         if not learners:
-            raise _refused("unknown-member", f"{node} has no learner in the group", "list the members")
+            raise _refused("unknown-member", f"{node} has no learner in the group", self._list())
         warning = even_group_warning(len(configuration.voters) + 1)
         return await self._run(f"promote {node}", who, _given(Promote(learners[0])), warning)
 
@@ -269,10 +271,10 @@ class Membership:
 
         A leader that is to be removed transfers leadership first; the client then asks the new one.
         """
-        configuration = self._leading()
+        configuration = await self._leading()
         found = sorted(_members_of(configuration, node), key=configuration.is_voter)
         if not found:
-            raise _refused("unknown-member", f"{node} is not a member of the group", "list the members")
+            raise _refused("unknown-member", f"{node} is not a member of the group", self._list())
         if found[0] == self._replica.member:
             await self._hand_over(configuration)
         warning = None
@@ -285,12 +287,32 @@ class Membership:
         progress = self._replica.raft.status().progress
         active = [m for m in configuration.voters if m in progress and progress[m].is_active]
         if not active:
-            raise _refused("last-voter", "no other voter could lead the group", "add or start another voter first")
+            raise _refused(
+                "last-voter",
+                "no other voter could lead the group",
+                f"start another voter, or {self._command('add')} NODE --address HOST:PORT",
+            )
         await self._transfer(node_of(max(active, key=lambda member: progress[member].match_index)))
         raise self._replica.not_leader()
 
-    def _leading(self) -> Configuration:
-        """Return the configuration in force; raise unless this node leads and no change is pending."""
+    def _is_active(self, member: MemberId) -> bool:
+        progress = self._replica.raft.status().progress.get(member)
+        return member == self._replica.member or (progress is not None and progress.is_active)
+
+    def _command(self, name: str) -> str:
+        return f"dledger member {name} --group {self._replica.group}"
+
+    def _list(self) -> str:
+        return f"{self._command('list')} shows the members"
+
+    async def _leading(self) -> Configuration:
+        """Return the configuration in force; raise unless this node leads and no change is pending.
+
+        A leader that was just elected, such as after the removed one has transferred leadership, commits first.
+        """
+        deadline = self._now_s() + self._limits.transfer_s
+        while self._replica.is_leader and not self._replica.leader_ready and self._now_s() < deadline:
+            await self._replica.wait_change(max(deadline - self._now_s(), 0.0))
         if not self._replica.is_leader:
             raise self._replica.not_leader()
         if not self._replica.profile_b:
@@ -299,7 +321,7 @@ class Membership:
             )
         status = self._replica.raft.status()
         if status.is_change_pending:
-            raise _refused("change-pending", "another change of members is not committed", "retry")
+            raise _refused("change-pending", "another change of members is not committed", f"retry; {self._list()}")
         return status.configuration
 
     async def _run(
@@ -341,10 +363,12 @@ class Membership:
                 return
             if (left := deadline - self._now_s()) <= 0:
                 raise RequestTimedOutError(
-                    "the change of members is not committed yet", "", "look at the members later"
+                    "the change of members is not committed yet", f"group {replica.group}", self._list()
                 )
             await replica.wait_change(left)
-        raise LeadershipLostError("leadership was lost during the change of members", "", "look at the members")
+        raise LeadershipLostError(
+            "leadership was lost during the change of members", f"group {replica.group}", self._list()
+        )
 
     # --- steps of the leader ---------------------------------------------------------------------------------
 
