@@ -30,6 +30,8 @@ from dledger_core.rocketmq.store.consume_queue import (
     consumer_lag,
     decode_units,
     encode_units,
+    lost_units,
+    queue_ends,
     queue_statistics,
 )
 from dledger_core.rocketmq.store.directory import (
@@ -87,7 +89,9 @@ __all__ = [
     "java_hash",
     "locate",
     "log_around",
+    "lost_units",
     "open_log_directory",
+    "queue_ends",
     "queue_statistics",
     "read_broker_conf",
     "sample_positions",

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.errors import DLedgerError
-from dledger_core.record import READ_SCHEMA, is_segment_name
+from dledger_core.record import READ_SCHEMA
 from dledger_core.rocketmq.message.decode import decode_messages
 from dledger_core.rocketmq.message.layout import MESSAGE_SCHEMA
-from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES, decode_units
+from dledger_core.rocketmq.store.consume_queue import queue_ends
 from dledger_core.rocketmq.store.directory import Damaged, Deleted, LogDirectory, Span
 
 SAMPLE_ENTRIES: Final = 16_384
@@ -28,7 +28,6 @@ WINDOWS: Final = 32
 LAST: Final = 5
 _WINDOW_BYTES: Final = 1 << 20
 _KEYS_SHOWN: Final = 3
-_QUEUE_ROOTS: Final = ("consumequeue", "batchconsumequeue")
 _KEY_INDEX_HEADER: Final = struct.Struct(">qqqqii")
 """First and last store time and physical offset, used hash slots, keys."""
 _MILLIS_END: Final = 1 << 42
@@ -211,20 +210,8 @@ def queue_files(directory: Path) -> QueueFiles | None:
         directory: ``consumequeue`` itself, the broker's directory that contains it, or a topic or queue in it.
     """
     below = directory / "consumequeue"
-    root = below if below.is_dir() else directory
-    depth = next((at for at, each in enumerate((root, *root.parents[:2])) if each.name in _QUEUE_ROOTS), 0)
-    last: dict[tuple[str, str], Path] = {}
-    for path in sorted(root.glob("/".join(["*"] * (2 - depth) + ["[0-9]" * 20]))):
-        if is_segment_name(path.name) and path.parent.name.isdecimal():
-            last[path.parent.parent.name, path.parent.name] = path
-    if not last:
-        return None
-    units = 0
-    for path in last.values():
-        slots = decode_units(path.read_bytes()[: path.stat().st_size // UNIT_BYTES * UNIT_BYTES])
-        filled = np.flatnonzero(slots["size"] > 0)
-        units += int(path.name) // UNIT_BYTES + (int(filled[-1]) + 1 if len(filled) else 0)
-    return QueueFiles(len({topic for topic, _ in last}), len(last), units)
+    ends = queue_ends(below if below.is_dir() else directory)
+    return QueueFiles(len({topic for topic, _ in ends}), len(ends), sum(ends.values())) if ends else None
 
 
 @dataclass(frozen=True, slots=True)

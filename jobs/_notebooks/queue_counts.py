@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,16 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.rocketmq import Damaged, Deleted, QueueStatistics, consumer_lag, queue_statistics
+from dledger_core.rocketmq import (
+    Damaged,
+    Deleted,
+    LogDirectory,
+    QueueStatistics,
+    consumer_lag,
+    locate,
+    lost_units,
+    queue_statistics,
+)
 
 from .facts import Facts, size_text
 from .note import Note
@@ -35,7 +45,8 @@ class Queues:
         statistics: without RocketMQ's own topics.
         lag: messages that wait for consumer groups (``dledger_core.rocketmq.consumer_lag``); None for a group.
         bucket_seconds: width of a time bucket.
-        damage: a sentence for each range that could not be read.
+        damage: a sentence for each range that could not be read, and for each queue of which the broker lost units.
+        on_disk: the broker's consume queues next to the log, in words; None for a native log and a group.
     """
 
     name: str
@@ -45,6 +56,7 @@ class Queues:
     lag: pa.Table | None
     bucket_seconds: float
     damage: tuple[str, ...] = field(default=())
+    on_disk: str | None = None
 
     def facts(self) -> Facts:
         """Return the log and its queues in words; a notebook shows them for the queues too."""
@@ -53,6 +65,7 @@ class Queues:
         facts |= {"queues": f"{own.num_rows} of {every.num_rows}", "messages": f"{_sum(own)} of {_sum(every)}"}
         facts["duplicate queue offsets"] = str(pc.sum(every["spare"]).as_py() or 0)
         facts["entries without a message"] = str(self.everything.not_messages)
+        facts |= {} if self.on_disk is None else {"consume queues of the broker": self.on_disk}
         return Facts(facts, self.damage)
 
     def __repr__(self) -> str:
@@ -96,6 +109,7 @@ def open_queues(
         directory = opened.directory
         batches = _intact(opened, damage)
         found = queue_statistics(batches, bucket_seconds, None if directory is None else directory.broker_end)
+        on_disk, lost = (None, []) if directory is None else _on_disk(directory, found.queues)
         return Queues(
             opened.name,
             tuple(directory.summary()) if directory is not None else (opened.kind,),
@@ -103,8 +117,30 @@ def open_queues(
             found.of_users(),
             consumer_lag(directory.path, found.queues) if directory is not None else None,
             bucket_seconds,
-            tuple(dict.fromkeys([*damage, *opened.problems()])),
+            tuple(dict.fromkeys([*lost, *damage, *opened.problems()])),
+            on_disk,
         )
+
+
+def _on_disk(directory: LogDirectory, queues: pa.Table) -> tuple[str | None, list[str]]:
+    """Return the consume queues next to a log in words, and a sentence for each that lacks units."""
+    location = locate(directory.path)
+    lost = lost_units(location.broker, queues)
+    if lost is None:
+        native = directory.log is not None and directory.log.writer == "dledger-python"
+        return None if native else f"there is no consumequeue in {location.broker}", []
+    texts = [
+        f"the broker's consume queue of {topic} / {queue} ends at {have:,}, the log at {end:,}: "
+        f"consumers do not get {end - have:,} messages, unless the topic was deleted"
+        for topic, queue, have, end in lost
+    ]
+    parts = {"--commitlog": location.commitlog, "--store": location.store}
+    source = " ".join(f"{name} {shlex.quote(str(path))}" for name, path in parts.items() if path is not None)
+    compared = shlex.quote(str(location.broker / "consumequeue"))
+    command = f"python jobs/rebuild_consume_queue.py {source} --compare {compared} --table DIR"
+    complete = f"{queues.num_rows - len(lost)} of {queues.num_rows} reach the end of the log"
+    words = f"{complete}; rebuild_consume_queue.py --compare checks each unit"
+    return words, [*texts, *([f"compare each unit: {command}"] if texts else [])]
 
 
 def _intact(opened: Source, damage: list[str]) -> Iterator[pa.RecordBatch]:

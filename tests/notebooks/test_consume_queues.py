@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ from matplotlib.colors import to_hex
 
 from dledger_core.rocketmq import QueueStatistics, consumer_lag, encode_messages, queue_statistics
 from jobs._notebooks.note import Note
+from jobs._notebooks.queue_counts import open_queues
 from jobs._notebooks.queue_plots import plot_depth, plot_rates, plot_skew, plot_tags, plot_waiting
 from jobs._notebooks.style import ATTENTION, COLORS, NEUTRAL, OTHER, TAG_COLORS, WARNING, label, labels
 from tests.notebooks.running import drawn
-from tests.rocketmq.golden import REUSED, THREE, extract, messages
+from tests.rocketmq.golden import MIXED, REUSED, THREE, extract, messages
 
 ALL = (plot_depth, lambda s: plot_rates(s, 1.0), plot_skew, plot_tags)
 
@@ -74,6 +76,29 @@ def test_waiting_messages_are_drawn(tmp_path: Path) -> None:
     (axes,) = drawn(plot_waiting(consumer_lag(broker, counted(THREE).queues)), tmp_path).axes
     assert [patch.get_width() for patch in axes.patches] == [3, 2, 0, 0, 0, 0]
     assert axes.get_yticklabels()[1].get_text() == "CG_workers  ←  Jobs"
+
+
+@pytest.mark.parametrize("name", [THREE, MIXED])
+def test_queues_that_the_broker_lost_are_named(tmp_path: Path, name: str) -> None:
+    broker = extract(name, "n0", tmp_path)
+    intact = open_queues(broker)
+    assert intact.damage == ()
+    assert "reach the end of the log" in str(intact.facts())
+    row = max(intact.everything.queues.to_pylist(), key=lambda row: row["messages"])
+    queue = broker / "consumequeue" / row["topic"] / str(row["queue_id"])
+    last = max(queue.iterdir())
+    content = bytearray(last.read_bytes())
+    at = row["end_offset"] * 20 - int(last.name)
+    content[at - 40 : at] = bytes(40)
+    last.write_bytes(content)
+    cut, command = open_queues(broker).damage
+    assert f"{row['topic']} / {row['queue_id']} ends at {row['end_offset'] - 2}" in cut
+    assert f"--compare {broker / 'consumequeue'}" in command
+    shutil.rmtree(queue.parent)
+    of_topic = [each for each in intact.everything.queues.to_pylist() if each["topic"] == row["topic"]]
+    assert len(open_queues(broker).damage) == len(of_topic) + 1
+    shutil.rmtree(broker / "consumequeue")
+    assert "no consumequeue" in str(open_queues(broker).facts())
 
 
 def test_empty_log_is_sentence_instead_of_plot(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ A unit takes 20 bytes, all integers big-endian::
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.errors import CorruptRecordError
+from dledger_core.record import is_segment_name
 from dledger_core.rocketmq.message.decode import decode_messages
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA, in_queue
 from dledger_core.rocketmq.store.broker_json import consumer_offsets
@@ -51,6 +53,52 @@ def encode_units(physical_offsets: Any, sizes: Any, tags_codes: Any) -> bytes:
 def decode_units(data: bytes | bytearray | memoryview) -> npt.NDArray[Any]:
     """Return the complete units in ``data``, dtype UNIT, shape (n,); a last, partial one is left out."""
     return np.frombuffer(data, UNIT, len(data) // UNIT_BYTES)
+
+
+_QUEUE_ROOTS: Final = ("consumequeue", "batchconsumequeue")
+
+
+def queue_ends(directory: Path) -> dict[tuple[str, int], int]:
+    """Return the slot after the last unit of each queue (topic, queue id), by its last file.
+
+    Args:
+        directory: ``consumequeue``, or a topic or a queue in it. A broker may be running on it.
+    """
+    depth = next((at for at, each in enumerate((directory, *directory.parents[:2])) if each.name in _QUEUE_ROOTS), 0)
+    last: dict[tuple[str, int], Path] = {}
+    for path in sorted(directory.glob("/".join(["*"] * (2 - depth) + ["[0-9]" * 20]))):
+        if is_segment_name(path.name) and path.parent.name.isdecimal():
+            last[path.parent.parent.name, int(path.parent.name)] = path
+    ends = {}
+    for queue, path in last.items():
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, with its topic
+            filled = np.flatnonzero(decode_units(path.read_bytes())["size"] > 0)
+            ends[queue] = int(path.name) // UNIT_BYTES + (int(filled[-1]) + 1 if len(filled) else 0)
+    return ends
+
+
+def lost_units(broker: Path, queues: pa.Table) -> list[tuple[str, int, int, int]] | None:
+    """Return the queues whose units a broker lacks: topic, queue id, end of its consume queue, end in the log.
+
+    A queue without files ends at 0. The files of batch consume queues have another format and are not read.
+
+    Args:
+        broker: its directory.
+        queues: of its log, from ``queue_statistics``.
+
+    Returns:
+        None if the directory has no consume queues.
+    """
+    root = broker / "consumequeue"
+    if not root.is_dir():
+        return None
+    ends, lost = queue_ends(root), []
+    for row in queues.select(["topic", "queue_id", "end_offset"]).to_pylist():
+        queue, end = (row["topic"], row["queue_id"]), row["end_offset"]
+        batch_queue = broker / "batchconsumequeue" / row["topic"] / str(row["queue_id"])
+        if ends.get(queue, 0) < end and not batch_queue.is_dir():
+            lost.append((*queue, ends.get(queue, 0), end))
+    return lost
 
 
 def broker_end_of(reader: StoreReader, meta: LogMeta | None) -> int | None:
