@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import struct
@@ -24,7 +25,7 @@ from dledger_core.cli.options import (
     target_argument,
     target_of,
 )
-from dledger_core.cli.output import Format, emit, show_result, show_rows
+from dledger_core.cli.output import Format, Progress, emit, say, show_result, show_rows
 from dledger_core.cli.previews import preview, shortened
 from dledger_core.client import Metadata
 from dledger_core.client_config import LOCAL_PEERS, ClientConfig
@@ -113,7 +114,7 @@ def _directory(path: Path, *, opaque: bool) -> View:
         return _file(path)
     location = locate(path)
     if location.several:
-        return _several(location)
+        return _several(location, opaque=opaque)
     queues = queue_files(location.broker if location.logs and not location.is_commitlog else path)
     if location.store is None and (location.commitlog is None or (location.is_commitlog and queues is not None)):
         facts: dict[str, Any]
@@ -173,21 +174,31 @@ def _file(path: Path) -> View:
     raise StoreMismatchError("the file is not a log", str(path), f"name its directory: {_look_at(path.parent)[0]}")
 
 
-def _several(location: Location) -> View:
+def _several(location: Location, *, opaque: bool) -> View:
+    """Show a row for each log, with its number of problems, and the problems of all."""
     rows: list[dict[str, Any]] = []
     damage = []
-    for each in location.several:
-        try:
-            with open_log_directory(each.path) as opened:
-                first, end = opened.indexes
-                bounds = (None, None) if opened.log is None else (first, end - 1)
-                name = {"store": str(each.path), "what": opened.kind}
-                rows.append(name | {"first_index": bounds[0], "last_index": bounds[1]})
-        except StorageError as error:
-            damage.append(str(error))
     logs = location.several
+    with Progress("looking", len(logs), unit="stores") as progress:
+        for number, each in enumerate(logs):
+            progress.update(number, detail=str(each.path))
+            try:
+                found = _directory(each.path, opaque=opaque)
+            except StorageError as error:
+                rows.append(
+                    {"store": str(each.path), "what": None, "first_index": None, "last_index": None, "damage": 1}
+                )
+                damage.append(f"{each.path}: {error}")
+                continue
+            bounds = {name: found.facts.get(name) for name in ("first_index", "last_index")}
+            row = {"store": str(each.path), "what": found.facts["what"]}
+            rows.append(row | bounds | {"damage": len(found.damage)})
+            damage += [f"{each.path}: {text}" for text in found.damage]
     facts = {"what": "directory of several stores", "directory": str(location.path), "stores": len(logs)}
-    commands = [f"dledger look {shlex.quote(str(each.path))}" for each in logs[:_TOPICS_SHOWN]]
+    first = [row["store"] for row in rows if row["damage"]]
+    named = [*first, *(row["store"] for row in rows if row["store"] not in first)][:_TOPICS_SHOWN]
+    commands = [f"dledger look {shlex.quote(name)}" for name in named]
+    commands += [f"dledger verify {shlex.quote(str(location.path))}"] if damage else []
     return View(facts, nodes=rows, damage=damage, next=commands, skipped=location.skipped)
 
 
@@ -198,6 +209,8 @@ def _log(opened: LogDirectory) -> View:
     if classic:
         facts |= {"CommitLog files": len(classic), "positions": f"{classic[0].position} to {classic[-1].end}"}
     survey = survey_directory(opened)
+    for deleted in survey.deleted:
+        say(deleted)
     if log is not None:
         facts |= {} if log.path == opened.path else {"store": str(log.path)}
         facts |= _facts_of(log)
@@ -215,14 +228,23 @@ def _log(opened: LogDirectory) -> View:
 
 
 def _facts_of(log: StoreReader) -> dict[str, Any]:
-    files = [path for path in (log.path / "data").iterdir() if path.is_file()]
-    size = sum(path.stat().st_blocks * 512 for path in files)
+    files = _sizes(log.path / "data")
+    size = sum(files)
     facts: dict[str, Any] = {"group": log.group, "node": log.node_id, "log_uuid": log.log_uuid}
     facts |= {"first_index": int(log.first_index), "last_index": int(log.last_index), "commit_index": log.commit_index}
     facts |= {"files": len(files), "bytes on disk": size}
     if log.identity_lost:
         facts["identity"] = "meta/log.json is missing: read like a store that Java wrote"
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _sizes(directory: Path) -> list[int]:
+    """Return the bytes on disk of each file; a node or broker may delete some meanwhile."""
+    found = []
+    for path in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += [path.stat().st_blocks * 512] if path.is_file() else []
+    return found
 
 
 def _terms(log: StoreReader | None) -> list[dict[str, int]]:

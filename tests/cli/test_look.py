@@ -11,7 +11,7 @@ from dledger_core import LocalCluster
 from dledger_core.rocketmq.survey import SAMPLE_ENTRIES
 from dledger_core.storage import CommitLog
 from tests.cli.command import error_of, result_of, rows_of, run
-from tests.rocketmq.convert.stores import flip, place_of, snapshot, unpacked
+from tests.rocketmq.convert.stores import flip, overwrite, place_of, snapshot, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract, messages
 from tests.support.logs import append
 
@@ -60,6 +60,26 @@ def test_look_lists_several_stores_and_shows_each(tmp_path: Path, version: str) 
     one = result_of("look", directory / "dledger-n0")
     assert (one["entries"], one["messages"], one["topics"]) == (267, 0, [])
     assert [each["term"] for each in one["terms"]] == [1, 2, 3]
+
+
+def test_parent_of_damaged_stores_shows_damage_and_is_verified(tmp_path: Path) -> None:
+    directory = unpacked("dledger-0.4.0-three", tmp_path)
+    assert {row["damage"] for row in result_of("look", directory)["nodes"]} == {0}
+    assert result_of("verify", directory)[0]["findings"] == []
+    assert len(result_of("verify", directory)) == 3
+    file, offset = place_of(directory / "dledger-n1", 100)
+    overwrite(file, offset, bytes(4))
+    shutil.rmtree(directory / "dledger-n2" / "data")
+    (directory / "dledger-n2" / "data").mkdir()
+    (directory / "dledger-n2" / "data" / f"{0:020d}").write_bytes(b"\1" * 100)
+    found = result_of("look", directory, code=1)
+    assert {Path(row["store"]).name for row in found["nodes"] if row["damage"]} >= {"dledger-n1"}
+    assert any(str(directory / "dledger-n1") in each and "100" in each for each in found["damage"])
+    assert f"dledger look {directory / 'dledger-n1'}" in found["next"]
+    assert f"dledger verify {directory}" in found["next"]
+    reports = {Path(row["store"]).name: row["findings"] for row in result_of("verify", directory, code=1)}
+    assert [(each["start"], each["end"]) for each in reports["dledger-n1"]] == [(100, 101)]
+    assert reports["dledger-n0"] == []
 
 
 def test_look_reports_damage_with_exit_code_1(tmp_path: Path) -> None:
