@@ -491,6 +491,7 @@ class MemberRequest:
         optional=True,
     )  # fmt: skip
     learner: bool = wire("learner", "bool", "for add: the member stays a learner", default=False)
+    measures: bool = wire("measures", "bool", "whether to report how long commits took", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -513,6 +514,11 @@ class MemberResponse:
     conditions: list[list[Any]] | None = wire(
         "conditions", "list", "[node id, recovering|disk-full|withholds|stalled] of members that are limited as voters",
         low=0, accepts=_rows(str, str), default=None, optional=True,
+    )  # fmt: skip
+    commits: list[int] | None = wire(
+        "commits", "list",
+        "p99 of commits in microseconds, of each interval of 5 s, oldest first, -1 without commits",
+        low=0, accepts=all_of(int), default=None, optional=True,
     )  # fmt: skip
 
 

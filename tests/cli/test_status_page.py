@@ -14,6 +14,7 @@ from dledger_core.control import TransactionId
 from dledger_core.rocketmq import encode_messages
 from tests.support.browser import SCHEMES, WIDTHS, look_at
 from tests.support.http import fetch
+from tests.support.soon import soon
 
 pytestmark = pytest.mark.integration
 
@@ -60,6 +61,23 @@ def test_page_shows_verdict_groups_and_nodes(page: Page) -> None:
         card = page.locator("details.group").filter(has=page.locator(".name", has_text=name))
         expect(card.locator("tbody tr")).to_have_count(3)
         expect(card.locator(".badge.leader")).to_have_count(1)
+
+
+def test_each_page_shows_how_long_commits_take_on_the_leader(browser: Browser, cluster: LocalCluster) -> None:
+    def is_known(node: str) -> bool:
+        with Client(cluster.peers, "payments") as client:
+            client.append([b"paid"])
+        port = int(cluster.page(node).rsplit(":", 1)[1].strip("/"))
+        return fetch(port, "/api/status").json["history"]["commit_p99_ms"][-3:] != [None] * 3
+
+    for node in cluster.node_ids:
+        soon(lambda node=node: is_known(node))
+    with browser.new_context() as context:
+        tab = context.new_page()
+        for node in cluster.node_ids:
+            tab.goto(cluster.page(node))
+            tile = tab.locator(".tile").filter(has_text="Append until commit")
+            expect(tile.locator(".value")).to_have_text(re.compile(r"[0-9.]+m?s"), timeout=60_000)
 
 
 def test_page_shows_the_disk_of_each_node_as_far_as_it_is_reported(page: Page) -> None:

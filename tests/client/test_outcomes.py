@@ -1,4 +1,4 @@
-"""An error with an unknown outcome says so, and names what to do before a repeat, in text and in JSON."""
+"""An error with an unknown outcome names that, and what to do before a repeat, in text and in JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TIMED_OUT = RequestTimedOutError("no response in time", "h:1", "", {"seconds": 1
 
 @pytest.mark.parametrize("header", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("error", [TIMED_OUT, LeadershipLostError("leadership was lost")])
-def test_write_with_unknown_outcome_says_so_with_a_remedy(header: dict[str, Any], error: Any) -> None:
+def test_write_with_unknown_outcome_has_a_remedy(header: dict[str, Any], error: Any) -> None:
     found = unknown(error, effect_of(header))
     assert type(found) is type(error)
     assert "may or may not have taken effect" in found.what

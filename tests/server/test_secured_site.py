@@ -93,6 +93,13 @@ def test_browser_shows_the_groups_that_its_token_may_read(browser: Browser, clus
         assert "payments" not in tab.content()
 
 
+def test_page_opens_with_user_and_token_in_its_address(browser: Browser, cluster: LocalCluster) -> None:
+    with tab_with(browser, None) as tab:
+        tab.goto(cluster.page("n0").replace("https://", f"https://any:{VIEWER.replace(' ', '%20')}@"))
+        expect(tab.get_by_role("heading", level=1)).to_have_text("Healthy", timeout=60_000)
+        expect(tab.locator("#messages .message").first).to_contain_text("a body of orders")
+
+
 @pytest.mark.parametrize("token", [None, "wrong"])
 def test_browser_shows_nothing_of_the_groups_without_a_token(
     token: str | None, browser: Browser, cluster: LocalCluster

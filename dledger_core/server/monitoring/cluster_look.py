@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dledger_core.client.members import GroupMembers, members_of
@@ -95,6 +95,8 @@ class GroupLook:
     nodes: tuple[NodeLook, ...]
     members: GroupMembers | None = None
     tables: tuple[tuple[str, int, int], ...] = field(default=())
+    commits: tuple[int, ...] = ()
+    """Of another leader: ``History.commits``."""
 
     def health(self) -> GroupHealth:
         """Return the health of the group, for the verdict."""
@@ -262,18 +264,18 @@ class ClusterLook:
         return GroupLook(name=name, nodes=tuple(nodes), tables=tables)
 
     async def _with_members(self, look: GroupLook) -> GroupLook:
-        members = None
         with contextlib.suppress(DLedgerError):
-            members = await self._members(look)
-        return GroupLook(name=look.name, nodes=look.nodes, tables=look.tables, members=members)
+            if (response := await self._members(look)) is not None:
+                return replace(look, members=members_of(response), commits=tuple(response.commits or ()))
+        return look
 
-    async def _members(self, look: GroupLook) -> GroupMembers | None:
+    async def _members(self, look: GroupLook) -> messages.MemberResponse | None:
         hosted, leader = self._node.groups[look.name].hosted, look.leader_id
         if hosted is not None and hosted.replica.is_leader:
-            return members_of(member_response(hosted.membership.report()))
+            return member_response(hosted.membership.report())
         peer = next((peer for peer in self._node.members.others if peer.node_id == leader), None)
         if peer is None:
             return None
-        header = messages.MEMBER.encode(messages.MemberRequest(operation="list"), g=look.name)
+        header = messages.MEMBER.encode(messages.MemberRequest(operation="list", measures=True), g=look.name)
         frame = await (await self._channel(peer)).request(header, timeout_s=self._answer_s)
-        return members_of(messages.MEMBER_OK.decode(frame.header))
+        return messages.MEMBER_OK.decode(frame.header)

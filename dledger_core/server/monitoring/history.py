@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub
 from typing import Final
@@ -17,6 +17,7 @@ from dledger_core.server.monitoring.observed import ObservedNode
 INTERVAL_S: Final = 5.0
 SAMPLES_MAX: Final = 180
 _SHARE: Final = 0.99
+_NONE: Final[Mapping[str, Sequence[int]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,20 @@ class History:
         seen_s = self._contact_s.get(node_id)
         return None if seen_s is None else asyncio.get_running_loop().time() - seen_s
 
-    def series(self, groups: Sequence[str]) -> dict[str, list[float | None]]:
-        """Return one list per number, oldest first: rates of these groups together, durations of the slowest one."""
+    def commits(self, group: str) -> list[int]:
+        """Return the p99 of a group's commits on this node in microseconds, oldest first, -1 without commits."""
+        found = [sample.commit_p99_ms for sample in self._samples.get(group, ())]
+        return [-1 if p99_ms is None else round(p99_ms * 1000) for p99_ms in found]
+
+    def series(
+        self, groups: Sequence[str], of_leaders: Mapping[str, Sequence[int]] = _NONE
+    ) -> dict[str, list[float | None]]:
+        """Return one list per number, oldest first: rates of these groups together, durations of the slowest one.
+
+        Args:
+            groups: their names.
+            of_leaders: of groups that other nodes lead, the ``commits`` there.
+        """
         taken = [list(self._samples.get(group, ())) for group in groups]
         length = max(map(len, taken), default=0)
         found: dict[str, list[float | None]] = {name: [] for name in Sample.__slots__}
@@ -116,4 +129,15 @@ class History:
                 known = [value for sample in at_once if (value := getattr(sample, name)) is not None]
                 joined = sum(known) if name.endswith("per_s") else max(known, default=0.0)
                 values.append(round(joined, 3) if known else None)
+        found["commit_p99_ms"] = _slowest(found["commit_p99_ms"], list(of_leaders.values()))
         return found
+
+
+def _slowest(own: list[float | None], others: Sequence[Sequence[int]]) -> list[float | None]:
+    """Return the greatest duration of each interval, the newest at the end; a node that just started has fewer."""
+    found = own or [None]
+    for other in others:
+        for back in range(1, min(len(found), len(other)) + 1):
+            if other[-back] >= 0:
+                found[-back] = max(found[-back] or 0.0, other[-back] / 1000)
+    return found if any(value is not None for value in found) else own

@@ -71,7 +71,7 @@ class StatusReport:
             },
             "groups": shown,
             "interval_s": self._history.interval_s,
-            "history": self._history.series(groups),
+            "history": self._history.series(groups, {look.name: look.commits for look in looks}),
             "events": [self._event(event) for event in self._events.newest(frozenset(groups))],
         }
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from dledger_core.checksum import Buffer
@@ -118,6 +118,8 @@ class ClientService:
         self.quotas = Quotas(config.limits)
         self._writers = WriterQuotas(config.limits, self.quotas.refused)
         self.refused: Counter[str] = Counter()
+        self.commit_history: Callable[[str], list[int] | None] = lambda _: None
+        """Returns recent durations of a group's commits on this node; a second port sets it."""
 
     @property
     def is_draining(self) -> bool:
@@ -552,19 +554,22 @@ class ClientService:
     async def _member(self, request: GroupRequest, message: messages.MemberRequest) -> None:
         membership, who = request.hosted.membership, request.connection.who
         if message.operation == "list":
-            report = membership.report()
+            response = member_response(membership.report())
+            if message.measures:
+                response = replace(response, commits=self.commit_history(request.group.name))
+            request.respond(messages.MEMBER_OK, response)
+            return
+        node, address = _node_of(message), _address_of(message)
+        if message.operation == "add":
+            if address is None:
+                raise BadRequestError("the address of the node is missing", "address", "name HOST:PORT")
+            report = await membership.add(node, address, learner=message.learner, who=who)
+        elif message.operation == "replace":
+            report = await membership.replace(node, address, who=who)
+        elif message.operation == "promote":
+            report = await membership.promote(node, who=who)
         else:
-            node, address = _node_of(message), _address_of(message)
-            if message.operation == "add":
-                if address is None:
-                    raise BadRequestError("the address of the node is missing", "address", "name HOST:PORT")
-                report = await membership.add(node, address, learner=message.learner, who=who)
-            elif message.operation == "replace":
-                report = await membership.replace(node, address, who=who)
-            elif message.operation == "promote":
-                report = await membership.promote(node, who=who)
-            else:
-                report = await membership.remove(node, who=who)
+            report = await membership.remove(node, who=who)
         request.respond(messages.MEMBER_OK, member_response(report))
 
     async def _transfer(self, request: GroupRequest, message: messages.TransferRequest) -> None:
