@@ -173,7 +173,8 @@ def export(
     complete once it has its name. The same command continues the dataset: after an interruption, and with new entries.
     It is refused if the log, its history or an option is another one. Messages of a classic CommitLog have no index:
     their files are named commitlog-FIRST-END after their positions, and an index as --from or --until leaves them out.
-    Pandas, Polars and DuckDB read the files. Exit 4 at damage; the files before it are complete.
+    Pandas, Polars and DuckDB read the files. Exit 4 at damage; the files before it are complete. Where a file
+    of the log is missing, the entries after it are exported too.
     """
     filters = replace(filters, since=start.time if start else None, until=end.time if end else None)
     settings = {"to": kind, "isolation": isolation, "opaque": opaque, "filters": _recorded(filters)}
@@ -194,6 +195,9 @@ def export(
     summary = {"directory": str(directory), "first_index": first, "end_index": at, "files": target.files}
     summary |= {"rows": target.rows, "continued_from": continued, "isolation": isolation}
     show_result(summary | _not_exported(opened.log, shown, until, limit, at), output)
+    for gap in opened.gaps:
+        if target.concerns(gap, first):
+            raise gap.error
 
 
 def _recorded(filters: Filters) -> dict[str, Any]:
@@ -272,6 +276,13 @@ class _Target:
         self.end = self._write("log", at, stop, first=known is None and index is None)
         return (at, None) if known is None else (known, at)
 
+    def concerns(self, gap: Damaged, first: int) -> bool:
+        """Whether the dataset, whose first index is ``first``, lacks these entries."""
+        if "index" in gap.error.values:
+            return gap.start < self.end and gap.end > first
+        parts = self.dataset.parts["commitlog"]
+        return bool(parts) and gap.start < parts[-1].next and gap.end > parts[0].first
+
     def _at_time(self, start: SeekTarget | None) -> int | None:
         """Return the first entry at or after a time at which a new dataset starts; None if all must be compared."""
         log = self.opened.log
@@ -303,12 +314,15 @@ class _Target:
         while at < stop:
             try:
                 end = self._write_part(section, at, stop)
-            except _DeletedError as error:
-                if not first or self.dataset.parts[section]:
-                    sign = "@" if error.found.by_position else ""
-                    remedy = f"--from {sign}{error.found.end} continues without them"
-                    raise IndexOutOfRangeError(str(error.found), str(self.opened.path), remedy) from None
-                end = error.found.end
+            except _AbsentError as error:
+                found = error.found
+                if isinstance(found, Damaged):
+                    say(f"--- {found} ---")
+                elif not first or self.dataset.parts[section]:
+                    sign = "@" if found.by_position else ""
+                    remedy = f"--from {sign}{found.end} continues without them"
+                    raise IndexOutOfRangeError(str(found), str(self.opened.path), remedy) from None
+                end = min(found.end, stop)
             if end <= at:
                 break
             at = end
@@ -326,7 +340,7 @@ class _Target:
             for found in self.opened.batches(span, shown=self.shown):
                 if isinstance(found, Damaged | Deleted):
                     if found.start <= start:
-                        raise found.error if isinstance(found, Damaged) else _DeletedError(found)
+                        raise _AbsentError(found) if isinstance(found, Deleted) or found.missing else found.error
                     at = found.start
                     break  # this file ends before it, and the next one raises it
                 chosen, examined, nbytes = self._fitting(found, nbytes)
@@ -367,10 +381,10 @@ class _Target:
         self.files += name is not None
 
 
-class _DeletedError(Exception):
-    """Retention deleted the first entries of a file before they were read."""
+class _AbsentError(Exception):
+    """The first entries of a file are missing, or retention deleted them before they were read."""
 
-    def __init__(self, found: Deleted) -> None:
+    def __init__(self, found: Damaged | Deleted) -> None:
         super().__init__(str(found))
         self.found = found
 

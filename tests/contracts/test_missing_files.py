@@ -157,6 +157,17 @@ def test_look_surveys_the_rest_of_missing_files(without: Without) -> None:
     assert found["last"][-1]["position"] == store.rows[-1]["position"]
 
 
+def test_export_writes_the_rest_of_missing_files(without: Without, tmp_path: Path) -> None:
+    store, _, lost = without
+    key = "index" if store.rows[0]["index"] is not None else "position"
+    for _ in range(2):  # the second one continues the dataset
+        result = command.run("export", store.path, tmp_path, "--to", "jsonl", "--until", "end", code=4)
+        assert str(lost[0]) in result.stderr.splitlines()[-1]
+        files = sorted(tmp_path.glob("*.jsonl"))
+        rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        assert [row[key] for row in rows] == [row[key] for row in store.rows]
+
+
 def test_convert_refuses_missing_files_and_names_them(without: Without, tmp_path: Path) -> None:
     store, missing, lost = without
     for more in ((), ("--cut-tail",)):
