@@ -9,7 +9,8 @@ which it is a no-op::
                   o true if the id is used once
     expire        p id of a producer that is forgotten
     attempt       q query id, b batch id, r run id, a attempt uuid, n and c as above, f fingerprint of the entries,
-                  o true for a query that is used once, w newest micro-batch of the query in the other groups
+                  o true for a query that is used once, w newest micro-batch of the query in the other groups.
+                  With n 0 before an abort in one batch: the run appears only to be aborted
     commit        q, b, r, o, w, parts [[first, last, rows, crc], ...]: the winning ranges of a transaction
     abort         q, b, r
 

@@ -190,8 +190,8 @@ class NodeClient:
         named = transaction_map(transaction, once=once, elsewhere=elsewhere)
         return await self._transaction("commit", named, *parts_payload(parts), count=len(parts))
 
-    async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
-        return await self._transaction("abort", transaction_map(transaction))
+    async def abort_transaction(self, transaction: TransactionId, *, once: bool = False) -> TransactionState:
+        return await self._transaction("abort", transaction_map(transaction, once=once))
 
     async def _transaction(
         self, op: str, named: dict[str, Any], *payload: Buffer, count: int | None = None

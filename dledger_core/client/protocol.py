@@ -521,11 +521,20 @@ class OptionalOperations(Protocol):
         """
         ...
 
-    async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
+    async def abort_transaction(self, transaction: TransactionId, *, once: bool = False) -> TransactionState:
         """Abort a transaction: its entries stay invisible. Idempotent.
 
-        Without a query id, it is the only open one with this batch id whose run id starts as the given one. Without a
-        run id, it is aborted whatever run writes it, which with security needs the permission ``admin``.
+        It is final for its run: an append of the run that arrives later is refused, also if none came before. Without a
+        query id, it is the only one with this batch id whose run id starts as the given one. Without a run id, it is
+        aborted whatever run writes it, which with security needs the permission ``admin``.
+
+        Args:
+            transaction: the transaction.
+            once: as for ``append_attempt``; counts if the log does not know the query.
+
+        Raises:
+            FencedError: a newer run of the query exists.
+            QueriesFullError: the log does not know the query, and knows as many as it may.
         """
         ...
 

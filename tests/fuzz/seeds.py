@@ -279,6 +279,8 @@ def _bodies() -> list[bytes]:
         {"k": "attempt", "a": "u3", "n": 2, "c": 8} | transaction | {"b": 2},
         {"k": "abort"} | transaction | {"b": 2},
         {"k": "attempt", "a": "u4", "n": 2, "c": 8} | transaction | {"b": 3, "r": "run2"},
+        {"k": "attempt", "a": "", "n": 0, "c": 0, "f": 0, "o": True} | transaction | {"q": "unknown"},
+        {"k": "abort"} | transaction | {"q": "unknown"},
     ]
     return [pack(fields) for fields in kinds]
 

@@ -390,13 +390,16 @@ class Writers:
         self._later(self._auditor.log_time_ms + self._load.timeout_ms + late_ms, look)
 
     async def _stranger(self, name: str) -> None:
-        """A query with a lost history is refused, and an abort of it leaves nothing behind."""
-        await self._refused(TransactionId(name, self._chance.randrange(1, 50), uuid4().hex), QueryUnknownError)
-        gone = TransactionId(name, 0, uuid4().hex)
-        await self._until_known(lambda: self._client.abort_transaction(gone), f"abort of {name}")
+        """A query with a lost history is refused; an abort of it gives it none, and is final for its run."""
+        late = TransactionId(name, self._chance.randrange(1, 50), uuid4().hex)
+        await self._refused(late, QueryUnknownError)
+        gone, once = TransactionId(name, 0, uuid4().hex), self._chance.random() < 0.5
+        await self._until_known(lambda: self._client.abort_transaction(gone, once=once), f"abort of {name}")
         state = await self._until_known(lambda: self._client.transaction(gone), f"state of {name}")
-        if state is not None and state.state != "unknown":
-            self._ledger.violated(f"{name} never wrote and is {state.state}")
+        if state is not None and state.state != "aborted":
+            self._ledger.violated(f"{name} was aborted and is {state.state}")
+        await self._refused(gone, TransactionError)
+        await self._refused(late, QueryUnknownError)
 
     def _daily(
         self, name: str, batch_id: int, every_days: float, last: Committed | None = None

@@ -452,21 +452,99 @@ def test_abort_includes_attempts_in_flight(n0, ask):
     assert batches(n0)[-1] == (3, 3), "the late attempt was rejected"
 
 
-def test_abort_is_appended_once_and_of_unknown_query_not_at_all(n0, ask):
-    ask.appends.abort(KEY, ask.answers.append)
-    commit(n0)
-    assert batches(n0) == [(0, 0)]
+def test_abort_of_known_query_is_appended_once(n0, ask):
     ask.attempt(KEY, "a", b"row")
     for _ in range(2):
         ask.appends.abort(KEY, ask.answers.append)
         commit(n0)
     assert batches(n0) == [(0, 0), (1, 2), (3, 3)]
-    assert len(ask.ranges) == 4
+    assert len(ask.ranges) == 3
     ask.appends.abort(KEY._replace(batch_id=1), ask.answers.append)
     commit(n0)
     ask.attempt(KEY._replace(batch_id=1), "a", b"a straggler of it")
     n0.confirm()
     assert ask.ranges[-1] is TransactionError
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_abort_of_unknown_query_is_one_entry_and_refuses_a_late_append(n0, ask, once):
+    """A driver aborts before a task's first append arrives, perhaps at the next leader: no reader waits for it."""
+    for _ in range(2):
+        ask.appends.abort(KEY, ask.answers.append, once=once)
+        commit(n0)
+    assert batches(n0) == [(0, 0), (1, 2)], "in one batch, and only once"
+    table = n0.replica.tables.transactions
+    assert (table.state(KEY), table.count, table.once_count) == ("aborted", 1, int(once))
+    n0.depose()
+    n0.lead()
+    commit(n0)
+    ask.attempt(KEY, "a", b"late")
+    n0.confirm()
+    assert ask.ranges[-1] is TransactionError
+    assert not table.open
+    ask.attempt(KEY._replace(run_id="the next run"), "a", b"row")
+    commit(n0)
+    assert list(table.open) == [("q", 0)], "another run writes the micro-batch"
+
+
+def test_abort_of_run_that_never_appeared_ends_the_open_one_of_a_dead_run(n0, ask):
+    """A driver died, its restart fails before a task appends: readers wait for neither of them."""
+    ask.attempt(KEY, "a", b"row")
+    commit(n0)
+    restart = KEY._replace(run_id="restart")
+    ask.appends.abort(restart, ask.answers.append)
+    commit(n0)
+    table = n0.replica.tables.transactions
+    assert (dict(table.open), table.state(restart)) == ({}, "aborted")
+    for late in (restart, KEY):
+        ask.attempt(late, "a", b"late")
+        n0.confirm()
+    assert ask.ranges[-2:] == [TransactionError, FencedError]
+
+
+def test_late_append_of_aborted_run_does_not_end_the_next_run(n0, ask):
+    """The aborted run had not appended, so no other run had retired it."""
+    ask.appends.commit(KEY, [], ask.answers.append)
+    commit(n0)
+    failed, restart = (KEY._replace(batch_id=1, run_id=run) for run in ("failed", "restart"))
+    ask.appends.abort(failed, ask.answers.append)
+    ask.attempt(restart, "a", b"row")
+    commit(n0)
+    ask.attempt(failed, "a", b"late")
+    commit(n0)
+    n0.confirm()
+    assert ask.ranges[-1] is FencedError
+    assert n0.replica.tables.transactions.open["q", 1].run_id == "restart"
+
+
+def test_abort_of_unknown_query_without_run_leaves_nothing(n0, ask):
+    ask.appends.abort(KEY._replace(run_id=""), ask.answers.append)
+    commit(n0)
+    assert batches(n0) == [(0, 0)]
+    assert not n0.replica.tables.transactions.count
+
+
+def test_abort_gives_a_query_no_history(n0, ask):
+    """Else a query whose history is lost could start anywhere after its first failure."""
+    late = KEY._replace(batch_id=7)
+    ask.appends.abort(late, ask.answers.append)
+    commit(n0)
+    ask.attempt(late._replace(run_id="the next run"), "a", b"row")
+    n0.confirm()
+    assert ask.ranges[-1] is QueryUnknownError
+
+
+def test_run_is_aborted_by_batch_id_before_its_first_append_of_it(n0, ask):
+    """A driver without query id: its run has written earlier micro-batches, and its task is late."""
+    run, second = KEY._replace(run_id="label/run"), KEY._replace(run_id="label/run", batch_id=1)
+    ask.appends.commit(run, [], ask.answers.append)
+    commit(n0)
+    ask.appends.abort(second._replace(query_id="", run_id="label/"), ask.answers.append)
+    commit(n0)
+    ask.attempt(second, "a", b"late")
+    n0.confirm()
+    assert ask.ranges[-1] is TransactionError
+    assert not n0.replica.tables.transactions.open
 
 
 @pytest.mark.parametrize("in_flight", [True, False])

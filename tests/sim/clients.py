@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dledger_core.control import Part, TransactionId, column_crc
-from dledger_core.errors import DLedgerError
+from dledger_core.errors import DLedgerError, FencedError
 from dledger_core.ids import Index
 from dledger_core.record import Columns, merge_ranges
 from dledger_core.server.services.appends import AppendedRange, ProducerKey
@@ -181,7 +181,7 @@ class ProducerClient(SimClient):
 
 
 class QueryClient(SimClient):
-    """A streaming query: micro-batches as transactions, winning and orphaned attempts, restarts, late commits."""
+    """A streaming query: micro-batches as transactions, winning and orphaned attempts, restarts, aborts, late calls."""
 
     batch = 0
     run = 0
@@ -232,6 +232,9 @@ class QueryClient(SimClient):
             self._commit(parts)
             return
         key = self.key
+        if self.sim.chance(0.03):
+            self._abort(key)
+            return
         attempt = f"{self.name}/{self.batch}/{self.sim.number()}"
         number, columns = self.history.append(self.name, attempt=attempt)
 
@@ -252,6 +255,47 @@ class QueryClient(SimClient):
                 self._task(tasks_left - 1, parts | {attempt: part})
 
         self.call(request, done)
+
+    def _abort(self, key: TransactionId) -> None:
+        """Abort as a driver, perhaps before a task has appended; then a late task of the run must open nothing."""
+        self._late(key, is_aborted=False)
+        found = [""]
+
+        def request(member: ReplicaMember, reply: Reply) -> None:
+            def ended(outcome: Outcome) -> None:
+                found[0] = member.replica.tables.transactions.state(key)
+                reply(outcome)
+
+            member.appends.abort(key, ended)
+
+        def done(outcome: Outcome | None) -> None:
+            if outcome is None or (isinstance(outcome, DLedgerError) and not isinstance(outcome, FencedError)):
+                self.retry(lambda: self.call(request, done))
+                return
+            is_decided = found[0] in ("aborted", "committed") or isinstance(outcome, FencedError)
+            check(is_decided, "an abort has no effect", key, found[0])
+            self.sim.counters["runs aborted"] += 1
+            self._late(key, is_aborted=True)
+            self._restart()
+
+        self.call(request, done)
+
+    def _late(self, key: TransactionId, *, is_aborted: bool) -> None:
+        """Append in a task that its driver no longer knows."""
+        attempt = f"{self.name}/{key.batch_id}/{self.sim.number()}"
+        number, columns = self.history.append(self.name, attempt=attempt)
+
+        def request(member: ReplicaMember, reply: Reply) -> None:
+            member.appends.append_attempt(columns, key, attempt, reply)
+
+        def done(outcome: Outcome | None) -> None:
+            # A correct client is never fenced, but this one writes for a run that has ended.
+            self.history.end(number, None if isinstance(outcome, FencedError) else outcome)
+            is_appended = isinstance(outcome, AppendedRange)
+            check(not (is_appended and is_aborted), "an append of an aborted run", key, outcome)
+
+        pause = self.sim.source.choice((1, 50, 1000))
+        self.sim.time.after(pause, lambda: self.call(request, done))
 
     def _failed(self, outcome: DLedgerError | None, again: Callable[[], None]) -> None:
         """Retry a call that may succeed; otherwise start the micro-batch again."""

@@ -468,6 +468,9 @@ def test_full_table_rejects_newcomers_until_others_expire(
     with pytest.raises(QueriesFullError) as caught:
         table.check_attempt(newcomer, once=True)
     assert caught.value.values["limit"] == 3
+    with pytest.raises(QueriesFullError):  # an abort makes its query known too
+        table.check_room(newcomer, once=True)
+    table.check_room(T0._replace(query_id="write 0"), once=True)
     table.check_attempt(newcomer)
     for number in range(3):
         commit(table, [], T0._replace(query_id=f"stream {number}"))

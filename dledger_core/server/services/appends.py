@@ -14,6 +14,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from dledger_core import control
@@ -57,6 +58,8 @@ _NEEDS_LEADER: Final = (
     TransactionError,
 )
 """Rejections because an entry is missing: a newer leader may have it."""
+_RUNS_LOOKED_AT: Final = 1000
+"""Streams, the most recently active first, among which an abort without a query id looks for its run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,41 +408,78 @@ class Appends:
 
         return confirm
 
-    def abort(self, transaction: TransactionId, reply: Reply) -> None:
+    def abort(self, transaction: TransactionId, reply: Reply, *, once: bool = False) -> None:
         """Abort a transaction unless it is decided, attempts in flight included. Never raises: timers call it.
 
+        It is final for its run: an append that arrives later is refused, also where no append of the query came before.
         Without a query id it is the only one of its batch id whose run id starts as the given one: its driver may know
-        no more. Of a query that is unknown here, and has no attempt in flight, nothing is appended.
+        no more.
+
+        Args:
+            transaction: the transaction.
+            reply: called with the outcome.
+            once: whether the query is used once; counts if the log does not know it.
         """
         try:
-            admitted = self._admit(self._transaction_payload("abort", transaction), reply)
+            admitted = self._admit(self._tombstone(transaction, once), reply)
         except DLedgerError as error:
             reply(error)
             return
 
         def propose() -> None:
             self._transactions.check_run(transaction)
-            named = self._named(transaction)
+            named = self.named(transaction)
             if named is None or self._transactions.state(named) in ("committed", "aborted"):
                 admitted(self._now())
-            else:
+                return
+            writers = self._writers_of(named.query_id)
+            if writers and (not named.run_id or writers == {named.run_id}):
                 self._propose_alone(self._transaction_payload("abort", named), admitted)
+            elif named.run_id:
+                self._transactions.check_room(named, once=once)
+                self._propose_alone(self._tombstone(named, once), admitted)
+            else:  # no run, so nothing that could come late
+                admitted(self._now())
 
         self._when_ready(propose, admitted)
 
-    def _named(self, transaction: TransactionId) -> TransactionId | None:
-        """Return the transaction with its query id, None if an abort of it concerns nothing."""
+    def _tombstone(self, transaction: TransactionId, once: bool) -> ProposedBatch:
+        """Return the abort of a run that has not appeared, in one batch.
+
+        An abort alone is nothing to a table that does not know the query, or while another run's transaction is open;
+        and only a run that has appeared is retired by the next one. An attempt without entries makes it appear, as any
+        attempt does, so nodes of earlier versions come to the same tables.
+        """
+        fields: dict[str, Any] = {"a": "", "n": 0, "c": 0, "f": 0} | _introduction(once, -1)
+        attempt = self._transaction_payload("attempt", transaction, **fields)
+        return ProposedBatch.join([attempt, self._transaction_payload("abort", transaction)])
+
+    def _writers_of(self, query_id: str) -> set[str]:
+        """Return the runs of a query with appends in flight, else its newest one; none of an unknown query."""
+        in_flight = {found.run_id for found in self._attempts if found.query_id == query_id}
+        query = self._transactions.queries.get(query_id)
+        return in_flight or ({query.run_id} if query is not None else set())
+
+    def named(self, transaction: TransactionId) -> TransactionId | None:
+        """Return the transaction with its query id, None if no query has it.
+
+        Without a query id it is an open one; else the one that the newest run of a stream would write.
+        """
         if transaction.query_id:
-            is_known = self._transactions.knows(transaction.query_id)
-            in_flight = any(transaction.query_id == found.query_id for found in self._attempts)
-            return transaction if is_known or in_flight else None
-        written = (TransactionId(*key, found.run_id) for key, found in self._transactions.open.items())
+            return transaction
         _, batch_id, run_id = transaction
+        if not run_id:
+            return None
+        written = (TransactionId(*key, found.run_id) for key, found in self._transactions.open.items())
         found = {
-            each
-            for each in (*written, *self._attempts)
-            if run_id and each.batch_id == batch_id and each.run_id.startswith(run_id)
+            each for each in (*written, *self._attempts) if each.batch_id == batch_id and each.run_id.startswith(run_id)
         }
+        if not found:
+            found = {
+                TransactionId(query_id, batch_id, query.run_id)
+                for query_id, query in islice(self._transactions.streams(), _RUNS_LOOKED_AT)
+                if query.run_id.startswith(run_id) and query.newest <= batch_id
+            }
         return found.pop() if len(found) == 1 else None
 
     def renew(self, transaction: TransactionId) -> None:

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 from dledger_core.config import Limits
+from dledger_core.control import TransactionId
 from dledger_core.net import messages
 from dledger_core.server.services.quotas import Quota, Tenant, exceeded
 from dledger_core.storage.tables.tables import LogTables
@@ -117,6 +118,13 @@ class WriterQuotas:
             "commit or abort transactions before others are opened",
             limits.retry_after_ms,
         )
+        self.aborted: RowQuota[str] = RowQuota(
+            Quota.OPEN_TRANSACTIONS,
+            limits.principal_open_transactions,
+            refused,
+            "the leader aborts the transaction once it is inactive for too long",
+            limits.retry_after_ms,
+        )
 
     def admit(
         self, tenant: Tenant | None, group: str, message: messages.AppendRequest, tables: Callable[[], LogTables]
@@ -145,6 +153,16 @@ class WriterQuotas:
             settle_id = self.producers.take(tenant.name, group, message.producer_id, tables().producers)
             return lambda: settle_id(tables().producers)
         return _no_row
+
+    def admit_abort(
+        self, tenant: Tenant | None, group: str, transaction: TransactionId, tables: Callable[[], LogTables]
+    ) -> Callable[[], None]:
+        """Count a query that an abort makes known; it counts until it expires. Otherwise as ``admit``."""
+        query_id = transaction.query_id
+        if tenant is None or not transaction.run_id or not query_id or tables().transactions.knows(query_id):
+            return _no_row
+        settle = self.aborted.take(tenant.name, group, query_id, tables().transactions.only_aborted)
+        return lambda: settle(tables().transactions.only_aborted)
 
 
 def _no_row() -> None:

@@ -322,13 +322,14 @@ class ClientService:
                     request.refuse(error)
                     return
                 hosted.appends.renew(transaction)
-            committed = table.committed(transaction)
+            found = hosted.appends.named(transaction) or transaction
+            committed = table.committed(found)
             response = messages.TransactionResponse(
-                state=table.state(transaction),
+                state=table.state(found),
                 rows=committed.rows if committed is not None else 0,
                 fingerprint=committed.fingerprint if committed is not None else 0,
                 index=outcome.last_index,
-                newest=table.newest(transaction.query_id),
+                newest=table.newest(found.query_id),
             )
             request.respond(messages.TRANSACTION_OK, response)
 
@@ -338,9 +339,19 @@ class ClientService:
             parts = codec.parse_parts(request.frame.payload, message.count)
             hosted.appends.commit(transaction, parts, reply, **_introduction(message.transaction))
         elif message.operation == "abort":
-            hosted.appends.abort(transaction, reply)
+            self._abort(request, message.transaction, reply)
         else:
             hosted.appends.when_ready(reply)
+
+    def _abort(self, request: GroupRequest, named: dict[str, Any], reply: Reply) -> None:
+        transaction, replica = _transaction_id(named), request.hosted.replica
+        settle = self._writers.admit_abort(request.flow.tenant, request.group.name, transaction, lambda: replica.tables)
+
+        def settled(outcome: AppendedRange | DLedgerError) -> None:
+            settle()
+            reply(outcome)
+
+        request.hosted.appends.abort(transaction, settled, once=named.get("o", False))
 
     def _producer(self, request: GroupRequest, message: messages.ProducerRequest) -> None:
         def reply(outcome: AppendedRange | DLedgerError) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import ChainMap, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -123,6 +123,15 @@ class Query:
     aborted: list[tuple[int, str]] = field(default_factory=list)
 
 
+class _OnlyAborted:
+    def __init__(self, table: TransactionTable) -> None:
+        self._table = table
+
+    def __contains__(self, query_id: object) -> bool:
+        query = self._table.queries.get(str(query_id))
+        return query is not None and query.newest < 0 and not self._table.open_batches(str(query_id))
+
+
 class TransactionTable:
     """Transactions and orphaned ranges of one log. Not thread-safe.
 
@@ -189,8 +198,13 @@ class TransactionTable:
             yield key, found
 
     def knows(self, query_id: str) -> bool:
-        """Whether the query has written here and has not expired."""
+        """Whether the query has written or aborted here and has not expired."""
         return self._find(query_id) is not None or query_id in self._open_batches
+
+    @property
+    def only_aborted(self) -> Container[str]:
+        """Queries of which the table knows aborts and nothing else."""
+        return _OnlyAborted(self)
 
     def state(self, key: TransactionId) -> str:
         """Return ``unknown``, ``open``, ``committed`` or ``aborted``."""
@@ -278,16 +292,19 @@ class TransactionTable:
                 "two queries have one id, or the checkpoint is an old copy: start with a new checkpoint",
                 _about(key) | {"newest": newest},
             )
-        if self.knows(key.query_id):
-            return
-        if key.batch_id > 0 and elsewhere < 0:
+        # A query of which only aborts are known has no history here.
+        if key.batch_id > 0 and newest < 0 and key.query_id not in self._open_batches:
             raise QueryUnknownError(
                 f"no group knows this query, and its first micro-batch is {key.batch_id}",
                 "",
                 f"if none of its earlier rows are missing here, set the option firstBatchId={key.batch_id} once",
                 _about(key),
             )
-        limit = self._full(once)
+        self.check_room(key, once=once)
+
+    def check_room(self, key: TransactionId, *, once: bool) -> None:
+        """Raise QueriesFullError if the query is new and the log knows as many queries as it may."""
+        limit = 0 if self.knows(key.query_id) else self._full(once)
         if limit:
             kind = "queries that are used once" if once else "queries"
             remedy = "write larger DataFrames, or through a stream" if once else "keep the checkpoints of streams"
@@ -398,7 +415,8 @@ class TransactionTable:
         """Apply a committed ``abort`` control entry: all parts of the open transaction are orphaned.
 
         Its run cannot open it again. An abort of another run than the last writer changes nothing: a late abort must
-        not end a newer run's work. One of an unknown query leaves nothing behind.
+        not end a newer run's work. One of an unknown query leaves nothing behind. So the leader puts an attempt without
+        entries before the abort of a run that never appeared.
         """
         key = _key(fields)
         query, found = self._find(key.query_id), self._open.get((key.query_id, key.batch_id))

@@ -233,6 +233,28 @@ def test_open_transactions_of_one_principal_are_limited(tmp_path, made) -> None:
     run(test())
 
 
+def test_aborts_of_one_principal_that_make_queries_known_are_limited(tmp_path, made) -> None:
+    async def test() -> None:
+        async with QuotaGroup(tmp_path, made) as group:
+            await group.leader()
+            greedy, other = await group.raw("a"), await group.raw("b")
+
+            async def abort(client: RawClient, number: int) -> str:
+                key = {"q": f"write{number}", "b": 0, "r": "run", "o": True}
+                return (await client.ask(Type.TRANSACTION, op="abort", x=key)).header["state"]
+
+            assert [await abort(greedy, number) for number in (0, 1, 1)] == ["aborted"] * 3
+            with pytest.raises(QuotaExceededError) as raised:
+                await abort(greedy, 2)
+            assert raised.value.values["quota"] == "open_transactions"
+            assert await abort(other, 2) == "aborted"
+            await greedy.attempt([b"a"], {"q": "query", "b": 0, "r": "run"})
+            key = {"q": "query", "b": 0, "r": "run"}
+            assert (await greedy.ask(Type.TRANSACTION, op="abort", x=key)).header["state"] == "aborted"
+
+    run(test())
+
+
 def test_row_in_a_request_counts_although_the_table_lacks_it() -> None:
     quota: RowQuota[str] = RowQuota(Quota.PRODUCERS, 2, Counter(), "", 1)
     first, second = quota.take("a", "group", "x", ()), quota.take("a", "group", "y", ())
