@@ -184,6 +184,8 @@ Duration = Annotated[int, _of_text(lambda text: max(1, round(parse_duration(text
 Delay = Annotated[int, _of_text(lambda text: round(parse_duration(text, allow_zero=True) * 1000))]
 """Milliseconds, or 0."""
 Count = Annotated[int, Field(gt=0, lt=_INT64_END)]
+Version = Annotated[int, Field(ge=0, lt=_INT64_END)]
+AppId = Annotated[str, _of_text(_not_empty), Field(max_length=100)]
 Lowered = _of_text(str.lower)
 """For words that may be written in capitals."""
 
@@ -191,7 +193,8 @@ Lowered = _of_text(str.lower)
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 _INTERNAL: Final = frozenset({"columns", "default_group"})
 """Fields without an option."""
-_WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes", "first_batch_id", "on_replay_mismatch"})
+_IDEMPOTENT: Final = ("txn_app_id", "txn_version")
+_WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes", "first_batch_id", "on_replay_mismatch", *_IDEMPOTENT})
 _ACCESS: Final = frozenset({"tls_ca", "tls_cert", "tls_key", "token_file"})
 _WRITTEN: Final = _WRITTEN_ONLY | _ACCESS | {"client_config", "peers", "fetch_timeout_ms", "fetch_retry_ms", "protocol"}
 """Options of a write; a read takes all fields but ``_WRITTEN_ONLY``."""
@@ -261,6 +264,8 @@ class DLedgerOptions(BaseModel):
         append_max_bytes: bytes of bodies in one append of the sink.
         first_batch_id: the micro-batch above 0 at which a query that no group knows may start.
         on_replay_mismatch: a replayed micro-batch that is committed with other rows fails the query, or is skipped.
+        txn_app_id: names the application whose batch writes are numbered by ``txn_version``.
+        txn_version: number of this write; the log has each at most once, and none below the newest one.
         protocol: dledger, or dledger-java for a Java group.
         safety_lag_ms: of a Java group: read up to the end that was observed this long ago.
         commit_probe: of a Java group: append probe entries and read below them instead.
@@ -317,6 +322,8 @@ class DLedgerOptions(BaseModel):
     append_max_bytes: Count = Field(2 << 20, le=7 << 20, examples=["2097152"])
     first_batch_id: Count | None = Field(None, examples=["42"])
     on_replay_mismatch: Annotated[Literal["fail", "skip"], Lowered] = Field("fail", examples=["skip"])
+    txn_app_id: AppId | None = Field(None, examples=["orders-enriched"])
+    txn_version: Version | None = Field(None, examples=["42"])
     protocol: Annotated[Literal["dledger", "dledger-java"], Lowered] = Field("dledger", examples=["dledger"])
     safety_lag_ms: Delay = Field(10_000, validation_alias="safetyLag", examples=["10s"])
     commit_probe: bool = Field(False, examples=["true"])
@@ -374,14 +381,22 @@ class DLedgerOptions(BaseModel):
         return parsed
 
     @classmethod
-    def for_writing(cls, options: Mapping[str, str]) -> DLedgerOptions:
-        """Check the options of a write.
+    def for_writing(cls, options: Mapping[str, str], *, stream: bool = False) -> DLedgerOptions:
+        """Check the options of a write, perhaps of a stream.
 
         Raises:
-            OptionError: unknown option, wrong value, no ``peers``, or a Java group.
+            OptionError: unknown option, wrong value, a ``path``, no ``peers``, half of a version, or a Java group.
         """
+        path = next((value for name, value in options.items() if name.lower() == "path"), "")
+        if path:
+            raise OptionError(
+                f"path {path!r}: a log is not written by path",
+                "",
+                f"name its group: .option('group', {path!r}), and leave the path out of save, start and option",
+            )
         parsed = cls._parsed(options, _WRITTEN, "writing")
         _check_access(parsed)
+        _check_version(parsed, stream=stream)
         if not parsed.peers:
             remedy = "list the servers: n0-127.0.0.1:40911;n1-127.0.0.1:40912"
             raise OptionError("missing option peers", "", remedy)
@@ -495,6 +510,15 @@ def _check_access(options: DLedgerOptions) -> None:
         _reject(options, sorted(_ACCESS), "without tls.ca", "name the authority of the nodes' certificates with tls.ca")
     if options.tls_cert is None:
         _reject(options, ("tls_key",), "without tls.cert", "name the certificate, or leave it out")
+
+
+def _check_version(options: DLedgerOptions, *, stream: bool) -> None:
+    if stream:
+        _reject(options, _IDEMPOTENT, "with a stream, whose micro-batches have numbers of their own")
+    given = [_name_of(field) for field in _IDEMPOTENT if getattr(options, field) is not None]
+    if len(given) == 1:
+        [missing] = {_name_of(field) for field in _IDEMPOTENT} - set(given)
+        raise OptionError(f"{given[0]} is given without {missing}", "", "give both, or leave both out")
 
 
 def _check_java(options: DLedgerOptions) -> None:

@@ -57,7 +57,7 @@ class DLedgerDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Make the stream writer: one transaction for each micro-batch and group."""
-        options = DLedgerOptions.for_writing(self.options)
+        options = DLedgerOptions.for_writing(self.options, stream=True)
         checkpoint = self.options.get("checkpointlocation", "")
         return DLedgerStreamWriter(options, schema, overwrite, self.label(), checkpoint)
 

@@ -10,6 +10,9 @@ micro-batch: two queries with one id (from a copied checkpoint, or one restored 
 each other's rows. So the log remembers the fingerprint of the committed rows, and a replay compares its own with it.
 For the same reason a query that no group knows must start at micro-batch 0.
 
+``df.write`` with ``txnAppId`` and ``txnVersion`` is such a micro-batch too: the application is the query, the version
+its number, which may start anywhere, and a version below the newest committed one is skipped, as Delta does.
+
 A transaction is atomic in one group, not across groups: no coordinator spans them. A replay commits the remaining
 groups, so all groups are checked before the first commit.
 """
@@ -19,9 +22,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -40,6 +45,7 @@ from dledger_core import (
     Part,
     TransactionError,
     TransactionId,
+    TransactionState,
     UnreachableError,
     fingerprint_of,
     fingerprint_sum,
@@ -62,6 +68,11 @@ __all__ = [
 _log = logging.getLogger("spark_connector")
 _IN_FLIGHT_BYTES: Final = 8 << 20
 _ABORT_MS: Final = 5_000
+_ABORTS_AT_ONCE: Final = 16
+_ABORTS_S: Final = 20.0
+"""Of all groups together: a driver that fails must not wait for each of thousands of groups."""
+_LATE_S: Final = 2.5
+"""Spark ends the Python worker of a cancelled task after two seconds (``spark.python.task.killTimeout``)."""
 RENEW_S: Final = 60.0
 """Well below the servers' transaction timeout (15 minutes by default)."""
 _T = TypeVar("_T")
@@ -76,12 +87,14 @@ class CommittedBefore:
         fingerprint: of those rows.
         skipped: number of rows that this attempt had for the group.
         skipped_fingerprint: of its rows.
+        newest: a later micro-batch that is committed, if the log does not remember the content of this one; else -1.
     """
 
     rows: int
     fingerprint: int
     skipped: int = 0
     skipped_fingerprint: int = 0
+    newest: int = -1
 
 
 @dataclass
@@ -203,9 +216,15 @@ class _Attempt:
         if found.state == "committed":
             self._message.committed[group] = CommittedBefore(found.rows, found.fingerprint)
             return
-        # Only a group that does not know the query asks what the others know of it.
         is_new = transaction.batch_id > 0 and found.newest < 0
-        elsewhere = self._newest_elsewhere(group) if is_new else -1
+        if self._options.txn_app_id is not None:
+            if transaction.batch_id < found.newest:
+                self._message.committed[group] = CommittedBefore(0, 0, newest=found.newest)
+                return
+            elsewhere = 0 if is_new else -1  # a new application may start at any version
+        else:
+            # Only a group that does not know the query asks what the others know of it.
+            elsewhere = self._newest_elsewhere(group) if is_new else -1
         self._writers[group] = _GroupWriter(
             client, self._options, transaction, self._uuid, once=self._once, elsewhere=elsewhere
         )
@@ -451,8 +470,15 @@ def _check_replay(
 
     Their order and places may differ, their number and content may not.
     """
-    committed = reports[0].rows, reports[0].fingerprint
+    committed, newest = (reports[0].rows, reports[0].fingerprint), max(report.newest for report in reports)
     rows = sum(report.skipped for report in reports)
+    if newest >= 0:
+        _log.warning(
+            "txnVersion is older than the newest committed one, its rows are skipped: group=%s version=%d newest=%d "
+            "rows=%d",
+            *(group, transaction.batch_id, newest, rows),
+        )
+        return
     if committed == (rows, fingerprint_sum(report.skipped_fingerprint for report in reports)):
         return
     if options.on_replay_mismatch == "skip":
@@ -461,11 +487,19 @@ def _check_replay(
             *(group, transaction.batch_id, committed[0], rows),
         )
         return
+    if options.txn_app_id is None:
+        what = f"micro-batch {transaction.batch_id} of query {transaction.query_id} was committed with other rows"
+        cause = (
+            "two queries have one id (a checkpoint was copied, or restored from a backup): stop the other query, or "
+            "start this one with a new checkpoint"
+        )
+    else:
+        what = f"txnVersion {options.txn_version} of txnAppId {options.txn_app_id!r} was committed with other rows"
+        cause = "another application has this txnAppId, or its versions have started again: use a new txnAppId"
     raise FencedError(
-        f"micro-batch {transaction.batch_id} of query {transaction.query_id} was committed with other rows",
+        what,
         f"group {group!r}",
-        "two queries have one id (a checkpoint was copied, or restored from a backup): stop the other query, or start "
-        "this one with a new checkpoint. If its rows differ each time they are computed, set onReplayMismatch=skip",
+        f"{cause}. If its rows differ each time they are computed, set onReplayMismatch=skip",
         {"committed_rows": committed[0], "rows": rows},
     )
 
@@ -495,21 +529,68 @@ def _with_committed_groups(error: DLedgerError, group: str, done: list[str]) -> 
     return type(error)(error.what, where, remedy, error.values)
 
 
-def abort_attempts(options: DLedgerOptions, group: str | None, transaction: TransactionId) -> None:
-    """Abort the transaction in every group, so that readers need not wait for the leader's timeout.
+def abort_attempts(
+    options: DLedgerOptions, group: str | None, transaction: TransactionId, *, once: bool = False
+) -> None:
+    """Abort the transaction in every group that the write may target, so that readers need not wait for the timeout.
 
-    This is a hint: committed transactions stay, and so do those of a newer run. It raises nothing, because the error
-    that led here is the one to show.
+    It is final for the run: a task that appends later is refused, also in a group to which none has appended before.
+    Committed transactions stay, and so do those of a newer run. It raises nothing, because the error that led here is
+    the one to show.
 
     Args:
         options: the options of the write.
         group: the target; None = rows name it, so it may be any.
-        transaction: the transaction; without a query id its batch id and the start of its run id name it.
+        transaction: the transaction; without a query id its batch id and the start of its run id name it. Then a group
+            knows it only by an append of the run, so the abort is repeated until late tasks have ended.
+        once: whether the query id is used for this transaction only.
     """
     options = options.model_copy(update={"fetch_retry_ms": min(_ABORT_MS, options.fetch_retry_ms)})
+    deadline = time.monotonic() + _ABORTS_S
+
+    def abort_in(name: str) -> TransactionState | DLedgerError | None:
+        try:
+            if time.monotonic() > deadline:
+                raise UnreachableError(f"the abort was given up after {_ABORTS_S:.0f} s")
+            return client_for(options, name).abort_transaction(transaction, once=once)
+        except FencedError:  # a newer run owns the query
+            return None
+        except DLedgerError as error:
+            return error
+
     try:
-        for name in [group] if group is not None else client_for(options, "default").groups():
-            with contextlib.suppress(FencedError):  # a newer run owns the query
-                client_for(options, name).abort_transaction(transaction)
+        names = [group] if group is not None else list(client_for(options, "default").groups())
     except DLedgerError as error:
-        _log.warning("abort failed, the leader aborts the transaction after its timeout: error=%s", error)
+        _warn_of_open([], transaction, options, error)
+        return
+    late_end = time.monotonic() + _LATE_S
+    with ThreadPoolExecutor(_ABORTS_AT_ONCE) as pool:
+        while names:
+            found = dict(zip(names, pool.map(abort_in, names), strict=True))
+            failed = {name: error for name, error in found.items() if isinstance(error, DLedgerError)}
+            if failed:
+                _warn_of_open(list(failed), transaction, options, next(iter(failed.values())))
+            names = [
+                name
+                for name, state in found.items()
+                if isinstance(state, TransactionState) and state.state == "unknown"
+            ]
+            if transaction.query_id or time.monotonic() > late_end:
+                return
+            time.sleep(_LATE_S / 10)
+
+
+def _warn_of_open(
+    groups: Sequence[str], transaction: TransactionId, options: DLedgerOptions, error: DLedgerError
+) -> None:
+    """Log that readers wait, and the command that ends it."""
+    query, group = transaction.query_id or "QUERY_ID", groups[0] if groups else "GROUP"
+    _log.warning(
+        "abort failed, so readers with read_committed may wait until the leader's timeout (15 minutes by default): "
+        "groups=%s error=%s\nwhen the nodes respond, end it at once in each group%s:\n"
+        "    dledger transaction abort %s --group %s --peers '%s'",
+        ",".join(groups) or "unknown",
+        error,
+        "" if transaction.query_id else " (dledger transaction list shows the query)",
+        *(query, group, options.peers),
+    )

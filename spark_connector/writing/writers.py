@@ -28,7 +28,8 @@ from spark_connector.writing.transactions import (
 class DLedgerBatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame completely or not at all; tasks and commit use pickled copies of this object.
 
-    The transaction has an id of its own, so no earlier write can have committed it. The id is also its run, because
+    The transaction has an id of its own, so no earlier write can have committed it; with ``txnAppId`` and
+    ``txnVersion`` it has theirs. Its run is the write in either case: it makes an abort final for this write alone, and
     with security only an operator may abort a transaction without naming its run.
     """
 
@@ -38,12 +39,16 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
         self._options = options
         self._shape = sink_shape(schema, options)
         write_id = f"write-{uuid.uuid4()}"
-        self._transaction = TransactionId(write_id, 0, write_id)
+        self._once = options.txn_app_id is None or options.txn_version is None
+        if options.txn_app_id is None or options.txn_version is None:
+            self._transaction = TransactionId(write_id, 0, write_id)
+        else:
+            self._transaction = TransactionId(f"txn-{options.txn_app_id}", options.txn_version, write_id)
         check_target(options, self._shape.group, started=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append a task's rows."""
-        return write_attempt(iterator, self._shape, self._options, self._transaction, once=True)
+        return write_attempt(iterator, self._shape, self._options, self._transaction, once=self._once)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make all rows visible."""
@@ -51,7 +56,7 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Abort the transaction in every group, unless it is committed."""
-        abort_attempts(self._options, self._shape.group, self._transaction)
+        abort_attempts(self._options, self._shape.group, self._transaction, once=self._once)
 
 
 class DLedgerStreamWriter(DataSourceStreamArrowWriter):

@@ -186,6 +186,26 @@ def test_writing_options_are_parsed_and_checked() -> None:
             DLedgerOptions.for_writing(wrong)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_writing_by_path_names_group(stream: bool) -> None:
+    """save("b") and start("b") would write to the default group without a word."""
+    with pytest.raises(OptionError, match="option\\('group', 'b'\\)"):
+        DLedgerOptions.for_writing({**PEERS, "Path": "b"}, stream=stream)
+
+
+def test_version_of_application_is_given_completely_and_not_to_a_stream() -> None:
+    both = {**PEERS, "txnAppId": "app", "txnversion": "0"}
+    options = DLedgerOptions.for_writing(both)
+    assert (options.txn_app_id, options.txn_version) == ("app", 0)
+    halves: tuple[dict[str, str], ...] = ({"txnAppId": "app"}, {"txnVersion": "0"})
+    wrong = [both | {"txnVersion": "-1"}, both | {"txnAppId": ""}, *({**PEERS, **half} for half in halves)]
+    for given in wrong:
+        with pytest.raises(OptionError, match="txn"):
+            DLedgerOptions.for_writing(given)
+    with pytest.raises(OptionError, match="txnAppId"):
+        DLedgerOptions.for_writing(both, stream=True)
+
+
 def test_writing_to_java_group_names_client_append() -> None:
     with pytest.raises(OptionError, match=r"protocol=dledger-java.*Client\(.*\.append"):
         DLedgerOptions.for_writing({**PEERS, "protocol": "dledger-java"})

@@ -47,7 +47,7 @@ from spark_connector.writing.transactions import (
     commit_attempts,
     write_attempt,
 )
-from spark_connector.writing.writers import DLedgerStreamWriter
+from spark_connector.writing.writers import DLedgerBatchWriter, DLedgerStreamWriter
 from tests.spark_connector.engine import read_all
 from tests.support.soon import soon
 
@@ -230,6 +230,7 @@ def test_unreachable_servers_fail_query_and_not_abort(caplog: pytest.LogCaptureF
         abort_attempts(UNREACHABLE, "orders", KEY)
         abort_attempts(UNREACHABLE, None, KEY)
     assert caplog.text.count("UNREACHABLE") == 2
+    assert caplog.text.count(f"dledger transaction abort {KEY.query_id} --group") == 2, "readers wait: it ends that"
 
 
 class RetryingClient:
@@ -437,6 +438,86 @@ def test_abort_of_stopped_query_unblocks_readers_and_replay(query: Query, log: C
     query.commit(replay)
     query.abort(run_id="restarted")  # comes after a commit whose answer was lost
     assert shown(log) == bodies(0, 100)
+
+
+@pytest.mark.integration
+def test_abort_is_final_in_all_groups_after_leader_change(
+    cluster: LocalCluster, query: Query, log: Client, target: Client
+) -> None:
+    """The driver aborts before a task's first append; the append comes late, to the next leader."""
+    query.shape = BY_COLUMN
+    late = pa.record_batch({"body": [b"a", b"b"], "group": [log.group, target.group]})
+    for _ in range(2):
+        abort_attempts(query.options, None, query.transaction, once=True)
+    change_leader(cluster, log)
+    for client in (log, target):
+        assert client.transaction(query.transaction).state == "aborted"
+    with pytest.raises(TransactionError):
+        query.write(late)
+    assert (shown(log), shown(target)) == ([], [])
+    query.commit(query.write(late, run_id="restarted"))
+    assert (shown(log), shown(target)) == ([b"a"], [b"b"])
+
+
+@pytest.mark.integration
+def test_abort_without_query_id_waits_for_a_late_task(query: Query, log: Client) -> None:
+    """No task of a stream has finished, so its driver knows the query only by an append, here one that comes later."""
+    late = threading.Timer(0.5, lambda: query.write(rows(0, 10)))
+    late.start()
+    query.abort()
+    late.join()
+    assert shown(log) == []
+    assert log.transaction(query.transaction).state == "aborted"
+
+
+class Versions:
+    """Batch writes of one application, as ``df.write`` with ``txnAppId`` and ``txnVersion`` makes them."""
+
+    def __init__(self, cluster: LocalCluster, app: str, group: str | None) -> None:
+        self._options = {"peers": cluster.peers, "txnAppId": app} | ({"group": group} if group is not None else {})
+        self._schema = StructType([StructField("body", BinaryType())])
+        if group is None:
+            self._schema.add("group", StringType())
+
+    def write(self, version: int, *batches: pa.RecordBatch, fails: bool = False, **options: str) -> None:
+        given = self._options | {"txnVersion": str(version)} | options
+        writer = DLedgerBatchWriter(DLedgerOptions.for_writing(given), self._schema, overwrite=False)
+        message = writer.write(iter(batches))
+        if fails:
+            writer.abort([message])
+        else:
+            writer.commit([message])
+
+
+@pytest.mark.integration
+def test_version_of_application_is_written_once(
+    cluster: LocalCluster, log: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Versions(cluster, f"app of {log.group}", log.group)
+    app.write(7, rows(0, 10), fails=True)
+    app.write(0, rows(10, 20))  # nothing was committed, so any version may follow
+    app.write(7, rows(0, 10))
+    app.write(7, rows(5, 10), rows(0, 5))  # a replay: its order may differ
+    with pytest.raises(FencedError):
+        app.write(7, rows(0, 11))
+    app.write(7, rows(0, 11), onReplayMismatch="skip")
+    with caplog.at_level(logging.WARNING, "spark_connector"):
+        app.write(6, rows(30, 40))
+    assert "version=6 newest=7 rows=10" in caplog.text
+    app.write(8, rows(20, 30))
+    Versions(cluster, f"another app of {log.group}", log.group).write(8, rows(20, 30))
+    assert shown(log) == [*bodies(10, 20), *bodies(0, 10), *bodies(20, 30), *bodies(20, 30)]
+
+
+@pytest.mark.integration
+def test_replay_of_version_finishes_remaining_groups(cluster: LocalCluster, log: Client, target: Client) -> None:
+    """The driver crashed between the commits of two groups."""
+    app = f"app of {log.group}"
+    rows_of = {client: pa.record_batch({"body": [b"x"], "group": [client.group]}) for client in (log, target)}
+    Versions(cluster, app, None).write(3, rows_of[log])
+    Versions(cluster, app, None).write(3, rows_of[log], rows_of[target])
+    Versions(cluster, app, None).write(3, rows_of[target], rows_of[log])
+    assert (shown(log), shown(target)) == ([b"x"], [b"x"])
 
 
 @pytest.mark.integration

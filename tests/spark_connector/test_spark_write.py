@@ -12,16 +12,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql.functions import col
 from pyspark.taskcontext import TaskContext
 
+from dledger_core import Client
 from dledger_core.rocketmq import decode_messages
 from tests.spark_connector.engine import read_all
 from tests.support.soon import soon
+from tests.test_guides import blocks
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 WAIT_S = 200.0
+GUIDE = Path(__file__).resolve().parents[2] / "spark_connector" / "README.md"
 
 
 def sink(writer: Any, cluster: Any, log: Any, **options: Any) -> Any:
@@ -47,6 +50,13 @@ def put_lines(directory: Path, name: str, start: int, end: int) -> list[bytes]:
     lines = [f"line-{number:0200}" for number in range(start, end)]
     (directory / "in" / name).write_text("\n".join(lines) + "\n")
     return [line.encode() for line in lines]
+
+
+def forget_newest_commit(checkpoint: Path) -> None:
+    """Let the next run replay the newest micro-batch, as after a crash."""
+    newest = max((checkpoint / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+    newest.unlink()
+    (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
 
 
 def partition_and_attempt() -> tuple[int, int]:
@@ -97,12 +107,56 @@ def test_shuffled_task_retry_and_replayed_batch_write_each_row_once(
     assert (tmp_path / "failed").exists()
     assert Counter(read_all(log)) == Counter(expected)
     assert len(read_all(log, isolation="read_uncommitted")) > len(expected)
-    newest = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
-    newest.unlink()
-    (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+    forget_newest_commit(tmp_path / "checkpoint")
     expected += put_lines(tmp_path, "b", 2000, 2100)
     stream_lines(dledger, cluster, log, tmp_path)
     assert Counter(read_all(log)) == Counter(expected)
+
+
+def test_foreach_batch_of_guide_writes_each_row_once(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
+    (code,) = blocks(GUIDE.read_text(), "Writing")[-1:]
+    expected = put_lines(tmp_path, "a", 0, 20)
+    lines = dledger.readStream.format("text").load(str(tmp_path / "in"))
+    names = {
+        "peers": cluster.peers,
+        "stream": lines.selectExpr("value AS body", f"'{log.group}' AS group"),
+        "checkpoint": str(tmp_path / "checkpoint"),
+    }
+
+    def run() -> None:
+        exec(code, names)
+        query: Any = names["query"]
+        query.processAllAvailable()
+        query.stop()
+
+    run()
+    forget_newest_commit(tmp_path / "checkpoint")
+    expected += put_lines(tmp_path, "b", 20, 30)
+    run()
+    assert Counter(read_all(log)) == Counter(expected)
+
+
+def test_failed_batch_write_does_not_block_readers(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
+    """One task fails at once, and the driver aborts; the other one appends afterwards."""
+    peers, group, late = cluster.peers, log.group, tmp_path / "late"
+
+    def waiting(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if None not in batch.column("body").to_pylist():
+                with Client(peers, group) as client:
+                    until = time.monotonic() + 1.5  # Spark ends the worker of a cancelled task after two seconds
+                    while time.monotonic() < until and not client.describe("producers").num_rows:
+                        time.sleep(0.05)
+                late.touch()
+            yield batch
+
+    rows = dledger.sql("SELECT CAST(NULL AS STRING) AS body UNION ALL SELECT 'x'").mapInArrow(waiting, "body string")
+    with pytest.raises(PythonException, match="DLEDGER_SCHEMA"):
+        sink(rows.write, cluster, log).mode("append").save()
+    soon(late.exists, WAIT_S, every_s=0.05)
+    for _ in range(2):
+        sink(dledger.sql("SELECT 'after' AS body").write, cluster, log).mode("append").save()
+    assert read_all(log) == [b"after"] * 2
 
 
 def test_copied_checkpoint_is_fenced(dledger: Any, cluster: Any, log: Any, target: Any, tmp_path: Path) -> None:
