@@ -323,7 +323,7 @@ def _json(view: View) -> dict[str, Any]:
     if survey is not None:
         shown |= {"entries": survey.entries, "sampled": survey.sampled, "messages": survey.messages}
         shown |= {"since": survey.since, "until": survey.until}
-        shown |= {"topics": _topics(survey), "last": _last(survey)}
+        shown |= {"topics": _topics(survey), "last": _last(survey), "hidden": survey.hidden}
     skipped = [{"path": str(each.path), "reason": each.part.value} for each in view.skipped]
     shown |= {"terms": view.terms, "nodes": view.nodes, "damage": view.damage, "next": view.next}
     return shown | {"skipped": skipped}
@@ -340,6 +340,8 @@ def _show(view: View) -> None:
         facts["messages"] = "none: bodies are plain" if not survey.messages else f"{survey.messages:,} in the sample"
         if survey.complete and survey.messages:
             facts["messages"] = survey.messages
+        if survey.hidden:
+            facts["hidden"] = ", ".join(f"{count:,} {reason}" for reason, count in survey.hidden.items())
     if view.terms:
         newest = view.terms[-_TERMS_SHOWN:]
         shown = ", ".join(f"{each['term']} from {each['first_index']}" for each in newest)

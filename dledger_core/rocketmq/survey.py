@@ -16,16 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.errors import DLedgerError
-from dledger_core.record import READ_SCHEMA
+from dledger_core.record import MAGIC_DATA, READ_SCHEMA
 from dledger_core.rocketmq.message.decode import decode_messages
 from dledger_core.rocketmq.message.layout import MESSAGE_SCHEMA
 from dledger_core.rocketmq.store.consume_queue import queue_ends
 from dledger_core.rocketmq.store.directory import Damaged, Deleted, LogDirectory, Span
+from dledger_core.storage import StoreReader
 
 SAMPLE_ENTRIES: Final = 16_384
 """Entries that are read of a larger log; a smaller one is read as a whole."""
 WINDOWS: Final = 32
 LAST: Final = 5
+_LAST_SEARCHED: Final = 64
 _WINDOW_BYTES: Final = 1 << 20
 _KEYS_SHOWN: Final = 3
 _KEY_INDEX_HEADER: Final = struct.Struct(">qqqqii")
@@ -60,9 +62,10 @@ class Survey:
         since: earliest time: of the append, or of the message's storing; None if unknown.
         until: latest time.
         last: the last entries, with the columns of LAST_SCHEMA.
+        hidden: entries of the log that ``read_committed`` hides, by ``Hidden``; neither counted nor in ``last``.
         damage: ranges that could not be read.
         deleted: ranges that retention deleted before they were read.
-        complete: whether the log was read as a whole; its control entries may be hidden.
+        complete: whether the log was read as a whole.
     """
 
     entries: int = 0
@@ -75,6 +78,7 @@ class Survey:
     since: datetime | None = None
     until: datetime | None = None
     last: list[dict[str, Any]] = field(default_factory=list)
+    hidden: dict[str, int] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     complete: bool = True
@@ -150,32 +154,68 @@ def sample_positions(opened: LogDirectory) -> list[tuple[int, int]]:
     return [*((start, start + _WINDOW_BYTES) for start in starts), (last, files[-1].end)]
 
 
-def survey_log(read: Read, first: int, end: int, survey: Survey | None = None) -> Survey:
+def survey_log(
+    read: Read, first: int, end: int, survey: Survey | None = None, *, shown_end: int | None = None
+) -> Survey:
     """Return a survey of the entries [first, end).
 
     Args:
-        read: yields the entries of a range, and the damage in it.
+        read: yields the entries of a range that ``read_committed`` shows, and the damage in it.
         first: first index.
         end: end (exclusive).
         survey: of the entries before them.
+        shown_end: end (exclusive) of the entries that ``read_committed`` shows; None = ``end``.
     """
     survey = survey or Survey()
     survey.entries += end - first
     ranges = sample_ranges(first, end)
     survey.complete &= sum(stop - start for start, stop in ranges) == end - first
+    before = 0
     for start, stop in ranges:
+        before = survey.sampled
         survey.take(read(start, stop))
+    if len(ranges) > 1 and survey.sampled - before < LAST:
+        survey.last = _last(read, first, end if shown_end is None else shown_end)
     return survey
+
+
+def _last(read: Read, first: int, end: int) -> list[dict[str, Any]]:
+    """Return the last entries before ``end``; the entries at its end may be hidden."""
+    start = end
+    while True:
+        start = max(first, start - max(_LAST_SEARCHED, end - start))
+        found = Survey()
+        found.take(read(start, end))
+        if len(found.last) == LAST or start == first:
+            return found.last
 
 
 def survey_directory(opened: LogDirectory) -> Survey:
     """Return a survey of a classic CommitLog and of the log after it."""
     survey = _survey_commitlog(opened) if opened.classic else Survey()
     if opened.log is not None:
-        survey_log(lambda at, stop: opened.batches(Span((0, 0), (at, stop))), *opened.indexes, survey)
+        _survey_store(opened, opened.log, survey)
         survey.entries -= sum(gap.end - gap.start for gap in opened.log.gaps)
     survey.damage += [text for gap in opened.gaps if (text := str(gap)) not in survey.damage]
     return survey
+
+
+def _survey_store(opened: LogDirectory, log: StoreReader, survey: Survey) -> None:
+    """Add the entries of a store; hidden ones are read too, for their damage."""
+    (first, end), committed_end, shown = opened.indexes, log.committed_end(), opened.shown
+
+    def read(start: int, stop: int) -> Iterator[pa.RecordBatch | Damaged | Deleted]:
+        for found in opened.batches(Span((0, 0), (start, stop))):
+            if isinstance(found, Damaged | Deleted):
+                yield found
+                continue
+            indexes, is_data = np.asarray(found.column("index")), np.asarray(found.column("magic")) == MAGIC_DATA
+            yield found.filter(pc.is_null(pa.array(shown.hidden(indexes, is_data, committed_end), pa.string())))
+
+    aborted = sum(min(high, end) - max(low, first) for low, high in shown.orphaned(first, end))
+    counts = {"aborted": aborted, "open": committed_end - shown.end, "uncommitted": end - committed_end}
+    survey.hidden = {name: int(count) for name, count in counts.items() if count > 0}
+    survey_log(read, first, end, survey, shown_end=shown.end)
 
 
 def _survey_commitlog(opened: LogDirectory) -> Survey:
@@ -253,10 +293,15 @@ def key_index(directory: Path) -> KeyIndex | None:
 
 
 def end_problems(opened: LogDirectory) -> list[str]:
-    """Return a sentence for each problem between a CommitLog and the log after it, and after the last entry."""
-    gap = [] if opened.gap is None else [str(opened.gap)]
+    """Return a sentence for each problem between a CommitLog and the log after it, and after the last entry.
+
+    Also if nothing is known about the outcome of transactions.
+    """
+    found = [] if opened.gap is None else [str(opened.gap)]
+    if opened.unknown_outcomes is not None:
+        found.append(f"entries of aborted and open transactions are shown: {opened.unknown_outcomes}")
     try:
         note = opened.check_end()
     except DLedgerError as error:
-        return [*gap, str(error)]
-    return [*gap, note] if note else gap
+        return [*found, str(error)]
+    return [*found, note] if note else found

@@ -47,7 +47,7 @@ class Source:
         first_index: of the log; 0 of a CommitLog.
         end: end (exclusive) of its indexes; 0 of a CommitLog.
         nbytes: size of its files.
-        read: yields the entries of an index range, and the damage between them.
+        read: yields the entries of an index range that ``read_committed`` shows, and the damage between them.
         nodes: of a group, a row per node.
         directory: the opened directory; None for a group.
     """
@@ -72,9 +72,9 @@ class Source:
             yield from self.directory.batches(Span((start, end), (0, 0)))
 
     def everything(self) -> Iterator[pa.RecordBatch | Damaged | Deleted]:
-        """Yield all entries, and the damage between them."""
+        """Yield all entries that ``read_committed`` shows, and the damage between them."""
         if self.directory is not None:
-            yield from self.directory.batches()
+            yield from self.directory.batches(shown=self.directory.shown)
         else:
             yield from self.read(self.first_index, self.end)
 
@@ -135,7 +135,7 @@ def _directory(opened: LogDirectory) -> Source:
         first,
         end,
         size,
-        lambda start, stop: opened.batches(Span((0, 0), (start, stop))),
+        lambda start, stop: opened.batches(Span((0, 0), (start, stop)), shown=opened.shown),
         directory=opened,
     )
 

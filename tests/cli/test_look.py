@@ -13,6 +13,7 @@ from dledger_core.storage import CommitLog
 from tests.cli.command import error_of, result_of, rows_of, run
 from tests.rocketmq.convert.stores import flip, overwrite, place_of, snapshot, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract, messages
+from tests.spark_connector.store_writer import StoreWriter
 from tests.support.logs import append
 
 
@@ -179,3 +180,30 @@ def test_look_shows_a_running_group(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "running group" in shown
         assert "sample" not in shown
         assert f"next: dledger tail --peers {cluster.peers}" in shown
+
+
+@pytest.mark.parametrize("hidden", [3, 2 * SAMPLE_ENTRIES])
+def test_look_shows_last_entries_that_read_committed_shows(tmp_path: Path, hidden: int) -> None:
+    with StoreWriter(tmp_path, segment_bytes=1 << 22) as store:
+        store.append_numbers(7)
+        store.append_attempt(hidden, batch=0)
+        store.append([], entry={"k": "abort", "q": "q", "b": 0, "r": "r1"})
+        shown = store.end
+        store.append_numbers(2)
+        store.append_attempt(hidden, batch=1)
+        end = store.end
+    found = result_of("look", store.path)
+    assert [row["index"] for row in found["last"]] == [4, 5, 6, shown, shown + 1]
+    assert (found["entries"], found["hidden"]) == (end, {"aborted": hidden, "open": hidden + 1})
+    assert "aborted" in run("look", store.path).stdout
+
+
+def test_look_names_control_entry_that_leaves_transactions_unknown(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as store:
+        store.append_attempt(3, batch=0)
+        store.append([], entry={"k": "abort", "q": "q", "b": 0, "r": "r1"})
+    file, offset = place_of(store.path, 4)
+    flip(file, offset + 60)
+    found = result_of("look", store.path, code=1)
+    assert [row["index"] for row in found["last"]] == [1, 2, 3]
+    assert any("transactions" in text for text in found["damage"])

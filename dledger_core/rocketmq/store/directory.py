@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import CorruptRecordError, StoreMismatchError
+from dledger_core.ids import Index
 from dledger_core.record import MAGIC_DATA, RECORD_SCHEMA, Records, inside, segment_name, to_arrow
 from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.message.columns import binary_column
@@ -257,6 +259,22 @@ class LogDirectory:
                     batch = batch.filter(pa.array(keep))
                 yield batch
             low, high, skip = (high, high, []) if shown is None else shown.span(high, end)
+
+    @cached_property
+    def unknown_outcomes(self) -> CorruptRecordError | None:
+        """The damage because of which the outcomes of transactions are unknown; None = they are known."""
+        try:
+            _ = None if self.log is None else self.log.visibility()
+        except CorruptRecordError as error:
+            return error
+        return None
+
+    @cached_property
+    def shown(self) -> Visibility:
+        """The entries of the log that ``read_committed`` shows; all committed ones if outcomes are unknown."""
+        if self.log is None:
+            return Visibility(Index(0))
+        return self.log.shown("read_committed" if self.unknown_outcomes is None else "read_uncommitted")
 
     def hidden(self, batch: pa.RecordBatch) -> pa.StringArray:
         """Return for each entry why ``read_committed`` hides it; null for those that it shows.
