@@ -552,10 +552,14 @@ class StoreReader:
 
     def has_grown(self) -> bool:
         """Whether a complete record follows now: a broker may be running, and it writes data before the index."""
+        return self._follows(self.position_end, self.last_index + 1)
+
+    def _follows(self, position: int, index: int) -> bool:
         now = Segments.load(self._files, self._layout.data, self._reader.data.segment_bytes, gaps=True)
-        end = ScanCursor(self.position_end, self.last_index + 1, self._reader.term_at(self.last_index))
+        term = self._reader.term_at(self.last_index) if self.last_index >= self.first_index else 0
+        scanner = Scanner(now, self._disk_index, self._origin.rules, ScanCursor(position, index, term))
         try:
-            return next(Scanner(now, self._disk_index, self._origin.rules, end).blocks(), None) is not None
+            return any(complete_end(block.records) is not None for block in scanner.blocks())
         finally:
             now.close()
 
@@ -874,6 +878,9 @@ class StoreReader:
             term = self._reader.term_at(self.last_index) if self.last_index >= self.first_index else 0
         more = start_findings(self._files, self._layout, meta, last_index=report.last_index, last_term=term)
         found = [*more, *map(self._with_gap, report.findings)]
+        for each in [each for each in found if each.kind in ("TORN_TAIL", "CORRUPT") and each.start > self.last_index]:
+            if self._follows(each.position, each.start):  # a node or broker wrote it meanwhile
+                found.remove(each)
         if self.missing is not None:  # more than a torn write: the index was written after the data
             found = [*(each for each in found if each.kind != "TORN_TAIL"), self._missing_finding(self.missing)]
         return replace(report, findings=tuple(found))
