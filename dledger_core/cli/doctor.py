@@ -32,7 +32,7 @@ from dledger_core.client.verdict import GroupHealth, ask_health, reasons_of, sur
 from dledger_core.config import LIMITS, Peer, format_peers, parse_peers
 from dledger_core.connect import Client
 from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
-from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
+from dledger_core.errors import ConfigError, DLedgerError, UnauthenticatedError, UnknownGroupError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.raft import even_group_warning
 from dledger_core.server.config import ServerConfig
@@ -279,6 +279,7 @@ def _reachable(peer: Peer, access: Access) -> Check:
         is_node = "state" in refused.values
         if refused.values.get("state") == "waiting":  # the check of its group says how it is admitted
             return Check(what, "note", f"{peer.address} responds, and waits: its store is empty")
+        is_node |= isinstance(refused, UnauthenticatedError)
         remedy = refused.remedy if is_node else "check host and port: the program that listens there is not a node"
         return Check(what, "wrong", f"{peer.address}: {refused.what}", remedy)
     return Check(what, "ok", f"{peer.address} responds")

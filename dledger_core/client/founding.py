@@ -15,7 +15,13 @@ from typing import Any, Final, TypeVar
 from dledger_core import founding
 from dledger_core.client.routing.channel import ChannelPool
 from dledger_core.config import Peer
-from dledger_core.errors import DLedgerError, FoundingRefusedError, ProtocolError, UnreachableError
+from dledger_core.errors import (
+    DLedgerError,
+    FoundingRefusedError,
+    ProtocolError,
+    UnauthenticatedError,
+    UnreachableError,
+)
 from dledger_core.founding import (
     Complete,
     Decision,
@@ -129,7 +135,10 @@ def _sorted_out(results: Mapping[NodeId, _T | DLedgerError]) -> tuple[dict[NodeI
     return {node: result for node, result in results.items() if not isinstance(result, DLedgerError)}, failures
 
 
-def _unreachable(failures: Mapping[NodeId, DLedgerError]) -> UnreachableError:
+def _unreachable(failures: Mapping[NodeId, DLedgerError]) -> DLedgerError:
+    refused = next((error for error in failures.values() if isinstance(error, UnauthenticatedError)), None)
+    if refused is not None:
+        return refused
     return UnreachableError(
         f"not all nodes answer: {', '.join(failures)}",
         "; ".join(f"{node}: {error}" for node, error in failures.items()),

@@ -46,7 +46,7 @@ from dledger_core.net.protocol import (
     Type,
 )
 from dledger_core.net.room import Room, RoomLimits, source_of
-from dledger_core.net.tls import PeerCertificate, handshake_error
+from dledger_core.net.tls import PeerCertificate, handshake_error, speaks_tls
 from dledger_core.net.tls_listener import HandshakeLimits, TlsListener
 from dledger_core.net.unencrypted import Unencrypted
 
@@ -60,6 +60,8 @@ CLOSE_TIMEOUT_S: Final = 5.0
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds, seconds and count: an idle connection to a lost machine ends after half a minute."""
 _TLS_HANDSHAKE: Final = 0x16
+_TRIAL_S: Final = 1.0
+"""Time to find out whether a port that closes connections speaks TLS."""
 _FOREIGN: Final = (0, 1)
 _BACKLOG: Final = 1024
 
@@ -493,7 +495,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._other is not None:
             self._other.connection_lost(exc)
         if not self.accepted.done():
-            self.accepted.set_exception(error or UnreachableError("the connection closed during hello"))
+            self.accepted.set_exception(error or _ClosedEarlyError("the connection closed during hello"))
             self.accepted.exception()  # marks it as retrieved: on a listening side no caller awaits it
         elif self._handler is not None:
             self._handler.on_close(self, error)
@@ -655,6 +657,60 @@ async def connect(
         UnauthenticatedError: one side does not accept the certificate or the token of the other one.
         DLedgerError: the other side's response to hello.
     """
+    try:
+        return await _open(host, port, hello, handler, timeout_s=timeout_s, credentials=credentials, identity=identity)
+    except _ClosedEarlyError as error:
+        if (reason := await _mismatch(host, port, hello, credentials)) is not None:
+            raise UnauthenticatedError(reason[0], f"{host}:{port}", reason[1]) from None
+        raise UnreachableError(*error.args) from None
+
+
+async def _mismatch(host: str, port: int, hello: Hello, credentials: Credentials) -> tuple[str, str] | None:
+    """Return the problem and its remedy if one side of a closed connection speaks TLS and the other one does not.
+
+    Neither trial sends a token.
+    """
+    is_node = hello.role == "peer"
+    if credentials.context() is None:
+        if not await speaks_tls(host, port, _TRIAL_S):
+            return None
+        node = "give this node --tls-cert, --tls-key, --peer-ca and --tokens"
+        client = "give --tls-ca, and --token-file or --tls-cert"
+        return "the port speaks TLS, this side does not", node if is_node else client
+    try:
+        trial = await _open(host, port, Hello(), _Deaf(), timeout_s=_TRIAL_S, credentials=PLAINTEXT, identity=None)
+    except DLedgerError:
+        return None
+    trial.close()
+    node = "start it with --tls-cert, --tls-key, --peer-ca and --tokens"
+    remedy = node if is_node else f"{node}; on a network that you trust, leave out --tls-ca and the token"
+    return "the port does not speak TLS, this side does", remedy
+
+
+class _ClosedEarlyError(UnreachableError):
+    """The other side closed the connection before hello was complete."""
+
+
+class _Deaf:
+    """The handler of a connection that is closed at once."""
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """Ignore a frame."""
+
+    def on_close(self, connection: Connection, error: Exception | None) -> None:
+        """Ignore the end."""
+
+
+async def _open(
+    host: str,
+    port: int,
+    hello: Hello,
+    handler: Handler,
+    *,
+    timeout_s: float,
+    credentials: Credentials,
+    identity: str | None,
+) -> Connection:
     loop = asyncio.get_running_loop()
     address = f"{host}:{port}"
     connection: Connection | None = None
@@ -679,11 +735,13 @@ async def connect(
     except ssl.SSLError as error:
         if not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             raise handshake_error(error, address) from None
-        raise UnreachableError("cannot connect: the node closed the connection", address, "retry") from None
+        raise _ClosedEarlyError("cannot connect: the node closed the connection", address, "retry") from None
     except (OSError, TimeoutError, UnicodeError) as error:  # a UnicodeError: not a host name
         reason = "no response in time" if isinstance(error, TimeoutError) else str(error)
         remedy = "check that the node runs and that the address is right"
-        raise UnreachableError(f"cannot connect: {reason}", address, remedy) from None
+        is_closed = isinstance(error, ConnectionResetError | ConnectionAbortedError)
+        kind = _ClosedEarlyError if is_closed else UnreachableError
+        raise kind(f"cannot connect: {reason}", address, remedy) from None
     finally:
         # Also if the caller was cancelled after hello was accepted: no other code has the connection.
         if connection is not None and not delivered:

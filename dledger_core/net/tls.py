@@ -7,6 +7,7 @@ is the name of a principal.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -149,6 +150,20 @@ def _identity(fields: Mapping[str, Any]) -> str:
     if not named:
         named = [value for part in fields.get("subject", ()) for name, value in part if name == "commonName"]
     return str(named[0]) if len(named) == 1 else ""
+
+
+async def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
+    """Whether a port completes a TLS handshake; nothing is sent on the connection."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # no data follows, so it does not matter whose certificate it is
+    try:
+        async with asyncio.timeout(timeout_s):
+            transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, host, port, ssl=context)
+    except (OSError, TimeoutError):
+        return False
+    transport.abort()
+    return True
 
 
 def handshake_error(error: ssl.SSLError, address: str) -> UnauthenticatedError:

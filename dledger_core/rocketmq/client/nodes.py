@@ -11,7 +11,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Final, TypeVar, cast
 
-from dledger_core.client.routing.channel import ClosedError, Unanswered, as_responded
+from dledger_core.client.routing.channel import ClosedError, ConnectionLostError, Unanswered, as_responded
 from dledger_core.client.routing.outcomes import NOTHING, Effect
 from dledger_core.client.routing.retry import LEADER_FAILED, Deadline, Retry, Timeouts
 from dledger_core.config import Peer
@@ -24,6 +24,7 @@ from dledger_core.errors import (
     UnknownGroupError,
     UnreachableError,
 )
+from dledger_core.net.tls import speaks_tls
 from dledger_core.rocketmq.remoting.codes import rejects_base64
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
 from dledger_core.rocketmq.remoting.messages import (
@@ -286,6 +287,12 @@ class JavaNodes:
         request = MetadataRequest(group=self.group, remote_id=node_id)
         try:
             return await self.ask(request, MetadataResponse, ASK_TIMEOUT_S)
+        except ConnectionLostError as error:
+            peer = self.peers[node_id]
+            if not await speaks_tls(peer.host, peer.port, ASK_TIMEOUT_S):
+                return error
+            remedy = "use --protocol dledger with --tls-ca and --token-file, or a port without TLS"
+            return BadRequestError("the port speaks TLS, the protocol dledger-java does not", peer.address, remedy)
         except DLedgerError as error:
             return error
 

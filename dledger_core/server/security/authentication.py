@@ -140,7 +140,11 @@ class Authentication:
         if hello.token:
             principal = self.principals.of_token(hello.token)
             if principal is None:
-                raise _refused("the token is not valid", connection, "check --token-file, or add the token's digest")
+                raise _refused(
+                    "the token is not valid",
+                    connection,
+                    "check --token-file; 'dledger tls token' makes a token and the lines for the file of --tokens",
+                )
             return Grant(principal.name, token_digest(hello.token))
         if certificate is not None:
             if self.principals.named(certificate.identity) is None:
