@@ -115,7 +115,7 @@ _EXAMPLES = """Examples:
 @verbose_option
 @dry_run_option
 def command(**given: Any) -> Outcome:
-    """Compare the replicas of a log and report where they differ."""
+    """Compare the replicas of a log and report where they differ; all stored entries, visible to readers or not."""
     check_versions()
     options = Options.parse(given)
     _check(options)

@@ -144,6 +144,9 @@ def command(**options: Any) -> Outcome:
     first entry on, in a native log. If a broker assigned an offset twice, BROKER_SERVES marks the message that it
     serves, and REBUILD_SLOT is null for those that RocketMQ's own rebuild leaves out.
 
+    A store is read to its last entry, committed or not, as a broker does; --until committed ends at its recorded commit
+    index. Entries of aborted and open transactions and of losing attempts are left out.
+
     Exit code 1 if a queue has holes or a slot with two messages, if a broker's log has other bodies or lost its end, if
     a message does not match its CRC, or if --compare finds a difference.
     """

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dledger_core.cli.entry_table import table_width
 from dledger_core.cli.help import command, examples, option
@@ -77,11 +76,11 @@ def topics(target: str | None, group: str, by_queue: bool, access: Access, outpu
 
 def _shown(opened: LogDirectory, damage: list[str]) -> Iterable[pa.RecordBatch]:
     """Yield the entries that ``read_committed`` shows, and note the ranges that cannot be read."""
-    for found in opened.batches():
+    for found in opened.batches(shown=opened.shown):
         if isinstance(found, Damaged | Deleted):
             damage.append(str(found))
         else:
-            yield found.filter(pc.is_null(opened.hidden(found)))
+            yield found
 
 
 def _queues(statistics: QueueStatistics, *, with_offsets: bool) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from dledger_core.storage import Coverage, Remark
 @opaque_option
 @click.argument("stores", nargs=-1, required=True, type=EXISTING_DIRECTORY)
 def verify(output: Format, opaque: bool, stores: tuple[Path, ...]) -> int:
-    """Check every record of stores, and the RocketMQ messages in them.
+    """Check every record of stores, and the RocketMQ messages in them, committed or not.
 
     A directory is a store, a classic CommitLog, a broker's directory with one or both, or it contains several stores.
 
