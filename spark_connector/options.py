@@ -116,6 +116,13 @@ def _offsets(text: str) -> StartSpec:
     return {check_group_name(group): _index(group, index) for group, index in sorted(parsed.items())}
 
 
+def _recorded(text: str) -> StreamOffset | None:
+    """Return the offset in a valid ``startingOffsets`` if it is one of a Spark checkpoint, which knows its logs."""
+    text = text.strip()
+    text = _file(text[1:]) if text.startswith("@") else text
+    return StreamOffset.from_text(text)
+
+
 def _file(path: str) -> str:
     """Return the content of a file; of a micro-batch file in a Spark checkpoint the offset of this source."""
     try:
@@ -191,7 +198,7 @@ Lowered = _of_text(str.lower)
 
 
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
-_INTERNAL: Final = frozenset({"columns", "default_group"})
+_INTERNAL: Final = frozenset({"columns", "default_group", "recorded_start"})
 """Fields without an option."""
 _IDEMPOTENT: Final = ("txn_app_id", "txn_version")
 _WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes", "first_batch_id", "on_replay_mismatch", *_IDEMPOTENT})
@@ -276,6 +283,7 @@ class DLedgerOptions(BaseModel):
         client_config: TOML file with options that are not given: see ``ClientConfig``. Only the driver reads it.
         default_group: without ``group``, where the column ``group`` does not exist; not an option.
         columns: the columns of a user-given schema; None = all; not an option.
+        recorded_start: ``starting_offsets`` with the identity of the logs, if it is from a Spark checkpoint.
     """
 
     model_config = ConfigDict(
@@ -334,6 +342,7 @@ class DLedgerOptions(BaseModel):
     client_config: Text | None = Field(None, validation_alias="client.config", examples=["/etc/dledger/client.toml"])
     default_group: Group = "default"
     columns: tuple[str, ...] | None = None
+    recorded_start: StreamOffset | None = None
 
     @property
     def tls(self) -> TlsOptions | None:
@@ -378,7 +387,8 @@ class DLedgerOptions(BaseModel):
         if least is not None and most is not None and least > most:
             raise OptionError(f"minOffsetsPerTrigger {least} is above maxOffsetsPerTrigger {most}", "", "lower it")
         _reject(parsed, parsed.model_fields_set - _OF_TABLES if parsed.table else (), f"with table={parsed.table}")
-        return parsed
+        start = next((value for name, value in options.items() if name.lower() == "startingoffsets"), "")
+        return parsed.model_copy(update={"recorded_start": _recorded(start)})
 
     @classmethod
     def for_writing(cls, options: Mapping[str, str], *, stream: bool = False) -> DLedgerOptions:

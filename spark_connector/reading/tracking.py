@@ -186,8 +186,21 @@ class Tracker:
         options = self._options
         starts = self.resolve(options.starting_offsets or default, bounds, absent)
         if options.starting_timestamp is None:
-            return starts
+            return starts | self._recorded_starts(bounds)
         return self.resolve_time(options.starting_timestamp, bounds, starts, options.starting_strategy)
+
+    def _recorded_starts(self, bounds: Mapping[str, LogRange]) -> dict[str, int]:
+        """Return the start of each group whose log the option knows, as an offset of a Spark checkpoint does.
+
+        Raises:
+            DataLossError: the group has another log now, and ``failOnDataLoss`` is set.
+        """
+        recorded = self._options.recorded_start.groups if self._options.recorded_start is not None else {}
+        return {
+            group: self._checked(group, recorded[group], bounds[group]).next
+            for group in self.groups
+            if group in recorded
+        }
 
     def ends(self, bounds: Mapping[str, LogRange]) -> dict[str, int]:
         """Return the end of a batch read of each group by the options; a time after the last entry selects the end."""

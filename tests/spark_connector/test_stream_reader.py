@@ -372,6 +372,25 @@ def test_checkpoint_of_another_log_is_error_or_counted_warning(
         assert error.name in caplog.text
 
 
+def test_offset_of_another_log_is_no_start_unless_loss_is_accepted(tmp_path: Path) -> None:
+    file = tmp_path / "offset"
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(10)
+        file.write_text(json.dumps(consumed(store)))
+        assert read_batch(make_batch_reader(store, startingOffsets=f"@{file}")) == []
+        store.append_numbers(2)
+        assert read_batch(make_batch_reader(store, startingOffsets=f"@{file}")) == [10, 11]
+    with other_store(tmp_path, bodies=15, uuid="log-2") as store:
+        for start in (f"@{file}", file.read_text()):
+            with pytest.raises(LogRecreatedError):
+                make_batch_reader(store, startingOffsets=start).partitions()
+            with pytest.raises(LogRecreatedError):
+                make_reader(store, startingOffsets=start).initialOffset()
+            tolerant = {"startingOffsets": start, "failOnDataLoss": "false"}
+            assert read_batch(make_batch_reader(store, **tolerant)) == list(range(15))
+            assert next_of(make_reader(store, **tolerant).initialOffset()) == 0
+
+
 @pytest.mark.parametrize("bodies", [4, 30])
 def test_recreated_log_is_read_from_first_entry_in_bounded_batches(tmp_path: Path, bodies: int) -> None:
     with StoreWriter(tmp_path) as store:
