@@ -29,10 +29,10 @@ from pydantic import AfterValidator, BeforeValidator
 
 from dledger_core import ConfigError, parse_groups
 from dledger_core.cli import examples, stop_requests
-from spark_connector import LagReport, lag_reports, register
+from spark_connector import LagReport, lag_reports, planned_offset, register
 from spark_connector.columns import schema_for
 from spark_connector.monitoring.outputs import parse_target
-from spark_connector.options import DLedgerOptions
+from spark_connector.options import LATEST, DLedgerOptions
 from spark_connector.reading.tracking import Tracker
 
 from ._cli import (
@@ -48,6 +48,7 @@ from ._cli import (
 )
 from ._directories import check_apart, check_checkpoint, check_file, check_table
 from ._session import AVAILABLE_NOW, check_resume, check_versions, follow, parse_trigger, spark_session
+from ._table_history import TableHistory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -245,15 +246,19 @@ def command(**given: Any) -> Outcome:
     """Stream logs into a Delta table, each entry exactly once."""
     check_versions()
     options = IngestOptions.parse(given)
-    available = _check(options)
+    available, starts = _check(options)
     if options.dry_run:
         return Outcome({"status": "ok", "dry_run": True, "available": available, "table": options.table})
     with spark_session("dledger-ingest", verbose=options.verbose) as spark, stop_requests() as stop:
-        return _run(spark, options, stop)
+        return _run(spark, options, starts, stop)
 
 
-def _check(options: IngestOptions) -> dict[str, dict[str, int]]:
-    """Check options and reachability before a JVM starts; return the readable range of each group."""
+def _check(options: IngestOptions) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+    """Check options and reachability before a JVM starts.
+
+    Returns:
+        Per group the readable range; and the first index of each group that the checkpoint does not have.
+    """
     check_apart({"--table": options.table, "--checkpoint": options.checkpoint, "--lag-table": options.lag_table})
     target = None if options.lag_prometheus is None else parse_target(options.lag_prometheus, insecure=options.insecure)
     if isinstance(target, str):
@@ -265,16 +270,21 @@ def _check(options: IngestOptions) -> dict[str, dict[str, int]]:
     tracker = Tracker(DLedgerOptions.for_reading(source))
     bounds = tracker.bounds()
     check_resume(options.checkpoint, tracker)
-    return {group: {"start": view.first_index, "end": view.end} for group, view in sorted(bounds.items())}
+    available = {group: {"start": view.first_index, "end": view.end} for group, view in sorted(bounds.items())}
+    known = planned_offset(options.checkpoint)
+    if known is None:
+        return available, tracker.starts(bounds, "latest", LATEST)
+    return available, {group: view.first_index for group, view in bounds.items() if group not in known.groups}
 
 
-def _run(spark: SparkSession, options: IngestOptions, stop: threading.Event) -> Outcome:
+def _run(spark: SparkSession, options: IngestOptions, starts: dict[str, int], stop: threading.Event) -> Outcome:
     from pyspark.errors import StreamingQueryException
 
     from spark_connector import monitor
 
     register(spark)
     _check_columns(spark, options)
+    TableHistory(spark, options.table, options.checkpoint).check(options.groups, starts)
     began = time.monotonic()
     totals, outcome = _Totals(), Outcome({"exit_reason": "available data read"})
     with ExitStack() as stack:

@@ -53,6 +53,7 @@ from ._rebuild.table import Table, TableStream, kept_in
 from ._rebuild.units import DAMAGED, DAMAGED_MESSAGE, IMPOSSIBLE, PENDING, STRANGE
 from ._report.drill_down import Fields
 from ._session import check_versions, run_stoppable, spark_session
+from ._table_history import TableHistory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -180,6 +181,8 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
     began, expected = datetime.now(UTC), dict[Slot, Fields]()
     table = Table(spark, plan.table)
     table.check(kept=plan.checkpoint is not None)
+    if plan.checkpoint is not None:
+        TableHistory(spark, plan.table, plan.checkpoint).check_appends()
     stream, stopping = TableStream(spark, plan), Event()
     for group, (start, end) in plan.ranges.items():
         progress(f"reading group {group}: entries {start} to {end}, {len(plan.classic)} classic files")

@@ -8,6 +8,7 @@ Spark keeps only the text of a Python error, so the code leads the message, as S
     DLEDGER_CHECKPOINT                   an offset that this version cannot read
     DLEDGER_DECODE                       a body is not a message, and onDecodeError=fail
     DLEDGER_PIN                          a node refuses to keep planned entries, and onPinFailure=fail
+    DLEDGER_TABLE                        a Delta table and the Spark checkpoint of its query do not belong together
     DLEDGER_DATA_LOSS.RETENTION          entries were deleted before the query read them
     DLEDGER_DATA_LOSS.LOG_RECREATED      the log identity differs from the one in the checkpoint
     DLEDGER_DATA_LOSS.TERM_MISMATCH      the last entry that the query consumed was replaced
@@ -39,6 +40,7 @@ __all__ = [
     "RetentionError",
     "SchemaError",
     "SparkVersionError",
+    "TableMismatchError",
     "TermMismatchError",
     "check_spark",
     "loss_error",
@@ -110,6 +112,13 @@ class PinError(DLedgerError):
             f"group {group!r}",
             "set onPinFailure=wait to wait until they can be, or pinFor=0 to read without pins",
         )
+
+
+class TableMismatchError(DLedgerError):
+    """A table lacks rows that its query has committed, or the query would write rows of it again."""
+
+    code = 704
+    name = "DLEDGER_TABLE"
 
 
 class DataLossError(DLedgerError):
