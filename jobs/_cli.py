@@ -34,6 +34,7 @@ from functools import cache
 from typing import Any, Final, NoReturn, Self
 
 import click
+from click.core import ParameterSource
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 import spark_connector.errors  # noqa: F401  (registers its error classes)
@@ -45,9 +46,11 @@ from dledger_core.cli import (
     EXIT_OK,
     EXIT_USAGE,
     Access,
+    asked_peers,
     client_config_option,
     emit,
     interrupt_on_sigterm,
+    peers_option,
     variable_of,
 )
 from dledger_core.cli import say as progress
@@ -68,6 +71,8 @@ __all__ = [
     "node_access_options",
     "progress",
     "run_job",
+    "servers_options",
+    "servers_or_stores",
     "verbose_option",
 ]
 
@@ -151,6 +156,39 @@ def node_access_options(command: Callable[..., Outcome]) -> Callable[..., Outcom
         variable = variable_of(name)
         command = click.option(f"--{name}", metavar="FILE", envvar=variable, show_envvar=True, help=text)(command)
     return client_config_option(show_envvar=True)(command)
+
+
+def servers_options(*, doing: str) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
+    """Add ``--peers`` and ``--groups``, which a variable and the file of ``--client-config`` set as for every command.
+
+    Args:
+        doing: what the job does with the servers, for the help: ``read``.
+    """
+
+    def add(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        groups = click.option(
+            "--groups",
+            envvar=variable_of("group"),
+            show_envvar=True,
+            help=f"Logs to {doing}, separated by commas.  [default: default]",
+        )
+        return peers_option(required=False, asks_local=True)(groups(command))
+
+    return add
+
+
+def servers_or_stores(given: dict[str, Any], *stores: str) -> dict[str, Any]:
+    """Return the options of a job that reads servers, or one of ``stores`` if that is given.
+
+    Peers and groups of the environment or of a file do not count next to a store. Without either it asks local nodes.
+    """
+    if not any(given[name] for name in stores):
+        return given | {"peers": asked_peers(given["peers"])}
+    context = click.get_current_context()
+    found = {
+        name for name in ("peers", "groups") if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
+    }
+    return given | dict.fromkeys(found)
 
 
 def dry_run_option(command: Callable[..., Outcome]) -> Callable[..., Outcome]:

@@ -42,6 +42,8 @@ from ._cli import (
     node_access_options,
     progress,
     run_job,
+    servers_options,
+    servers_or_stores,
     verbose_option,
 )
 from ._directories import check_apart, check_audit_directory, check_file
@@ -70,9 +72,8 @@ _EXAMPLES = """Examples:
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--peers", help="Audit the nodes of these servers: n0-host:port;n1-host:port;…")
+@servers_options(doing="audit")
 @node_access_options
-@click.option("--groups", help="Logs to audit with --peers, separated by commas.  [default: default]")
 @click.option(
     "--replica",
     "replicas",
@@ -117,7 +118,7 @@ _EXAMPLES = """Examples:
 def command(**given: Any) -> Outcome:
     """Compare the replicas of a log and report where they differ; all stored entries, visible to readers or not."""
     check_versions()
-    options = Options.parse(given)
+    options = Options.parse(servers_or_stores(given, "replicas"))
     _check(options)
     if options.dry_run:
         options = options.model_copy(update={"table": None})

@@ -44,6 +44,8 @@ from ._cli import (
     node_access_options,
     progress,
     run_job,
+    servers_options,
+    servers_or_stores,
     verbose_option,
 )
 from ._directories import check_apart, check_checkpoint, check_file, check_table
@@ -65,7 +67,9 @@ class IngestOptions(NodeAccess):
     """The command's options."""
 
     peers: str
-    groups: Annotated[tuple[str, ...], BeforeValidator(lambda text: parse_groups(text, "--groups"))]
+    groups: Annotated[
+        tuple[str, ...], BeforeValidator(lambda text: parse_groups("default" if text is None else text, "--groups"))
+    ]
     table: Annotated[str, AfterValidator(check_table)]
     checkpoint: Annotated[str, AfterValidator(check_checkpoint)]
     decode: Literal["none", "message"]
@@ -177,9 +181,8 @@ _EXAMPLES = examples(
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--peers", required=True, metavar="PEERS", help="Servers to read from: n0-host:port;n1-host:port;…")
+@servers_options(doing="read")
 @node_access_options
-@click.option("--groups", default="default", show_default=True, help="Logs to read, separated by commas.")
 @click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; created if missing.")
 @click.option(
     "--checkpoint", required=True, metavar="DIR", help="Directory of the Spark checkpoint, which records the progress."
@@ -245,7 +248,7 @@ _EXAMPLES = examples(
 def command(**given: Any) -> Outcome:
     """Stream logs into a Delta table, each entry exactly once."""
     check_versions()
-    options = IngestOptions.parse(given)
+    options = IngestOptions.parse(servers_or_stores(given))
     available, starts = _check(options)
     if options.dry_run:
         return Outcome({"status": "ok", "dry_run": True, "available": available, "table": options.table})

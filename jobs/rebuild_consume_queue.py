@@ -41,6 +41,8 @@ from ._cli import (
     node_access_options,
     progress,
     run_job,
+    servers_options,
+    servers_or_stores,
     verbose_option,
 )
 from ._rebuild.broker import duplicates, without_topics
@@ -73,9 +75,8 @@ __all__ = ["command", "main", "rebuild"]
         "rebuild_consume_queue.py --commitlog store/commitlog --store store/dledger-n0 --table queues",
     )
 )
-@click.option("--peers", help="Servers to read from: n0-host:port;n1-host:port;…")
+@servers_options(doing="read")
 @node_access_options
-@click.option("--groups", help="Logs to read, separated by commas.  [default: default]")
 @click.option("--store", metavar="DIR", help="Read a store directory of a node or a broker, without servers.")
 @click.option(
     "--commitlog", metavar="DIR", help="Read the classic RocketMQ CommitLog that precedes the store, or it alone."
@@ -151,7 +152,7 @@ def command(**options: Any) -> Outcome:
     Exit code 1 if a queue has holes or a slot with two messages, if a broker's log has other bodies or lost its end, if
     a message does not match its CRC, or if --compare finds a difference.
     """
-    given = RebuildOptions.parse(options)
+    given = RebuildOptions.parse(servers_or_stores(options, "store", "commitlog"))
     check_versions()
     plan = plan_for(given)
     for note in plan.notes:

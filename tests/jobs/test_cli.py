@@ -25,6 +25,7 @@ from dledger_core import (
     NoLeaderError,
     UnreachableError,
 )
+from dledger_core.client_config import LOCAL_PEERS
 from jobs._cli import (
     NodeAccess,
     Outcome,
@@ -35,6 +36,8 @@ from jobs._cli import (
     node_access_options,
     progress,
     run_job,
+    servers_options,
+    servers_or_stores,
 )
 from spark_connector.errors import LogRecreatedError
 
@@ -246,3 +249,31 @@ def test_job_takes_tls_and_token_from_file_of_client_config(tmp_path: Path, monk
     monkeypatch.setenv("DLEDGER_CLIENT_CONFIG", str(tmp_path / "client.toml"))
     assert source() == environment_access().of_source == expected
     assert source("--tls-ca", "/other.pem")["tls.ca"] == "/other.pem"
+
+
+def test_job_takes_peers_and_groups_from_variable_or_file_unless_store_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "client.toml").write_text("peers = 'n0-file:1'\ngroup = 'of-file'\n")
+
+    @click.command()
+    @servers_options(doing="read")
+    @node_access_options
+    @click.option("--store")
+    def command(**given: Any) -> Outcome:
+        found = servers_or_stores(given, "store")
+        return Outcome({"found": (found["peers"], found["groups"])})
+
+    def found(*arguments: str) -> object:
+        return command.main(arguments, standalone_mode=False).summary["found"]
+
+    config = ("--client-config", str(tmp_path / "client.toml"))
+    assert found() == (LOCAL_PEERS, None)
+    assert LOCAL_PEERS in capsys.readouterr().err
+    assert found(*config) == ("n0-file:1", "of-file")
+    monkeypatch.setenv("DLEDGER_PEERS", "n0-variable:1")
+    monkeypatch.setenv("DLEDGER_GROUP", "of-variable")
+    assert found(*config) == found() == ("n0-variable:1", "of-variable")
+    assert found("--peers", "n0-option:1", "--groups", "a,b") == ("n0-option:1", "a,b")
+    assert found("--store", "s", *config) == (None, None)
+    assert found("--store", "s", "--peers", "n0-option:1") == ("n0-option:1", None)
