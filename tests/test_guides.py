@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from dledger_core import Client, LocalCluster
+from dledger_core import Client, LocalCluster, find_java
 from tests.rocketmq.golden import THREE, extract, units
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,12 +94,24 @@ def test_python_snippet_of_readme_runs_as_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_spark_snippet_of_readme_runs_as_printed(spark: object, tmp_path: Path) -> None:
+@pytest.mark.integration
+def test_spark_snippet_of_readme_runs_in_session_that_it_prints(tmp_path: Path) -> None:
+    code = snippet("From Spark").replace("/tmp/dledger-session", str(tmp_path))
     with LocalCluster(1) as cluster, Client(cluster.peers) as client:
         client.append([b"one", b"two"])
-        exec(snippet("From Spark"), {"spark": spark, "peers": cluster.peers, "directory": tmp_path})
-        rows = spark.read.format("delta").load(str(tmp_path / "events")).select("body").collect()  # type: ignore[attr-defined]
-        assert sorted(bytes(row["body"]) for row in rows) == [b"one", b"two"]
+        active = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "JAVA_HOME": str(find_java())}
+        given = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+        (tmp_path / "conf").mkdir()
+        quick = "spark.sql.shuffle.partitions 1\nspark.databricks.delta.snapshotPartitions 1\nspark.ui.enabled false\n"
+        (tmp_path / "conf" / "spark-defaults.conf").write_text(quick)
+        given["SPARK_CONF_DIR"] = str(tmp_path / "conf")
+        environment = given | active | {"DLEDGER_PEERS": cluster.peers}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        shown = [line.split("|")[1:3] for line in done.stdout.splitlines() if re.match(r"\|\s*[0-9]", line)]
+        assert [(int(index), body.strip()) for index, body in shown] == [(1, "one"), (2, "two")]
         assert client.read(0, 100)["body"].to_pylist()[-2:] in ([b"four", b"five"], [b"five", b"four"])
 
 
