@@ -1,4 +1,4 @@
-"""The command line of all jobs: options, the JSON summary, exit codes, signals.
+"""The command line of all jobs: options, the summary, exit codes, signals.
 
 Usage::
 
@@ -13,14 +13,14 @@ Usage::
     def main() -> None:
         run_job(command)
 
-``run_job`` prints the summary as the last line of stdout and exits. SIGTERM and Ctrl-C raise KeyboardInterrupt until
+``run_job`` prints the summary and exits: as tables if stdout is a terminal, otherwise, and with ``--format json``, as
+JSON in the last line of stdout. SIGTERM and Ctrl-C raise KeyboardInterrupt until
 the job starts Spark; from then on they set an event that the job polls (``run_stoppable``). Either way the
 summary says ``"status": "stopped"`` with exit code 2.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
@@ -46,14 +46,16 @@ from dledger_core.cli import (
     EXIT_OK,
     EXIT_USAGE,
     Access,
+    Format,
     asked_peers,
     client_config_option,
-    emit,
     interrupt_on_sigterm,
     peers_option,
     variable_of,
 )
 from dledger_core.cli import say as progress
+
+from ._summary import show_summary
 
 __all__ = [
     "EXIT_FINDING",
@@ -67,6 +69,7 @@ __all__ = [
     "dry_run_option",
     "environment_access",
     "find_failure",
+    "format_option",
     "naming_all_nodes",
     "node_access_options",
     "progress",
@@ -86,12 +89,14 @@ class Outcome:
     """The result of a job.
 
     Attributes:
-        summary: printed as JSON; ``status`` and ``duration_s`` are added if absent.
+        summary: printed; ``status`` and ``duration_s`` are added if absent.
         exit_code: one of the EXIT codes.
+        notes: lines for stderr: after tables, and before JSON, which is the last line of a job.
     """
 
     summary: dict[str, Any] = field(default_factory=dict)
     exit_code: int = EXIT_OK
+    notes: tuple[str, ...] = ()
 
 
 class JobOptions(BaseModel):
@@ -203,22 +208,45 @@ def verbose_option(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     return click.option("--verbose", is_flag=True, help="Show Spark's own log too, with its stack traces.")(command)
 
 
+def format_option(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Add ``--format``, which ``run_job`` applies to the summary."""
+
+    def choose(context: click.Context, _parameter: click.Parameter, value: Format | None) -> None:
+        if isinstance(context.obj, dict):  # not where a job calls another one
+            context.obj["format"] = value
+
+    return click.option(
+        "--format",
+        type=click.Choice(["table", "json"]),
+        expose_value=False,
+        is_eager=True,
+        callback=choose,
+        help="Format of the summary on stdout.  [default: table in a terminal, else json]",
+    )(command)
+
+
 def run_job(command: click.Command, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a job's command, print its JSON summary as the last line of stdout and exit."""
+    """Run a job's command, print its summary and exit."""
     began = time.monotonic()
-    outcome = _run(command, arguments)
+    chosen = dict[str, Format | None]()
+    outcome = _run(command, arguments, chosen)
     if outcome.summary:
         summary = {"status": "ok" if outcome.exit_code == EXIT_OK else "not ok", **outcome.summary}
         summary.setdefault("duration_s", round(time.monotonic() - began, 3))
+        output = chosen.get("format") or ("table" if sys.stdout.isatty() else "json")
+        for note in outcome.notes if output == "json" else ():
+            progress(note)
         sys.stderr.flush()
-        emit(json.dumps(summary))
+        show_summary(summary, output)
+        for note in outcome.notes if output == "table" else ():
+            progress(note)
     sys.exit(outcome.exit_code)
 
 
-def _run(command: click.Command, arguments: Sequence[str] | None) -> Outcome:
+def _run(command: click.Command, arguments: Sequence[str] | None, chosen: dict[str, Format | None]) -> Outcome:
     try:
         with _interrupted_by_sigterm():
-            result = command.main(args=arguments, standalone_mode=False)
+            result = command.main(args=arguments, standalone_mode=False, obj=chosen)
         return result if isinstance(result, Outcome) else Outcome()  # --help gives an int
     except (StoppedError, click.Abort, KeyboardInterrupt):
         return Outcome({"status": "stopped"}, EXIT_INCOMPLETE)

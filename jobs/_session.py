@@ -27,7 +27,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -38,6 +38,7 @@ from spark_connector import planned_offset
 from spark_connector.reading.tracking import Tracker
 
 from ._cli import StoppedError
+from ._jvm_messages import held_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,14 +63,16 @@ _LOCAL: Final = {"spark.sql.shuffle.partitions": "4", "spark.databricks.delta.sn
 
 @contextmanager
 def spark_session(
-    app_name: str, *, settings: Mapping[str, str] | None = None, verbose: bool = False
+    app_name: str, *, settings: Mapping[str, str] | None = None, verbose: bool = False, announce: bool = True
 ) -> Iterator[SparkSession]:
     """Yield a session with Delta, in UTC, and stop it at the end if it was started here.
 
     Args:
         app_name: name of the application.
         settings: more Spark settings; they win over the defaults here.
-        verbose: show Spark's log. Otherwise Spark logs nothing, because the job reports errors in one line.
+        verbose: show Spark's log, and the messages of its start. Otherwise Spark logs nothing, because the job reports
+            errors in one line.
+        announce: write a line to stderr before Spark starts.
 
     Raises:
         ConfigError: PySpark, delta-spark, Delta's jar or Java is missing or of another version.
@@ -97,7 +100,10 @@ def spark_session(
             }
             # A signal during a call would leave Python's connection to the JVM out of step.
             with stop_requests() as stop:
-                spark = (_start_submitted if _under_spark_submit() else _start)(app_name, defaults)
+                if _under_spark_submit():
+                    spark = _start_submitted(app_name, defaults)
+                else:
+                    spark = _start(app_name, defaults, verbose=verbose, announce=announce)
             try:
                 if stop.is_set():
                     raise StoppedError
@@ -134,7 +140,7 @@ def _under_spark_submit() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _start(app_name: str, settings: dict[str, Any]) -> SparkSession:
+def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: bool) -> SparkSession:
     """Start Spark's JVM below this process, with Delta's jar through ``spark.jars.packages``."""
     from delta import configure_spark_with_delta_pip
     from pyspark.errors import PySparkRuntimeError
@@ -145,8 +151,11 @@ def _start(app_name: str, settings: dict[str, Any]) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings = _LOCAL | settings
     builder = SparkSession.builder.appName(app_name).config(map=settings).master(master)
+    if announce:
+        say("starting Spark; its first start fetches Delta's jars")
     try:
-        return configure_spark_with_delta_pip(builder.config(_STACK_TRACES, "true")).getOrCreate()
+        with nullcontext() if verbose else held_back():
+            return configure_spark_with_delta_pip(builder.config(_STACK_TRACES, "true")).getOrCreate()
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise

@@ -39,6 +39,7 @@ from ._cli import (
     Outcome,
     StoppedError,
     dry_run_option,
+    format_option,
     node_access_options,
     progress,
     run_job,
@@ -113,6 +114,7 @@ _EXAMPLES = """Examples:
 )
 @click.option("--report", metavar="FILE.html", help="Write a report as one HTML page.")
 @click.option("--opaque", is_flag=True, help="Take bodies as bytes: do not check the RocketMQ messages in them.")
+@format_option
 @verbose_option
 @dry_run_option
 def command(**given: Any) -> Outcome:

@@ -8,6 +8,7 @@ replicas are audited.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,8 +28,15 @@ from dledger_core import ConfigError, LocalCluster
 from dledger_core.cli import EXIT_FINDING, EXIT_OK, DurationType, examples
 
 from . import audit_replicas, ingest, rebuild_consume_queue
-from ._cli import Outcome, StoppedError, dry_run_option, progress, run_job
-from ._demo.flights import FLIGHTS_COUNT, AppendReport, append_with_failover, flight_messages
+from ._cli import Outcome, StoppedError, dry_run_option, format_option, progress, run_job, verbose_option
+from ._demo.flights import (
+    FLIGHTS_COUNT,
+    SPEED_GROUP,
+    AppendReport,
+    append_with_failover,
+    flight_messages,
+    measure_appends,
+)
 from ._demo.stream import IngestProcess
 from ._session import check_versions, run_stoppable, spark_session
 
@@ -53,8 +61,10 @@ _SEGMENT_BYTES: Final = 64 << 20
     "--seconds", type=DurationType(0), default=16.0, show_default=True, help="Spread the appends over this time."
 )
 @click.option("--tls", is_flag=True, help="Run nodes, clients and Spark with TLS and a token.")
+@format_option
+@verbose_option
 @dry_run_option
-def command(keep: Path | None, events: int, seconds: float, tls: bool, dry_run: bool) -> Outcome:
+def command(keep: Path | None, events: int, seconds: float, tls: bool, verbose: bool, dry_run: bool) -> Outcome:
     """Run the pipeline on the 336,776 flights that left New York in 2013, and check the result."""
     check_versions()
     messages = flight_messages().slice(0, events)
@@ -63,11 +73,32 @@ def command(keep: Path | None, events: int, seconds: float, tls: bool, dry_run: 
     if dry_run:
         return Outcome({"status": "ok", "dry_run": True, "events": len(messages)})
     with _directory(keep) as directory:
-        results = _run(directory, messages, seconds, with_tls=tls)
-    _show(results)
-    if keep is not None:
-        progress(f"cluster, tables and the stream's log are in {results['directory']}")
-    return Outcome(results, EXIT_OK if all(results["checks"].values()) else EXIT_FINDING)
+        results = _run(directory, messages, seconds, with_tls=tls, verbose=verbose)
+    failed = [name for name, passed in results["checks"].items() if not passed]
+    verdict = f"FAILED: {', '.join(failed)}" if failed else f"all {len(results['checks'])} checks passed"
+    speed = f"one producer appends {results['appends_per_s_batched']:,} events per second in batches"
+    speed += f", and {results['appends_per_s_one_by_one']:,} one by one"
+    pace = f"the demo appended {results['appends_per_s']:,} per second, the pace of --seconds {seconds:g}"
+    notes = (f"{speed}; {pace}", verdict, *_next_steps(keep))
+    return Outcome(results, EXIT_FINDING if failed else EXIT_OK, notes)
+
+
+def _next_steps(keep: Path | None) -> list[str]:
+    """Return where the files are and what to type next."""
+    if keep is None:
+        return [
+            "the files are deleted; keep them with: make demo ARGS='--keep /tmp/dledger-demo'",
+            "nodes of your own: .venv/bin/dledger dev",
+        ]
+    at = keep.absolute()
+    store = shlex.quote(str(at / "cluster" / "default" / "dledger-n0"))
+    return [
+        f"the files are in {at}: cluster (three nodes), departures, consume_queue and audit (Delta tables)",
+        f"look at a store: .venv/bin/dledger look {store}",
+        f"its first messages: .venv/bin/dledger dump {store} --count 3",
+        f'the table, in a session with Delta: spark.read.format("delta").load("{at / "departures"}").show()',
+        "nodes of your own: .venv/bin/dledger dev",
+    ]
 
 
 @contextlib.contextmanager
@@ -80,29 +111,34 @@ def _directory(keep: Path | None) -> Iterator[Path]:
         yield keep.absolute()
 
 
-def _run(directory: Path, messages: pa.Table, seconds: float, *, with_tls: bool) -> dict[str, Any]:
+def _run(directory: Path, messages: pa.Table, seconds: float, *, with_tls: bool, verbose: bool) -> dict[str, Any]:
     table = directory / "departures"
-    progress("starting three nodes, and a stream into Delta")
-    with LocalCluster(3, directory / "cluster", tls=with_tls, data_segment_bytes=_SEGMENT_BYTES) as cluster:
-        nodes = ["--peers", cluster.peers]
+    progress("starting three nodes")
+    groups = ("default", SPEED_GROUP)
+    nodes = LocalCluster(3, directory / "cluster", groups=groups, tls=with_tls, data_segment_bytes=_SEGMENT_BYTES)
+    with nodes as cluster:
+        progress("measuring appends, in batches and one by one")
+        speed = measure_appends(cluster, messages)
+        progress("starting a stream into Delta")
+        access = ["--peers", cluster.peers, "--groups", "default"]  # whatever the environment names
         if cluster.tls is not None:
-            nodes += ["--tls-ca", str(cluster.tls.ca), "--token-file", str(cluster.token)]
-        into_delta = [*nodes, "--table", str(table), "--checkpoint", str(directory / "checkpoint")]
+            access += ["--tls-ca", str(cluster.tls.ca), "--token-file", str(cluster.token)]
+        into_delta = [*access, "--table", str(table), "--checkpoint", str(directory / "checkpoint")]
         into_delta += ["--decode", "message"]
         with IngestProcess([*into_delta, "--trigger", "1 second"], table, directory / "ingest.log") as stream:
             report = append_with_failover(cluster, messages, seconds=seconds, before_kill=stream.wait_for_rows)
             progress("stopping the stream with SIGTERM")
             streamed = stream.stop()
-        with spark_session("dledger-demo") as spark:
+        with spark_session("dledger-demo", verbose=verbose) as spark:
             progress("continuing the stream where it stopped")
             rest = _job(ingest.command, *into_delta)
             progress("comparing the table with the events")
             found = run_stoppable(spark, lambda: _read(spark, table))
             checks = _compare(found, messages)
             progress("rebuilding the consume queues")
-            queues = _job(rebuild_consume_queue.command, *nodes, "--table", str(directory / "consume_queue"))
+            queues = _job(rebuild_consume_queue.command, *access, "--table", str(directory / "consume_queue"))
             progress("auditing the three replicas")
-            audit = _job(audit_replicas.command, *nodes, "--table", str(directory / "audit"))
+            audit = _job(audit_replicas.command, *access, "--table", str(directory / "audit"))
         with cluster.client() as client:
             log_bytes = max(node.data_bytes for node in client.metadata().nodes)
     checks |= {
@@ -110,15 +146,19 @@ def _run(directory: Path, messages: pa.Table, seconds: float, *, with_tls: bool)
         "consume queues dense": bool(queues.get("dense")) and queues.get("rows") == len(messages),
         "replicas consistent": audit.get("verdict") == "CONSISTENT",
     }
-    return _measurements(report) | {
-        "log_bytes_per_node": log_bytes,
-        "rows_in_delta": len(found),
-        "micro_batches": streamed["batches"] + rest["batches"],
-        "consume_queues": queues.get("queues"),
-        "audit_verdict": audit.get("verdict"),
-        "checks": checks,
-        "directory": str(directory),
-    }
+    return (
+        _measurements(report)
+        | speed
+        | {
+            "log_bytes_per_node": log_bytes,
+            "rows_in_delta": len(found),
+            "micro_batches": streamed["batches"] + rest["batches"],
+            "consume_queues": queues.get("queues"),
+            "audit_verdict": audit.get("verdict"),
+            "checks": checks,
+            "directory": str(directory),
+        }
+    )
 
 
 def _job(job: click.Command, *arguments: str) -> dict[str, Any]:
@@ -150,13 +190,6 @@ def _measurements(report: AppendReport) -> dict[str, Any]:
         "leader": report.leader,
         "seconds_without_leader": round(report.without_leader_s, 3),
     }
-
-
-def _show(results: dict[str, Any]) -> None:
-    lines = {name.replace("_", " "): value for name, value in results.items() if name not in ("checks", "directory")}
-    lines |= {name: "yes" if passed else "NO" for name, passed in results["checks"].items()}
-    for name, value in lines.items():
-        progress(f"{name:<34} {f'{value:,}' if isinstance(value, (int, float)) else value}")
 
 
 def main() -> None:

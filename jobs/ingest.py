@@ -41,6 +41,7 @@ from ._cli import (
     Outcome,
     dry_run_option,
     find_failure,
+    format_option,
     node_access_options,
     progress,
     run_job,
@@ -243,6 +244,7 @@ _EXAMPLES = examples(
     "--safety-lag", metavar="TIME", help="With dledger-java, read up to the end observed this long ago.  [default: 10s]"
 )
 @click.option("--commit-probe", is_flag=True, help="With dledger-java, append a probe entry to find the committed end.")
+@format_option
 @verbose_option
 @dry_run_option
 def command(**given: Any) -> Outcome:

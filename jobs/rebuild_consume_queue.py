@@ -37,6 +37,7 @@ from ._cli import (
     EXIT_OK,
     Outcome,
     dry_run_option,
+    format_option,
     naming_all_nodes,
     node_access_options,
     progress,
@@ -134,6 +135,7 @@ __all__ = ["command", "main", "rebuild"]
     metavar="INDEX",
     help="With --peers, for a converted log: end of the entries whose queue offsets a broker assigned.",
 )
+@format_option
 @verbose_option
 @dry_run_option
 def command(**options: Any) -> Outcome:

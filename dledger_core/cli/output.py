@@ -56,7 +56,7 @@ _MIB: Final = 1 << 20
 _UNCUT_WIDTH = 1000
 _WORD_MAX = 21
 """No column of a table is narrower than its words up to this length, such as an address."""
-_ADDRESSES = re.compile("index|term|end|start|position|port|pid")
+_ADDRESSES = re.compile(r"(?:^|[_ ])(?:index|term|end|start|from|to|latest|position|port|pid)(?:$|[_ ])")
 """Numbers that are copied into other commands are shown without separators."""
 
 

@@ -27,13 +27,25 @@ from dledger_core import ConfigError, LocalCluster, Producer
 from dledger_core.cli import Progress
 from dledger_core.rocketmq import encode_messages
 
-__all__ = ["FLIGHTS_COUNT", "ORIGINS", "TOPIC", "AppendReport", "append_with_failover", "flight_messages"]
+__all__ = [
+    "FLIGHTS_COUNT",
+    "ORIGINS",
+    "SPEED_GROUP",
+    "TOPIC",
+    "AppendReport",
+    "append_with_failover",
+    "flight_messages",
+    "measure_appends",
+]
 
 TOPIC: Final = "departures"
 ORIGINS: Final = ("EWR", "JFK", "LGA")
 """Airports, in the order of their queue ids."""
 FLIGHTS_COUNT: Final = 336_776
+SPEED_GROUP: Final = "speed"
+"""A group for the measurement alone, so that the log of the events has nothing else."""
 _BATCH_ROWS: Final = 500
+_SPEED_S: Final = 2.0
 _RESTART_AFTER_S: Final = 3.0
 
 
@@ -126,6 +138,25 @@ class AppendReport:
     def percentile(self, percent: float) -> float:
         """Return a percentile of the append latency in ms."""
         return round(float(np.percentile(self.latencies_ms, percent)), 2)
+
+
+def measure_appends(cluster: LocalCluster, messages: pa.Table) -> dict[str, int]:
+    """Return the events per second that one producer appends without a pause: in batches, and one by one.
+
+    Each append is acknowledged before the next one: a majority of the nodes has it on disk.
+    """
+    first = messages.slice(0, _BATCH_ROWS).combine_chunks()
+    bodies = encode_messages(**{name: first[name] for name in first.column_names})
+    found = {}
+    with cluster.client(SPEED_GROUP) as client:
+        for name, batch in (("batched", bodies), ("one_by_one", bodies.slice(0, 1))):
+            client.append(batch)
+            began, count = time.monotonic(), 0
+            while time.monotonic() - began < _SPEED_S:
+                client.append(batch)
+                count += len(batch)
+            found[f"appends_per_s_{name}"] = round(count / (time.monotonic() - began))
+    return found
 
 
 def append_with_failover(

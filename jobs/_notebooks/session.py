@@ -40,7 +40,7 @@ def _started(name: str) -> SparkSession:
     with tempfile.TemporaryFile() as output:
         try:
             with _stderr_to(output):
-                spark = stack.enter_context(spark_session(name))
+                spark = stack.enter_context(spark_session(name, announce=False))
         except BaseException:
             output.seek(0)
             sys.stderr.write(output.read().decode(errors="replace"))

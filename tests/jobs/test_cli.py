@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +34,7 @@ from jobs._cli import (
     StoppedError,
     environment_access,
     find_failure,
+    format_option,
     naming_all_nodes,
     node_access_options,
     progress,
@@ -126,6 +129,62 @@ def test_signal_stops_job_and_restores_handler(number: int, capsys: pytest.Captu
         assert signal.getsignal(number) is plain
     finally:
         signal.signal(number, before)
+
+
+SUMMARY = {
+    "rows": 12_345,
+    "appends_per_s": 6_000,
+    "checks": {"each event once": True},
+    "offsets": {"a": {"from": 0, "lag": {"records": 7}}, "b": {"from": 3, "lag": {"records": 8}}},
+    "findings": [{"class": "CORRUPT", "at": [1, 2]}] * 30,
+    "skipped": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("terminal", "arguments", "is_json"),
+    [(False, (), True), (True, (), False), (True, ("--format", "json"), True), (False, ("--format", "table"), False)],
+)
+def test_summary_is_shown_once_as_json_or_as_tables(
+    terminal: bool,
+    arguments: tuple[str, ...],
+    is_json: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @click.command()
+    @format_option
+    def command() -> Outcome:
+        return Outcome(SUMMARY, notes=("look at it",))
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    with pytest.raises(SystemExit):
+        run_job(command, arguments)
+    out, err = capsys.readouterr()
+    assert err.splitlines()[0 if is_json else -1] == "look at it"
+    if is_json:
+        [line] = out.splitlines()
+        assert json.loads(line).items() >= SUMMARY.items()
+        return
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    words = plain.split()
+    for word in ("12,345", "6,000", "yes", "offset", "7", "8", "CORRUPT"):
+        assert word in words
+    assert words.count("CORRUPT") == 20
+    assert "10 more rows of findings" in err
+    assert not set("{}[]'") & set(plain)
+
+
+def test_failure_in_terminal_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def command() -> Outcome:
+        raise ConfigError("wrong", "here", "change it")
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pytest.raises(SystemExit) as ended:
+        run_job(command, ())
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, len(err.splitlines())) == (3, "", 1)
 
 
 SOURCE = {"groups": "a,b", "peers": "n0-h:1;n1-h:2"}

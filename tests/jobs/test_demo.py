@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 
 from jobs._demo.flights import FLIGHTS_COUNT, ORIGINS, flight_messages
 
-COMMAND = [sys.executable, str(Path(__file__).parents[2] / "jobs" / "demo.py")]
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, str(ROOT / "jobs" / "demo.py")]
 
 
 @pytest.mark.slow
@@ -45,6 +47,13 @@ def test_demo_with_tls_moves_each_event_exactly_once_through_failover(tmp_path: 
     assert done.returncode == 0, done.stderr[-4000:]
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["rows_in_delta"] == facts["events"] == 30_000
+    assert facts["appends_per_s_batched"] > facts["appends_per_s_one_by_one"] > 0
+    notes = done.stderr.splitlines()
+    assert len(notes) < 40, "no messages of Spark and Ivy"
+    for name in ("look", "dump"):
+        [command] = [line.partition(": ")[2] for line in notes if f"dledger {name} " in line]
+        shown = subprocess.run(shlex.split(command), capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
+        assert shown.stdout
     assert len(facts["checks"]) == 5
     assert all(facts["checks"].values())
     assert facts["audit_verdict"] == "CONSISTENT"
