@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-import struct
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +31,17 @@ from dledger_core.client_config import LOCAL_PEERS, ClientConfig
 from dledger_core.connect import Client
 from dledger_core.errors import StorageError, StoreMismatchError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
-from dledger_core.rocketmq import Location, LogDirectory, Skipped, locate, log_around, open_log_directory
+from dledger_core.rocketmq import (
+    BrokerParts,
+    Location,
+    LogDirectory,
+    Skipped,
+    broker_parts,
+    flushed_until,
+    locate,
+    log_around,
+    open_log_directory,
+)
 from dledger_core.rocketmq.survey import (
     LAST_SCHEMA,
     Survey,
@@ -52,7 +61,6 @@ _WIDE: Final = 32
 _TOPIC_NUMBERS: Final = 40
 """Width of the columns between topic and keys."""
 _CHECKPOINT_BYTES_MAX: Final = 4096
-_CHECKPOINT: Final = struct.Struct(">qq")
 
 
 @dataclass
@@ -67,6 +75,7 @@ class View:
         damage: a sentence for each problem.
         next: commands to run.
         skipped: directories that look like a log and were left out.
+        notes: remarks without effect on the exit code.
     """
 
     facts: dict[str, Any]
@@ -76,6 +85,7 @@ class View:
     damage: list[str] = field(default_factory=list)
     next: list[str] = field(default_factory=list)
     skipped: tuple[Skipped, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
 
 @command(
@@ -115,6 +125,7 @@ def _directory(path: Path, *, opaque: bool) -> View:
     location = locate(path)
     if location.several:
         return _several(location, opaque=opaque)
+    parts = broker_parts(location.broker) if location.logs and not location.is_commitlog else None
     queues = queue_files(location.broker if location.logs and not location.is_commitlog else path)
     if location.store is None and (location.commitlog is None or (location.is_commitlog and queues is not None)):
         facts: dict[str, Any]
@@ -124,7 +135,8 @@ def _directory(path: Path, *, opaque: bool) -> View:
             compare = (
                 f"python jobs/rebuild_consume_queue.py --store STORE --compare {shlex.quote(str(path))} --table DIR"
             )
-            return View(facts | counts, next=[compare])
+            lost = broker_parts(path).without_log() if (path / "consumequeue").is_dir() and _is_broker(path) else []
+            return View(facts | counts, next=[compare], damage=[str(each) for each in lost])
         index = key_index(path)
         if index is not None:
             facts = {"what": "key index of a broker", "directory": str(path), "files": index.files, "keys": index.keys}
@@ -133,6 +145,8 @@ def _directory(path: Path, *, opaque: bool) -> View:
             _check_known(path)
     with open_log_directory(path, opaque=opaque) as opened:
         view = _log(opened)
+        if parts is not None and (opened.log is None or opened.log.writer != "dledger-python"):
+            _compare(view, parts)
     if queues is not None:
         view.facts |= {"consume queues": f"{queues.queues} of {queues.topics} topics, {queues.units:,} units"}
     flushed = _broker_checkpoint(location.broker / "checkpoint")
@@ -140,6 +154,19 @@ def _directory(path: Path, *, opaque: bool) -> View:
         view.facts |= {"CommitLog flushed up to": flushed}
     view.skipped = location.skipped
     return view
+
+
+def _compare(view: View, parts: BrokerParts) -> None:
+    """Add the differences between the log and the broker's other parts."""
+    assert view.survey is not None
+    problems = parts.compare(view.survey)
+    view.damage += [str(each) for each in problems if each.is_damage]
+    view.notes += [str(each) for each in problems if not each.is_damage]
+
+
+def _is_broker(path: Path) -> bool:
+    """Whether a directory is a broker's, and not a copy of its consume queues."""
+    return (path / "commitlog").is_dir() or flushed_until(path / "checkpoint") is not None
 
 
 def _look_at(directory: Path) -> list[str]:
@@ -267,14 +294,9 @@ def _times(since: datetime | None, until: datetime | None) -> dict[str, str]:
 
 
 def _broker_checkpoint(path: Path) -> str | None:
-    """Return the time up to which a broker has flushed its CommitLog; None for other files (StoreCheckpoint.java)."""
-    if not path.is_file() or path.stat().st_size < _CHECKPOINT.size or path.stat().st_size % 4096:
-        return None
-    with path.open("rb") as file:
-        millis = _CHECKPOINT.unpack(file.read(_CHECKPOINT.size))[0]
-    if not 0 < millis < 1 << 42:
-        return None
-    return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="seconds")
+    """Return the time up to which a broker has flushed its CommitLog; None for other files."""
+    flushed = flushed_until(path)
+    return None if flushed is None else flushed.isoformat(timespec="seconds")
 
 
 # --- groups -------------------------------------------------------------------------------------------------------
@@ -326,7 +348,7 @@ def _json(view: View) -> dict[str, Any]:
         shown |= {"topics": _topics(survey), "last": _last(survey), "hidden": survey.hidden}
     skipped = [{"path": str(each.path), "reason": each.part.value} for each in view.skipped]
     shown |= {"terms": view.terms, "nodes": view.nodes, "damage": view.damage, "next": view.next}
-    return shown | {"skipped": skipped}
+    return shown | {"skipped": skipped, "notes": view.notes}
 
 
 def _show(view: View) -> None:
@@ -365,5 +387,5 @@ def _show(view: View) -> None:
             emit("last entries")
             EntryTable(column_texts, table_width()).write(pa.RecordBatch.from_pylist(survey.last, LAST_SCHEMA))
             emit("")
-    notes = [("damage", view.damage), ("left out", view.skipped), ("next", view.next)]
+    notes = [("damage", view.damage), ("note", view.notes), ("left out", view.skipped), ("next", view.next)]
     emit("\n".join(f"{name}: {each}" for name, found in notes for each in found))

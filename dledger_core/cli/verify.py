@@ -14,8 +14,18 @@ from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.connect import open_store
 from dledger_core.errors import StorageError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
-from dledger_core.rocketmq import COMMITLOG_ONLY, Damaged, Deleted, Location, locate, open_log_directory
+from dledger_core.rocketmq import (
+    COMMITLOG_ONLY,
+    BrokerParts,
+    Damaged,
+    Deleted,
+    Location,
+    broker_parts,
+    locate,
+    open_log_directory,
+)
 from dledger_core.rocketmq.store.commit_log import CommitLogInspection
+from dledger_core.rocketmq.survey import survey_directory
 from dledger_core.storage import Coverage, Remark
 
 
@@ -31,6 +41,7 @@ def verify(output: Format, opaque: bool, stores: tuple[Path, ...]) -> int:
     """Check every record of stores, and the RocketMQ messages in them, committed or not.
 
     A directory is a store, a classic CommitLog, a broker's directory with one or both, or it contains several stores.
+    In a broker's directory the log is compared with the ends of consume queues and key index, and with the checkpoint.
 
     Shows how many bytes of the bodies a checksum covers, how many others must agree with something else (sizes,
     lengths, offsets), and how many nothing covers. Remarks are not damage.
@@ -50,14 +61,7 @@ def verify(output: Format, opaque: bool, stores: tuple[Path, ...]) -> int:
         for skipped in location.skipped:
             say(f"left out {skipped}")
         for log in location.logs:
-            for path in filter(None, (log.commitlog, log.store)):
-                say(f"verifying {path} ...")
-                try:
-                    rows.append(
-                        _commitlog(log, opaque=opaque) if path == log.commitlog else _store(path, opaque=opaque)
-                    )
-                except StorageError as error:
-                    unreadable.append(error)
+            rows += _rows_of(log, unreadable, opaque=opaque)
     if output == "json":
         show_rows(rows, output)
     else:
@@ -72,6 +76,21 @@ def verify(output: Format, opaque: bool, stores: tuple[Path, ...]) -> int:
     return EXIT_FINDING if any(row["findings"] for row in rows) else EXIT_OK
 
 
+def _rows_of(log: Location, unreadable: list[StorageError], *, opaque: bool) -> list[dict[str, Any]]:
+    """Check the parts of one log; those that cannot be read at all are added to ``unreadable``."""
+    parts = None if log.is_store or log.is_commitlog else broker_parts(log.broker)
+    rows = []
+    for path in filter(None, (log.commitlog, log.store)):
+        say(f"verifying {path} ...")
+        try:
+            rows.append(_commitlog(log, opaque=opaque) if path == log.commitlog else _store(path, opaque=opaque))
+        except StorageError as error:
+            unreadable.append(error)
+    if parts is not None and rows:
+        _add_parts(rows[-1], log, parts)
+    return rows
+
+
 def _store(path: Path, *, opaque: bool) -> dict[str, Any]:
     with open_store(path, opaque=opaque) as reader:
         report = reader.verify()
@@ -80,6 +99,24 @@ def _store(path: Path, *, opaque: bool) -> dict[str, Any]:
     findings = [dataclasses.asdict(finding) for finding in report.findings]
     indexes = {"first_index": report.first_index, "last_index": report.last_index}
     return {"store": str(path)} | indexes | {"findings": findings} | _inspected(report.coverage, report.remarks)
+
+
+def _add_parts(row: dict[str, Any], log: Location, parts: BrokerParts) -> None:
+    """Add the differences between a broker's log and its consume queues, key index and checkpoint to a row."""
+    try:
+        with open_log_directory(log.path) as opened:
+            if opened.log is not None and opened.log.writer == "dledger-python":
+                return
+            problems = parts.compare(survey_directory(opened))
+    except StorageError:  # reported as damage of the log
+        return
+    for each in problems:
+        place: dict[str, Any] = {"position": each.position, "message": each.message}
+        if each.is_damage:
+            place |= {"start": None, "end": None, "path": str(each.path), "topic": None, "key": None}
+            row["findings"].append({"kind": "MISSING", "severity": "error"} | place)
+        else:
+            row["remarks"].append({"kind": "CONSUME_QUEUES", "count": each.count, "index": None} | place)
 
 
 def _inspected(coverage: Coverage, remarks: tuple[Remark, ...]) -> dict[str, Any]:

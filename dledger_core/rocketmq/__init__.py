@@ -5,6 +5,7 @@
 ``end_of`` where the log of a store ends, ``ClassicCommitLog`` reads a classic CommitLog.
 """
 
+from dledger_core.rocketmq.broker_parts import BrokerParts, PartProblem, broker_parts, flushed_until
 from dledger_core.rocketmq.message.decode import consume_queue_columns, decode_chunks, decode_messages
 from dledger_core.rocketmq.message.encode import encode_messages
 from dledger_core.rocketmq.message.layout import (
@@ -60,6 +61,7 @@ __all__ = [
     "UNIT",
     "UNIT_BYTES",
     "BrokerConf",
+    "BrokerParts",
     "ClassicCommitLog",
     "CommitLogEnd",
     "CommitLogFile",
@@ -68,10 +70,12 @@ __all__ = [
     "FileStop",
     "Location",
     "LogDirectory",
+    "PartProblem",
     "QueueStatistics",
     "Skipped",
     "Span",
     "broker_end_of",
+    "broker_parts",
     "check_continues",
     "commit_log_files",
     "consume_queue_columns",
@@ -85,6 +89,7 @@ __all__ = [
     "end_of",
     "end_problems",
     "field_at",
+    "flushed_until",
     "in_queue",
     "java_hash",
     "locate",

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from dledger_core.errors import DLedgerError
 from dledger_core.record import MAGIC_DATA, READ_SCHEMA
 from dledger_core.rocketmq.message.decode import decode_messages
-from dledger_core.rocketmq.message.layout import MESSAGE_SCHEMA
+from dledger_core.rocketmq.message.layout import MESSAGE_SCHEMA, PHYSICAL_OFFSET_DELTA, in_queue
 from dledger_core.rocketmq.store.consume_queue import queue_ends
 from dledger_core.rocketmq.store.directory import Damaged, Deleted, LogDirectory, Span
 from dledger_core.storage import StoreReader
@@ -61,6 +61,8 @@ class Survey:
         keys: some keys by topic.
         since: earliest time: of the append, or of the message's storing; None if unknown.
         until: latest time.
+        queued: by queue (topic, queue id) physical offset of the first message that was read, and physical offset and
+            queue offset of the last one.
         last: the last entries, with the columns of LAST_SCHEMA.
         hidden: entries of the log that ``read_committed`` hides, by ``Hidden``; neither counted nor in ``last``.
         damage: ranges that could not be read.
@@ -77,6 +79,7 @@ class Survey:
     keys: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     since: datetime | None = None
     until: datetime | None = None
+    queued: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)
     last: list[dict[str, Any]] = field(default_factory=list)
     hidden: dict[str, int] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
@@ -108,11 +111,33 @@ class Survey:
         for row in keyed.group_by("topic").aggregate([("keys", "max")]).to_pylist():
             if len(self.keys[row["topic"]]) < _KEYS_SHOWN and row["keys_max"] not in self.keys[row["topic"]]:
                 self.keys[row["topic"]].append(row["keys_max"])
+        self._note_queues(batch, found)
         bounds = pc.min_max(pc.coalesce(batch.column("timestamp"), found.column("store_timestamp")))
         if bounds["min"].is_valid:
             self.since = min(filter(None, (self.since, bounds["min"].as_py())))
             self.until = max(filter(None, (self.until, bounds["max"].as_py())))
         self._remember(batch, found)
+
+    def _note_queues(self, batch: pa.RecordBatch, found: pa.RecordBatch) -> None:
+        """Remember the first and the last message of each queue; prepared and rolled-back ones are in none."""
+        queued = decode_messages(batch.column("body"), ["sys_flag", "queue_offset"])
+        header = pc.if_else(batch.column("index").is_valid(), PHYSICAL_OFFSET_DELTA, 0)
+        rows = pa.table(
+            {
+                "topic": found.column("topic"),
+                "queue_id": found.column("queue_id"),
+                "position": pc.add(batch.column("position"), header),
+                "offset": queued.column("queue_offset"),
+            }
+        )
+        kept = pa.array(in_queue(np.asarray(queued.column("sys_flag").fill_null(0))))
+        rows = rows.filter(pc.and_(kept, found.column("topic").is_valid()))
+        grouped = rows.group_by(["topic", "queue_id"], use_threads=False)
+        found_in = grouped.aggregate([("position", "first"), ("position", "last"), ("offset", "last")])
+        for row in found_in.to_pylist():
+            queue = row["topic"], row["queue_id"]
+            first = self.queued[queue][0] if queue in self.queued else row["position_first"]
+            self.queued[queue] = first, row["position_last"], row["offset_last"]
 
     def _remember(self, batch: pa.RecordBatch, found: pa.RecordBatch) -> None:
         tail = range(max(0, batch.num_rows - LAST), batch.num_rows)
@@ -263,12 +288,14 @@ class KeyIndex:
         keys: keys in them.
         since: store time of the earliest message; None without keys.
         until: store time of the latest message.
+        position: physical offset of the last message.
     """
 
     files: int
     keys: int
     since: datetime | None
     until: datetime | None
+    position: int
 
 
 def key_index(directory: Path) -> KeyIndex | None:
@@ -289,6 +316,7 @@ def key_index(directory: Path) -> KeyIndex | None:
         keys=sum(max(0, header[-1] - 1) for header in headers),  # the first slot stays empty
         since=datetime.fromtimestamp(min(begins) / 1000, UTC) if begins else None,
         until=datetime.fromtimestamp(max(ends) / 1000, UTC) if ends else None,
+        position=max(header[3] for header in headers),
     )
 
 

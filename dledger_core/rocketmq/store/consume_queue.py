@@ -58,8 +58,26 @@ def decode_units(data: bytes | bytearray | memoryview) -> npt.NDArray[Any]:
 _QUEUE_ROOTS: Final = ("consumequeue", "batchconsumequeue")
 
 
+@dataclass(frozen=True, slots=True)
+class QueueEnd:
+    """The end of a consume queue.
+
+    Attributes:
+        slots: the slot after the last unit.
+        position: physical offset of the last unit; -1 without one.
+    """
+
+    slots: int
+    position: int
+
+
 def queue_ends(directory: Path) -> dict[tuple[str, int], int]:
-    """Return the slot after the last unit of each queue (topic, queue id), by its last file.
+    """Return the slot after the last unit of each queue (topic, queue id), by its last file; see ``queue_tails``."""
+    return {queue: end.slots for queue, end in queue_tails(directory).items()}
+
+
+def queue_tails(directory: Path) -> dict[tuple[str, int], QueueEnd]:
+    """Return the end of each queue (topic, queue id), by its last file.
 
     Args:
         directory: ``consumequeue``, or a topic or a queue in it. A broker may be running on it.
@@ -72,8 +90,13 @@ def queue_ends(directory: Path) -> dict[tuple[str, int], int]:
     ends = {}
     for queue, path in last.items():
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, with its topic
-            filled = np.flatnonzero(decode_units(path.read_bytes())["size"] > 0)
-            ends[queue] = int(path.name) // UNIT_BYTES + (int(filled[-1]) + 1 if len(filled) else 0)
+            slots = decode_units(path.read_bytes())
+            filled = np.flatnonzero(slots["size"] > 0)
+            base = int(path.name) // UNIT_BYTES
+            if len(filled):
+                ends[queue] = QueueEnd(base + int(filled[-1]) + 1, int(slots["physical_offset"][filled[-1]]))
+            else:
+                ends[queue] = QueueEnd(base, -1)
     return ends
 
 
