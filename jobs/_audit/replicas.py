@@ -8,6 +8,8 @@ committed, because a slave only receives what its master has stored. A source be
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import time
 from abc import ABC, abstractmethod
@@ -240,7 +242,7 @@ def _store_replica(name: str, path: Path) -> AuditedReplica:
                 commit_index=None if committed is None else committed - 1,
                 end=last + 1,
                 log_uuid=reader.log_uuid,
-                data_bytes=sum(file.stat().st_blocks * 512 for file in (path / "data").iterdir()),
+                data_bytes=_disk_bytes(path / "data"),
                 damaged=damaged,
                 missing=log_end.missing,
             )
@@ -248,6 +250,14 @@ def _store_replica(name: str, path: Path) -> AuditedReplica:
         raise ConfigError(f"--replica {name} is not a store: {error.what}", error.where, error.remedy) from None
     except StorageError as error:
         return AuditedReplica(group=STORE_GROUP, name=name, path=str(path.resolve()), reachable=False, error=str(error))
+
+
+def _disk_bytes(directory: Path) -> int:
+    total = 0
+    for file in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            total += file.stat().st_blocks * 512
+    return total
 
 
 def node_replicas(
@@ -545,15 +555,30 @@ class _ClassicSource(Source):
 
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
         for first, stop in aligned(start, end, span):
-            low, high = self._positions(first, stop)
-            hasher = blake3()
-            for chunk in self._log.read(low, high):
-                hasher.update(chunk)
-                self._limiter.take(len(chunk))
-            damaged = tuple(sorted(self._damaged(first, stop)))
-            yield RangeSeen(RangeDigest(first, stop, high - low, hasher.digest(), b""), damaged)
+            try:
+                yield self._digest(first, stop)
+            except FileNotFoundError as error:
+                yield Gap(first, stop, "deleted", f"deleted meanwhile: {error.filename}")
+
+    def _digest(self, start: int, end: int) -> RangeSeen:
+        low, high = self._positions(start, end)
+        hasher = blake3()
+        for chunk in self._bytes(low, high):
+            hasher.update(chunk)
+            self._limiter.take(len(chunk))
+        damaged = tuple(sorted(self._damaged(start, end)))
+        return RangeSeen(RangeDigest(start, end, high - low, hasher.digest(), b""), damaged)
 
     def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
+        at = start
+        try:
+            for found in self._entries(start, end):
+                yield found
+                at = found.end if isinstance(found, Gap) else at + found.num_rows
+        except FileNotFoundError as error:
+            yield Gap(at, end, "deleted", f"deleted meanwhile: {error.filename}")
+
+    def _entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
         damaged = self._damaged(start, end)
         at = start
         for index in [*sorted(damaged), end]:
@@ -577,6 +602,12 @@ class _ClassicSource(Source):
     def _positions(self, start: int, end: int) -> tuple[int, int]:
         return start * self._block, min(end * self._block, self._end)
 
+    def _bytes(self, low: int, high: int) -> Iterator[bytes]:
+        first = self._log.files[0]
+        if low < first.position:  # the broker has deleted files since the snapshot of the replicas
+            raise FileNotFoundError(errno.ENOENT, "deleted meanwhile", f"positions {low} to {first.position - 1}")
+        yield from self._log.read(low, high)
+
     def _damaged(self, start: int, end: int) -> dict[int, str]:
         """Return the blocks of damaged messages with the reason."""
         found: dict[int, str] = {}
@@ -587,7 +618,7 @@ class _ClassicSource(Source):
 
     def _batch(self, start: int, end: int) -> pa.RecordBatch:
         low, high = self._positions(start, end)
-        data = b"".join(self._log.read(low, high))
+        data = b"".join(self._bytes(low, high))
         self._limiter.take(len(data))
         bodies = [data[at : at + self._block] for at in range(0, len(data), self._block)]
         zeros = pa.array([0] * len(bodies), pa.int64())

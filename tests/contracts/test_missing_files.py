@@ -22,6 +22,7 @@ from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.survey import survey_directory
 from dledger_core.storage.files.file_system import OsFile, OsFiles
 from dledger_core.storage.read import store_reader
+from jobs._audit.replicas import Gap, open_source, stored_logs
 from tests.cli import command
 from tests.contracts.test_damage_table import TARGET, bodies
 from tests.contracts.test_damage_table import classic as classic_files
@@ -222,6 +223,20 @@ def test_rest_is_read_if_retention_deletes_files_meanwhile(store: Store, when: s
     assert [row[by] for row in rows][-len(rest) :] == rest
     assert bool(found) == (len(rows) == len(rest))
     assert bool(found) or (when == "between" and by == "index"), "a file that was open before is still read"
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_audit_calls_files_deleted_meanwhile_no_damage(tmp_path: Path, kind: str) -> None:
+    stores = {name: made(kind, tmp_path / name) for name in ("one", "two")}
+    replicas = stored_logs({name: store.path for name, store in stores.items()})
+    stores["one"].files[0].unlink()
+    [found] = replicas.values()
+    for replica in found:
+        with open_source(replica) as source:
+            digests = list(source.digests(replica.first_index, replica.end, 16))
+            entries = list(source.entries(replica.first_index, replica.end))
+        kinds = {each.kind for each in [*digests, *entries] if isinstance(each, Gap)}
+        assert kinds == ({"deleted"} if replica.name == "one" else set())
 
 
 @pytest.mark.parametrize("kind", ["native", "generation_a", "generation_b"])

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from dledger_core.errors import CorruptRecordError, StoreMismatchError
+from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
 from dledger_core.ids import Index
 from dledger_core.record import MAGIC_DATA, RECORD_SCHEMA, Records, inside, segment_name, to_arrow
 from dledger_core.rocketmq.message.bodies import MESSAGES
@@ -481,13 +481,18 @@ def _readable(log: StoreReader, at: int, end: int) -> Iterator[Records | Damaged
     while at < end:
         try:
             found = log.records(at, limit, _READ_BYTES)
+        except IndexOutOfRangeError as error:
+            stop = min(int(error.values["first_index"]), end)
+            yield Deleted(at, stop)
+            at, limit = stop, end
+            continue
         except CorruptRecordError as error:
-            problem = _problem(log, error, at, end)
+            problem = _damaged(log, error, at, end)
             damaged = int(error.values.get("index", at))
-            if isinstance(problem, Damaged) and at < damaged < limit:
+            if at < damaged < limit:
                 limit = damaged  # the entries before it first
                 continue
-            if isinstance(problem, Damaged) and limit - at > 1 and read_failure(error) is not None:
+            if limit - at > 1 and read_failure(error) is not None:
                 limit = at + (limit - at) // 2  # one of the entries cannot be read: find it
                 continue
             yield problem
@@ -497,11 +502,8 @@ def _readable(log: StoreReader, at: int, end: int) -> Iterator[Records | Damaged
         at, limit = at + found.count, end
 
 
-def _problem(log: StoreReader, error: CorruptRecordError, at: int, end: int) -> Damaged | Deleted:
+def _damaged(log: StoreReader, error: CorruptRecordError, at: int, end: int) -> Damaged:
     """Return the entries from ``at`` on that a failed read concerns."""
-    first = int(log.first_index_now)
-    if at < first:
-        return Deleted(at, min(first, end))
     gap = next((each for each in log.gaps if each.start <= int(error.values.get("index", at)) < each.end), None)
     if gap is not None:
         return _missing(gap)

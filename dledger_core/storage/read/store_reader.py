@@ -827,7 +827,13 @@ class StoreReader:
         """Return records as stored on disk, checked; otherwise like ``read``."""
         if not self.first_index <= start <= self.last_index or end <= start:
             raise out_of_range(self._layout.root, start, end, self.first_index, self.last_index)
-        return self._reader.read(start, min(end, self.last_index + 1), max_bytes)
+        try:
+            return self._reader.read(start, min(end, self.last_index + 1), max_bytes)
+        except CorruptRecordError as error:
+            first = self.first_index_now
+            if start < first:  # retention has deleted it meanwhile
+                raise out_of_range(self._layout.root, start, end, first, self.last_index) from error
+            raise
 
     def index_mismatches(self, records: Records) -> list[int]:
         """Return the indexes of those ``records`` whose rows in the index files differ from the data.
