@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import pyarrow as pa
+
 from dledger_core.client import EntryCheck, LogPosition, Loss, LossKind, check_of, find_loss
 from dledger_core.client.protocol import LogRange
 from dledger_core.errors import (
@@ -204,19 +206,21 @@ class Dataset:
                 the log.
             CorruptRecordError: the record before the end of the dataset is damaged.
         """
-        low, high = opened.indexes
+        (low, high), parts = opened.indexes, self.parts["log"]
+        if parts and asked == parts[0].first:
+            asked = None  # retention may have deleted it meanwhile
         if asked is not None and not low <= asked <= high:
             raise IndexOutOfRangeError("the start is not in the log", str(opened.path), f"use {low} to {high}")
-        if not self.parts["log"]:
+        if not parts:
             return low if asked is None else asked
-        log, last = opened.log, self.parts["log"][-1]
+        log, last = opened.log, parts[-1]
         if log is None:
             raise StoreMismatchError(
                 "the dataset contains entries of a store, and the source is a classic CommitLog",
                 str(self.directory),
                 _OTHER_DIRECTORY,
             )
-        self._check_start("index", asked, self.parts["log"])
+        self._check_start("index", asked, parts)
         view = LogRange(low, high, -1, log.log_uuid, log.chain)
         loss = find_loss(last.position, view, lambda index: check_in(log, index))
         is_later = asked is not None and asked > last.next
@@ -310,8 +314,13 @@ def message_check(opened: LogDirectory, position: int) -> int | None:
         if isinstance(found, Damaged):
             raise found.error
         if not isinstance(found, Deleted) and found.num_rows and found.column("position")[0].as_py() == position:
-            return check_of(0, 0, position, found.column("body")[0].as_py())
+            return check_of_message(found)
     return None
+
+
+def check_of_message(entry: pa.RecordBatch) -> int:
+    """Return the check of the first message of a batch of a CommitLog."""
+    return check_of(0, 0, entry.column("position")[0].as_py(), entry.column("body")[0].as_py())
 
 
 def end_of_part(log: StoreReader, start: int, end: int, file: str | None) -> Part:

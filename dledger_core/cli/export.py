@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, ipc, parquet
 
-from dledger_core.cli.dataset import Dataset, Part, Section, end_of_part, message_check
+from dledger_core.cli.dataset import Dataset, Part, Section, check_of_message, end_of_part
 from dledger_core.cli.entries import Filters, SeekTarget, SeekType, condition_options
 from dledger_core.cli.formats import body_text, json_objects
 from dledger_core.cli.help import command, examples, option
@@ -348,8 +348,9 @@ class _Target:
                     writer.write_batch(batch)
                 rows += chosen.num_rows
                 if examined.num_rows:
-                    last = examined.column("position" if by_position else "index")[-1].as_py()
-                    at = last + (len(examined.column("body")[-1].as_buffer()) if by_position else 1)
+                    last = examined.slice(examined.num_rows - 1)
+                    at = last.column("position" if by_position else "index")[0].as_py()
+                    at += len(last.column("body")[0].as_buffer()) if by_position else 1
                 if nbytes >= self.part_bytes:
                     break
             else:
@@ -370,13 +371,14 @@ class _Target:
         fitting = chosen.slice(0, count)
         return fitting, fitting, int(ends[count - 1])
 
-    def _add(self, section: Section, start: int, end: int, last: int | None, temporary: Path | None) -> None:
+    def _add(self, section: Section, start: int, end: int, last: pa.RecordBatch | None, temporary: Path | None) -> None:
         name = None if temporary is None else f"{_PREFIXES[section]}{start:020d}-{end:020d}.{self.kind}"
         if section == "log" and self.opened.log is not None:
             part = end_of_part(self.opened.log, start, end, name)
+        elif last is not None:
+            part = Part(start, end, check=check_of_message(last), last=last.column("position")[0].as_py(), file=name)
         else:
-            check = None if last is None else message_check(self.opened, last)
-            part = Part(start, end, check=check, last=last, file=name)
+            part = Part(start, end, file=name)
         self.dataset.add(section, part, temporary)
         self.files += name is not None
 

@@ -279,6 +279,7 @@ def test_export_with_from_never_repeats_entries(tmp_path: Path) -> None:
     assert "[INDEX_OUT_OF_RANGE]" in error
     run("export", store.path, out, "--from", error.partition("--from ")[2].split()[0])
     assert indexes(out) == [*range(100, 400), *range(first, 2000)]
+    assert result_of("export", store.path, out, "--from", 100)["files"] == 0, "entry 100 is deleted now"
 
 
 def test_second_export_into_the_same_directory_is_refused(tmp_path: Path) -> None:
