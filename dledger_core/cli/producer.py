@@ -50,9 +50,18 @@ def expire(connection: Connection, output: Format, producer_ids: tuple[str, ...]
     """Expire producers: the log forgets their ids and appends.
 
     Only for ids that no program uses now: a retry of an append from before would be rejected with
-    PRODUCER_UNKNOWN, or appended again if it was the id's first one.
+    PRODUCER_UNKNOWN, or appended again if it was the id's first one. An id that the log does not know is named as such.
     """
+    expired: list[str] = []
     with connection.client() as client:
-        for producer_id in producer_ids:
-            client.expire_producer(producer_id)
-    show_result({"expired": list(producer_ids)}, output)
+        for producer_id in dict.fromkeys(producer_ids):
+            if client.producer(producer_id).known:
+                client.expire_producer(producer_id)
+                expired.append(producer_id)
+    unknown = [producer_id for producer_id in dict.fromkeys(producer_ids) if producer_id not in expired]
+    show_result({"expired": expired, "unknown": unknown}, output)
+    if unknown:
+        say(
+            f"group {connection.group} does not know {', '.join(map(repr, unknown))}, so nothing was expired for it: "
+            "never used here, or expired already. 'dledger producer list' shows the known ids"
+        )

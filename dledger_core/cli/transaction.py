@@ -6,7 +6,7 @@ import click
 
 from dledger_core.cli.help import CommandGroup, examples
 from dledger_core.cli.options import Connection, connection_options, format_option
-from dledger_core.cli.output import Format, show_result, show_rows
+from dledger_core.cli.output import Format, say, show_result, show_rows
 from dledger_core.control import TransactionId
 
 
@@ -49,6 +49,17 @@ def abort(connection: Connection, output: Format, query_id: str, batch_id: int |
         rows = client.describe("transactions", client.metadata().leader_id).to_pylist()
         batches = [row["batch_id"] for row in rows if row["query_id"] == query_id]
         chosen = [batch for batch in batches if batch_id in (None, batch)]
-        for batch in chosen:
-            client.abort_transaction(TransactionId(query_id, batch))
-    show_result({"query_id": query_id, "aborted": chosen}, output)
+        ended = {batch: client.abort_transaction(TransactionId(query_id, batch)).state for batch in chosen}
+    # One that was committed since the list was made stays committed.
+    aborted = [batch for batch in chosen if ended[batch] not in ("committed", "open")]
+    show_result({"query_id": query_id, "aborted": aborted}, output)
+    for batch in chosen:
+        if batch not in aborted:
+            say(f"micro-batch {batch} is {ended[batch]}: it was not aborted")
+    if not chosen:
+        name = f"query {query_id!r}" + (f", micro-batch {batch_id}," if batch_id is not None else "")
+        others = f"open ones of the query: {', '.join(map(str, batches))}; " if batches else ""
+        say(
+            f"{name} has no open transaction in group {connection.group}, so nothing was aborted: {others}"
+            "'dledger transaction list' shows all"
+        )

@@ -152,8 +152,11 @@ def test_producer_is_listed_until_it_is_expired(cluster: LocalCluster) -> None:
     result_of("append", *peers, "hello", "--producer-id", "listed")
     assert {"producer_id": "listed", "next_sequence": 1, "once": False}.items() <= rows_of_producer(peers).items()
     assert [found["rows"] >= 1 for found in result_of("status", *peers)["tables"]][:2] == [True, False]
-    result_of("producer", "expire", *peers, "listed")
-    assert rows_of_producer(peers) == {}
+    for expired, unknown in ((["listed"], ["nosuch"]), ([], ["listed", "nosuch"])):
+        found = run("producer", "expire", *peers, "listed", "nosuch", "listed", "--format", "json")
+        assert json.loads(found.stdout) == {"expired": expired, "unknown": unknown}
+        assert all(repr(name) in found.stderr for name in unknown)
+        assert rows_of_producer(peers) == {}
 
 
 def test_open_transaction_is_listed_until_it_is_aborted(cluster: LocalCluster) -> None:
@@ -174,7 +177,9 @@ def test_open_transaction_is_listed_until_it_is_aborted(cluster: LocalCluster) -
     for more, aborted in ((("--batch-id", "1"), [1]), ((), [0]), ((), [])):
         assert result_of("transaction", "abort", *peers, "failed", *more) == {"query_id": "failed", "aborted": aborted}
     assert [row["query_id"] for row in listed()] == ["alive"]
-    run("transaction", "abort", *peers, "alive")
+    for more in (("nosuch",), ("alive", "--batch-id", "7")):
+        assert more[0] in run("transaction", "abort", *peers, *more).stderr, "nothing was aborted"
+    assert not run("transaction", "abort", *peers, "alive").stderr
 
 
 def rows_of_producer(peers: tuple[str, ...]) -> dict[str, Any]:
