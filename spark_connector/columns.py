@@ -48,7 +48,12 @@ def schema_for(decode: str, protocol: str = "dledger", columns: Sequence[str] | 
     schema = MESSAGE_SCHEMA if decode == "message" else ENTRY_SCHEMA
     if protocol == "dledger-java":
         schema = schema.append(_COMMITTED)
-    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    return schema if columns is None else pa.schema([schema.field(name.lower()) for name in columns])
+
+
+def with_names(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
+    """Return a batch with the names of a user-given schema, which Spark expects as they are written there."""
+    return batch if columns is None else batch.rename_columns(list(columns))
 
 
 def ddl_of(schema: pa.Schema) -> str:
@@ -98,15 +103,17 @@ def _quoted(name: str) -> str:
 
 
 def chosen_columns(schema: StructType, offered: pa.Schema) -> tuple[str, ...]:
-    """Return the columns of a user-given schema: any of those offered, in any order.
+    """Return the columns of a user-given schema: any of those offered, in any order, with the given names.
+
+    Names are compared without case, as Spark does by default; a Python data source is not told spark.sql.caseSensitive.
 
     Raises:
         SchemaError: a column is unknown, has another type or is named twice, or there is none.
     """
     known = {field.name: _type_name(field.type) for field in offered}
     names = tuple(schema.names)
-    fit = all(known.get(column.name) == column.dataType.simpleString() for column in schema.fields)
-    if not fit or not names or len(set(names)) < len(names):
+    fit = all(known.get(column.name.lower()) == column.dataType.simpleString() for column in schema.fields)
+    if not fit or not names or len(set(map(str.lower, names))) < len(names):
         raise SchemaError(
             f"the schema {schema.simpleString()} does not match the columns of this source",
             "",

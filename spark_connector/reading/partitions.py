@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from dledger_core import READ_SCHEMA, empty_batch
-from spark_connector.columns import rows_of, schema_for
+from spark_connector.columns import rows_of, schema_for, with_names
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
@@ -64,7 +64,7 @@ def read_partition(
     """Yield the entries of a partition as batches of 1-8 MB where possible; nothing for None."""
     if partition is not None:
         for batch in _joined(_batches(partition, options, open_log)):
-            yield from _slices(batch)
+            yield from _slices(with_names(batch, options.columns))
 
 
 def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: OpenLog) -> Iterator[pa.RecordBatch]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from dledger_core import DESCRIPTIONS
+from spark_connector.columns import with_names
 from spark_connector.connections import client_for, store_for
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
@@ -81,7 +82,9 @@ class TableReader(DataSourceReader):
         table = str(self._options.table)
         rows = _rows_of_store(self._options, table) if self._options.path else _rows_of_servers(self._options, table)
         batch = pa.RecordBatch.from_pylist(list(rows), TABLES[table])
-        return [_Rows(batch.select(self._options.columns or batch.schema.names))]
+        columns = self._options.columns
+        chosen = batch.select([name.lower() for name in columns or batch.schema.names])
+        return [_Rows(with_names(chosen, columns))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""

@@ -1,8 +1,9 @@
 """Rows of Spark as bodies per group.
 
 Two shapes are accepted: ``body`` alone (binary or string), or the columns of a message (``topic`` and ``body``, and any
-of ``queue_id, tags, keys, properties``). Both may have a column ``group``. Errors name a row by its number within the
-Spark partition.
+of ``queue_id, tags, keys, properties``). Both may have a column ``group``. Names are compared without case, as Spark
+does by default; a Python data source is not told ``spark.sql.caseSensitive``. Errors name a row by its number within
+the Spark partition.
 """
 
 from __future__ import annotations
@@ -85,19 +86,19 @@ def sink_shape(schema: StructType, options: DLedgerOptions) -> SinkShape:
     Raises:
         SchemaError: a column is missing, unknown, duplicate, or of a wrong type.
     """
-    names = Counter(schema.names)
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:
-        raise SchemaError(f"duplicate column {twice[0]!r}", "", "select it once")
-    kinds = {column.name: column.dataType for column in schema.fields}
-    for name, kind in kinds.items():
+    names = Counter(map(str.lower, schema.names))
+    twice = next((name for name in schema.names if names[name.lower()] > 1), None)
+    if twice is not None:
+        raise SchemaError(f"duplicate column {twice!r}", "", "select it once; names are compared without case")
+    kinds = {column.name.lower(): column.dataType for column in schema.fields}
+    for given, (name, kind) in zip(schema.names, kinds.items(), strict=True):
         if name not in _KINDS:
             raise SchemaError(
-                f"column {name!r} cannot be written", "", f"select only columns among {', '.join(_KINDS)}"
+                f"column {given!r} cannot be written", "", f"select only columns among {', '.join(_KINDS)}"
             )
         if not isinstance(kind, _KINDS[name]):
             raise SchemaError(
-                f"column {name!r} has type {kind.simpleString()}",
+                f"column {given!r} has type {kind.simpleString()}",
                 "",
                 f"cast it to {' or '.join(known.typeName() for known in _KINDS[name])}",
             )
@@ -128,6 +129,7 @@ def rows_by_group(batch: pa.RecordBatch, shape: SinkShape, first_row: int, parti
         SchemaError: a row cannot be written: a null in a required column, an invalid group name, a message that
             cannot be encoded, a record above the maximum size.
     """
+    batch = batch.rename_columns([name.lower() for name in batch.schema.names])
     numbers = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
     for name in _NEVER_NULL if shape.group is not None else ("group", *_NEVER_NULL):
         if name in batch.schema.names and batch.column(name).null_count:

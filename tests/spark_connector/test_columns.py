@@ -49,7 +49,7 @@ def test_ddl_quotes_names_and_marks_not_null() -> None:
     ("fields", "decode"),
     [
         ([("body", StringType())], "none"),
-        ([("Body", BinaryType())], "none"),
+        ([("Body", BinaryType()), ("body", BinaryType())], "none"),
         ([("index", LongType()), ("topic", StringType())], "none"),
         ([("index", IntegerType())], "message"),
         ([("properties", MapType(StringType(), IntegerType()))], "message"),

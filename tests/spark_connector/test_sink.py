@@ -93,6 +93,8 @@ def bodies_by_group(
         ("body string, group string", {}, BY_COLUMN),
         ("body string, group string", {"group": "a"}, SinkShape("a", message=False)),
         ("topic string, body binary", {}, MESSAGE),
+        ("BODY binary", {}, PLAIN),
+        ("Topic string, Body binary, GROUP string", {}, SinkShape(None, message=True)),
         (EVERY_COLUMN, {}, SinkShape(None, message=True)),
     ],
 )
@@ -113,6 +115,8 @@ def test_columns_select_shape(columns: str, options: dict[str, str], shape: Sink
         ("body string, topic string, queue_id string", "queue_id"),
         ("body string, topic string, properties map_of_long", "properties"),
         ("body string, body string", "body"),
+        ("body string, Body string", "body"),
+        ("body string, VALUE string", "VALUE"),
     ],
 )
 def test_wrong_columns_are_named(columns: str, name: str) -> None:
@@ -134,6 +138,11 @@ def test_rows_keep_order_and_numbers_in_each_group() -> None:
     # With the option group the column does not count, not even a null in it.
     no_group = pa.array([None], pa.string())
     assert bodies_by_group(PLAIN, body=["1"], group=no_group) == {"default": ([b"1"], [0])}
+
+
+def test_columns_in_capitals_are_written() -> None:
+    found = bodies_by_group(BY_COLUMN, Body=["1", "2"], GROUP=["a", "b"])
+    assert found == {"a": ([b"1"], [0]), "b": ([b"2"], [1])}
 
 
 def test_message_columns_become_messages() -> None:

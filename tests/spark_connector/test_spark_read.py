@@ -100,8 +100,8 @@ def test_sql_reads_ranges_and_metadata_tables(dledger: Any, cluster: Any, log: A
     groups = dledger.read.format("dledger").options(peers=cluster.peers, table="groups")
     [row] = groups.load().where(f"`group` = '{log.group}'").collect()
     assert (row["end"], row["nodes"], row["leader"]) == (first + 10, 3, cluster.leader(log.group))
-    [row] = groups.option("groups", log.group).schema("leader string, group string").load().collect()
-    assert row.asDict() == {"leader": cluster.leader(log.group), "group": log.group}
+    [row] = groups.option("groups", log.group).schema("Leader string, group string").load().collect()
+    assert row.asDict() == {"Leader": cluster.leader(log.group), "group": log.group}
 
 
 def test_some_columns_of_messages_as_batch_stream_and_view(
@@ -110,13 +110,13 @@ def test_some_columns_of_messages_as_batch_stream_and_view(
     bodies = [*encode_messages("orders", 3, [b"one", b"two"], tags="t", keys="k").to_pylist(), b"no message"]
     first = log.append(bodies).first_index
     rows = [("orders", first, "t"), ("orders", first + 1, "t"), (None, first + 2, None)]
-    columns = "topic string, index bigint, tags string"
+    columns = "topic string, INDEX bigint, Tags string"  # names are compared as Spark compares them, without case
     batch = source(dledger.read, cluster, log.group, decode="message").schema(columns).load()
-    assert batch.columns == ["topic", "index", "tags"]
+    assert batch.columns == ["topic", "INDEX", "Tags"]
     assert [tuple(row) for row in batch.orderBy("index").collect()] == rows
     stream = source(dledger.readStream, cluster, log.group, decode="message", startingOffsets="earliest")
     run(stream.schema(columns).load(), tmp_path)
-    assert sorted(row["index"] for row in read_out(tmp_path)) == [row[1] for row in rows]
+    assert sorted(row["INDEX"] for row in read_out(tmp_path)) == [row[1] for row in rows]
     assert sorted(row.get("topic", "") for row in read_out(tmp_path)) == ["", "orders", "orders"]
     given = f"peers '{cluster.peers}', groups '{log.group}', decode 'message'"
     dledger.sql(f"CREATE OR REPLACE TEMPORARY VIEW some (tags STRING, body BINARY) USING dledger OPTIONS ({given})")

@@ -155,7 +155,7 @@ def test_failed_batch_write_does_not_block_readers(dledger: Any, cluster: Any, l
         sink(rows.write, cluster, log).mode("append").save()
     soon(late.exists, WAIT_S, every_s=0.05)
     for _ in range(2):
-        sink(dledger.sql("SELECT 'after' AS body").write, cluster, log).mode("append").save()
+        sink(dledger.sql("SELECT 'after' AS BODY").write, cluster, log).mode("append").save()
     assert read_all(log) == [b"after"] * 2
 
 
