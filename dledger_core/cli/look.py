@@ -243,7 +243,7 @@ def _log(opened: LogDirectory) -> View:
         facts |= _facts_of(log)
         survey.damage += [f"indexes {a} to {b - 1} are damaged" for a, b in log.damaged if not survey.complete]
     view = View(facts, survey, _terms(log), damage=[*survey.damage, *end_problems(opened)])
-    verify = f"dledger verify {name}" if log is not None else f"dledger dump {name} --format json"
+    verify = f"dledger verify {name}"
     view.next = [f"dledger dump {name} --from -10", *([verify] if view.damage or not survey.complete else [])]
     if log is not None and log.writer != "dledger-python":
         view.next.append(f"dledger convert {name} dledger-data --group NAME --self-id n0 --peers PEERS --dry-run")

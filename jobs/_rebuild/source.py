@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from dledger_core.rocketmq import CommitLogFile
+from dledger_core import IndexOutOfRangeError
+from dledger_core.rocketmq import CommitLogFile, Deleted, FileStop
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerStreamReader
 from spark_connector.source import DLedgerDataSource
@@ -90,13 +91,22 @@ def reader(
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 file, is_open = files[number], number == len(files) - 1 and not closed
-                for found in file.scan():
+                for found in _scan(file):
                     if isinstance(found, pa.RecordBatch):
                         yield from decoded([_entries(found, group)], rules)
                     elif not file.ends_at(found, is_open=is_open):
                         yield damage(group, found.position)
 
     return read
+
+
+def _scan(file: CommitLogFile) -> Iterator[pa.RecordBatch | FileStop]:
+    try:
+        yield from file.scan()
+    except FileNotFoundError:
+        deleted = Deleted(file.position, file.end, by_position=True)
+        remedy = "run the job again: it reads the files that exist"
+        raise IndexOutOfRangeError(str(deleted), file.path, remedy) from None
 
 
 def _entries(messages: pa.RecordBatch, group: str) -> pa.RecordBatch:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from dledger_core import IndexOutOfRangeError
 from dledger_core.rocketmq import commit_log_files
 from dledger_core.rocketmq.store.commit_log import scan_records
 from jobs._rebuild.plan import RebuildOptions, plan_for
@@ -72,3 +73,12 @@ def test_short_file_before_others_is_damage(log: Path) -> None:
     begin = [at for at, _ in scan_records(content)][-3]
     first.write_bytes(content[: begin + 70].ljust(len(content), b"\0"))
     assert units_of(log) == (MESSAGES - 3, [begin])
+
+
+def test_file_that_broker_deletes_meanwhile_is_named(log: Path) -> None:
+    files = commit_log_files(log)
+    read = reader(files, "g", EntryRules(header_bytes=0), closed=False)
+    min(log.iterdir()).unlink()
+    with pytest.raises(IndexOutOfRangeError) as caught:
+        list(read([pa.record_batch({"id": range(len(files))})]))
+    assert caught.value.where == files[0].path
