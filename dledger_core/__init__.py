@@ -51,7 +51,14 @@ from dledger_core.config import (
 from dledger_core.connect import AsyncClient, Client, JavaOptions, connect, open_store
 from dledger_core.control import PARTS_MAX, Part, TransactionId
 from dledger_core.digest import RangeDigest, RangeHasher
-from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
+from dledger_core.environment import (
+    DELTA_VERSION,
+    JAVA_VERSIONS,
+    SPARK_VERSION,
+    find_java,
+    install_command,
+    java_version,
+)
 from dledger_core.errors import (
     BadRequestError,
     BehindError,
@@ -220,6 +227,7 @@ __all__ = [
     "fingerprint_sum",
     "format_peers",
     "inside",
+    "install_command",
     "is_loopback",
     "is_segment_name",
     "java_version",

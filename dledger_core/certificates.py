@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from dledger_core.environment import install_command
 from dledger_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def read_certificates(path: Path) -> list[Certificate]:
     try:
         from cryptography import x509
     except ImportError:
-        raise ConfigError("the package cryptography is missing", "", "pip install 'dledger[tls]'") from None
+        raise ConfigError("the package cryptography is missing", "", install_command("tls")) from None
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except OSError as error:
@@ -151,7 +152,7 @@ class _Authority:
             from cryptography.hazmat.primitives import serialization
             from cryptography.hazmat.primitives.asymmetric import ec
         except ImportError:
-            raise ConfigError("the package cryptography is missing", "", "pip install 'dledger[tls]'") from None
+            raise ConfigError("the package cryptography is missing", "", install_command("tls")) from None
         if files.cert(name).exists() and files.key(name).exists():
             key = serialization.load_pem_private_key(files.key(name).read_bytes(), None)
             assert isinstance(key, ec.EllipticCurvePrivateKey)

@@ -1,8 +1,10 @@
-"""Versions of Spark and Java that are tested together, and the search for an installed Java."""
+"""Versions of Spark and Java that are tested together, the search for an installed Java, requirements of extras."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +13,15 @@ from typing import Any, Final
 
 from dledger_core.errors import ConfigError
 
-__all__ = ["DELTA_VERSION", "JAVA_VERSIONS", "SPARK_VERSION", "SYSTEM_JAVA", "find_java", "java_version"]
+__all__ = [
+    "DELTA_VERSION",
+    "JAVA_VERSIONS",
+    "SPARK_VERSION",
+    "SYSTEM_JAVA",
+    "find_java",
+    "install_command",
+    "java_version",
+]
 
 SPARK_VERSION: Final = "4.2"
 """Major and minor version of PySpark and of Spark's servers."""
@@ -19,6 +29,25 @@ DELTA_VERSION: Final = "4.4.0"
 JAVA_VERSIONS: Final = (17, 21)
 """Major versions of Java."""
 SYSTEM_JAVA: Final = Path("/usr/lib/jvm")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs what an extra of this package requires.
+
+    It names the packages: ``dledger[EXTRA]`` works only where an index has this package.
+    """
+    return " ".join(["pip install", *(f"'{each}'" for each in _requirements(extra))])
+
+
+def _requirements(extra: str) -> Iterator[str]:
+    for line in importlib.metadata.requires("dledger") or ():
+        requirement, _, marker = line.partition(";")
+        if re.search(rf"""extra == ["']{extra}["']""", marker):
+            own = re.fullmatch(r"dledger\[([\w,-]+)\]", requirement.strip())
+            if own is None:
+                yield requirement.strip()
+            for name in own[1].split(",") if own else ():
+                yield from _requirements(name)
 
 
 def find_java() -> Path:

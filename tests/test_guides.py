@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from pyarrow import parquet
 
 from dledger_core import Client, LocalCluster, find_java
 from tests.rocketmq.golden import THREE, extract, units
+from tests.support.soon import soon
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -119,6 +121,44 @@ def test_spark_snippet_of_readme_runs_in_session_that_it_prints(tmp_path: Path) 
 def test_shell_blocks_of_readme_are_valid_bash() -> None:
     for block in re.findall(r"```\n([a-z].*?)```", README, re.DOTALL):
         subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+
+
+# --- a log in your own program ----------------------------------------------------------------------------------------
+
+OWN_PROGRAM = (ROOT / "dledger_core/client/README.md").read_text()
+
+
+@pytest.mark.integration
+def test_program_of_guide_follows_a_log_and_keeps_its_place(tmp_path: Path) -> None:
+    (code,) = blocks(OWN_PROGRAM, "Follow a log and keep your place")
+    program, handled = tmp_path / "program.py", tmp_path / "handled"
+    program.write_text(
+        "import sys\npeers = sys.argv[1]\n\ndef handle(index, body):\n"
+        f"    with open({str(handled)!r}, 'a') as file:\n        print(index, body.decode(), file=file)\n\n{code}"
+    )
+
+    def rows() -> list[list[str]]:
+        return [line.split() for line in handled.read_text().splitlines()] if handled.exists() else []
+
+    def run_until(count: int, peers: str) -> None:
+        place = tmp_path / "orders.place"
+        with subprocess.Popen([sys.executable, str(program), peers], cwd=tmp_path) as process:
+            soon(lambda: len({index for index, _ in rows()}) == count and place.exists())
+            soon(lambda: json.loads(place.read_text())["next"] == int(rows()[-1][0]) + 1)
+            process.kill()
+
+    with LocalCluster(1, groups=("orders",)) as cluster, Client(cluster.peers, "orders") as client:
+        client.append([b"one", b"two"])
+        run_until(2, cluster.peers)
+        client.append([b"three"])
+        run_until(3, cluster.peers.partition("-")[2])
+        assert [body for _, body in rows()] == ["one", "two", "three"]
+    with LocalCluster(1, groups=("orders",)) as other:
+        done = subprocess.run(
+            [sys.executable, str(program), other.peers], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, "OTHER_LOG" in done.stderr) == (1, True)
+    assert len(rows()) == 3
 
 
 # --- from a stopped store to a DataFrame -----------------------------------------------------------------------------

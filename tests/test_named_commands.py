@@ -29,7 +29,9 @@ JOBS = {"dledger-audit": "audit_replicas", "dledger-ingest": "ingest", "dledger-
 START = re.compile(r"(?<![\w/.:-])(?:dledger|dledger-(?:audit|ingest|rebuild)|(?:python3? )?jobs/\w+\.py)(?= )")
 IN_LINE = re.compile(r"(?:^|[|&;(] ?|\$ |sudo (?:-\w+ \w+ )?|submit (?:--\S+ \S+ )*)$")
 IN_SENTENCE = re.compile(r"(?:^|\b(?:run|with|by|see|to|or|and|then|add|again)|next:|it:) $")
-SENTENCE_ENDS = re.compile(r"[;,()\n]|\. |\.$|: | - | (?:or|and|again|once|on|with|to|in|then)(?: |$)")
+SENTENCE_ENDS = re.compile(
+    r"[;,()\n]|\. |\.$|: | - | (?:or|and|again|once|on|with|to|in|then|while|shows|lists|reads|prints|names|of)(?: |$)"
+)
 SHELL = re.compile(r" (?:\|\|?|>>?|2>|&&|&|<) ?|\)\"|\)$")
 PEERS = "n0-127.0.0.1:1;n1-127.0.0.1:2"
 VALUES = {"PEERS": PEERS, "TIME": "2026-01-31"}

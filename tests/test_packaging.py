@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import pytest
 from packaging.requirements import Requirement
 
+from dledger_core import install_command
 from tests.rocketmq.golden import THREE, extract, units
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -142,6 +144,40 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Enviro
     subprocess.run([*pip, "install", "--no-index", str(wheel)], check=True, capture_output=True)
     subprocess.run([*pip, "check"], check=True, capture_output=True)
     return found
+
+
+@pytest.mark.slow
+def test_install_lines_of_guide_install_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    guide = (ROOT / "dledger_core/client/README.md").read_text()
+    build, install = re.findall(r"^```\n(pip wheel .*)\n(pip install .*)\n```$", guide, re.MULTILINE)[0]
+    assert build == "pip wheel --no-deps --wheel-dir dist ."  # as the fixture does
+    (tmp_path / "dist").symlink_to(wheel.parent)
+    found = Environment(tmp_path / "environment")
+    venv.create(found.directory, symlinks=True)
+    pip = {"PIP_PYTHON": str(found.directory / "bin" / "python"), "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1"}
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", install], check=True, cwd=tmp_path, env=os.environ | pip | path, capture_output=True)
+    assert (found.packages / "dledger_core").is_dir()
+
+
+@pytest.mark.parametrize("extra", ["tls", "spark", "connect", "demo", "notebooks", "otel"])
+def test_install_command_names_packages_that_satisfy_the_extra(extra: str) -> None:
+    program, verb, *named = shlex.split(install_command(extra))
+    assert (program, verb, bool(named)) == ("pip", "install", True)
+    for text in named:
+        requirement = Requirement(text)
+        assert requirement.name != "dledger"
+        assert requirement.specifier.contains(importlib.metadata.version(requirement.name), prereleases=True)
+
+
+def test_no_program_or_guide_installs_from_an_index() -> None:
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "*.py", "*.md"], capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        if name.startswith("tests/") or name == "CHANGELOG.md" or not (ROOT / name).is_file():
+            continue
+        assert not re.search(r"pip install (?:-\S+ )*'?dledger\b", (ROOT / name).read_text()), name
 
 
 @pytest.mark.slow

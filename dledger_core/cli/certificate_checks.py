@@ -13,6 +13,7 @@ from typing import Final
 from dledger_core.certificates import expiry_of
 from dledger_core.cli.check import Check
 from dledger_core.cli.options import Access
+from dledger_core.environment import install_command
 from dledger_core.errors import ConfigError
 from dledger_core.net.tls import handshake_error, load_certificate, shown_certificate
 from dledger_core.private_file import readers_of
@@ -44,7 +45,7 @@ def client_certificates(access: Access) -> Iterator[Check]:
     if tls is None:
         return
     if importlib.util.find_spec("cryptography") is None:
-        yield Check("certificates", "note", "the package cryptography is missing", "pip install 'dledger[tls]'")
+        yield Check("certificates", "note", "the package cryptography is missing", install_command("tls"))
     else:
         yield _authority(Path(tls.ca))
         if tls.cert is not None:

@@ -72,7 +72,9 @@ def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, memory: boo
             say(f"not durable: the stores are in {cluster.directory}, without fsync, and are removed at the end")
         leaders = {f"leader of {name}": cluster.leader(name) for name in groups}
         pages = {"page": cluster.page(cluster.node_ids[0])}
-        show_result({"peers": cluster.peers, **leaders, **pages}, output)
+        pids = {node_id: cluster.pid(node_id) for node_id in cluster.node_ids}
+        shown = pids if output == "json" else ", ".join(f"{node_id} {pid}" for node_id, pid in pids.items())
+        show_result({"peers": cluster.peers, **leaders, **pages, "pids": shown}, output)
         is_found = parse_peers(cluster.peers)[0].port == LOCAL_PORTS[0]
         variables = {} if is_found else {"PEERS": cluster.peers}
         if cluster.tls is not None:

@@ -31,7 +31,14 @@ from dledger_core.cli.settings import read_settings
 from dledger_core.client.verdict import GroupHealth, ask_health, reasons_of, survival_text
 from dledger_core.config import LIMITS, Peer, format_peers, parse_peers
 from dledger_core.connect import Client
-from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
+from dledger_core.environment import (
+    DELTA_VERSION,
+    JAVA_VERSIONS,
+    SPARK_VERSION,
+    find_java,
+    install_command,
+    java_version,
+)
 from dledger_core.errors import ConfigError, DLedgerError, UnauthenticatedError, UnknownGroupError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.raft import even_group_warning
@@ -46,7 +53,7 @@ _CONNECT_TIMEOUT_S = 2.0
 _TIMEOUT_MS = int(_CONNECT_TIMEOUT_S * 1000)
 _FREE_BYTES_MIN = 1 << 30
 _DESCRIPTORS_MIN = 512
-_WITH_SPARK = "pip install 'dledger[spark]'"
+_WITH_SPARK = install_command("spark")
 
 
 @command(

@@ -18,6 +18,7 @@ import click
 from dledger_core.cli.help import Option
 from dledger_core.cli.options import RESULT_FORMAT
 from dledger_core.cli.output import emit, interrupt_on_sigterm
+from dledger_core.environment import install_command
 from dledger_core.errors import DLedgerError, InvariantViolationError
 from dledger_core.exit_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE, EXIT_USAGE
 
@@ -30,6 +31,8 @@ _COMMANDS: Final = (
 )  # fmt: skip
 """Each is the module of its name, with a click command of its name."""
 
+
+_OF_SPARK: Final = ("delta", "jinja2", "pandas", "pyspark")
 
 _INSTEAD: Final = {
     "dledger --help": ("help", "man", "usage"),
@@ -71,9 +74,9 @@ class _Root(click.Group):
                     return None
                 command = next(iter(found)).load()
         except (ImportError, AttributeError) as error:
-            raise DLedgerError(
-                f"the command {cmd_name} cannot be loaded: {error}", "", "pip install 'dledger[all]'"
-            ) from error
+            of_spark = isinstance(error, ImportError) and (error.name or "").partition(".")[0] in _OF_SPARK
+            remedy = install_command("spark") if of_spark else "run 'pip check', which names missing packages"
+            raise DLedgerError(f"the command {cmd_name} cannot be loaded: {error}", "", remedy) from error
         if not isinstance(command, click.Command):
             raise TypeError(f"{cmd_name} is not a command")
         return command

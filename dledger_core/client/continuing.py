@@ -135,6 +135,9 @@ async def recover_lost(
         for number in range(_ROUNDS_MAX):
             answers = await nodes.ask()
             action = decide(lost, answers, lambda: uuid.uuid4().hex)
+            silent = tuple(sorted(nodes.failures.keys() - lost))
+            if silent and not answers.keys() - lost:
+                action = Unanswered(silent)  # no answer says what the silent nodes have
             first = first or preview(lost, answers)
             if isinstance(action, Refused):
                 raise RecoveryRefusedError(action.what, f"group {group}", action.remedy)

