@@ -12,7 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from dledger_core import Client, LocalCluster
 from dledger_core.rocketmq import encode_messages
@@ -134,6 +136,10 @@ def indexes_in(spark: Any, table: Path) -> list[int]:
     return sorted(row[0] for row in spark.read.format("delta").load(str(table)).select("index").collect())
 
 
+def newest_version(spark: Any, table: Path) -> int:
+    return int(spark.sql(f"DESCRIBE HISTORY delta.`{table}`").selectExpr("max(version)").first()[0])
+
+
 def restore_in(message: str) -> str:
     found = re.search(r"RESTORE TABLE delta\.`[^`]+` TO VERSION AS OF [0-9]+", message)
     assert found is not None, message
@@ -152,7 +158,7 @@ def starting_offsets_in(message: str) -> list[str]:
 def test_ingest_refuses_table_that_went_back_until_its_remedy_is_typed(
     spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
+    table, checkpoint, older = tmp_path / "table", tmp_path / "checkpoint", tmp_path / "older"
     given = ["--peers", cluster.peers, "--groups", "a", "--table", str(table)]
     arguments = [*given, "--checkpoint", str(checkpoint)]
 
@@ -165,58 +171,43 @@ def test_ingest_refuses_table_that_went_back_until_its_remedy_is_typed(
         return str(summary["message"])
 
     append(cluster, 10)
-    assert run(capsys, *arguments)[:1] == (0,)
-    older = indexes_in(spark, table)
-    version = spark.sql(f"DESCRIBE HISTORY delta.`{table}`").selectExpr("max(version)").first()[0]
-    shutil.copytree(checkpoint, tmp_path / "old checkpoint")
-    shutil.copytree(table, tmp_path / "old table")
-    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    assert run(capsys, *arguments)[0] == 0
+    version = newest_version(spark, table)
+    shutil.copytree(checkpoint, older)
     append(cluster, 10)
-    assert run(capsys, *arguments)[:1] == (0,)
-    complete = indexes_in(spark, table)
-    assert (len(older), len(complete)) == (10, 20)
+    assert run(capsys, *arguments)[0] == 0
 
-    # went back: the remedy in the message brings the rows back
     spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF {version}")
     message = refused(*arguments)
-    assert f"version {version + 3} of the table (RESTORE)" in message
-    assert starting_offsets_in(message) == ["--starting-offsets", json.dumps({"a": older[-1] + 1})]
+    assert f"version {version + 2} of the table (RESTORE)" in message
+    kept = indexes_in(spark, table)
+    assert starting_offsets_in(message) == ["--starting-offsets", json.dumps({"a": kept[-1] + 1})]
     spark.sql(restore_in(message))
-    spark.sql(f"DELETE FROM delta.`{table}` WHERE index = {older[0]}")
+
     append(cluster, 1)
-    assert run(capsys, *arguments)[1]["rows"] == 1
-    assert indexes_in(spark, table)[:-1] == complete[1:]
-
-    # the log of the table no longer has the commits of the query
-    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.checkpointInterval' = '100')")
-    for file in sorted((table / "_delta_log").glob("[0-9]*[0-9].json"))[:-1]:
-        file.unlink()
-    TableHistory(spark, str(table), str(checkpoint)).check(["a"], {})
-    TableHistory(spark, str(table), str(checkpoint)).check(["a", "b"], {"b": 0})
-    with pytest.raises(TableMismatchError):  # a group that another query has written into the table
-        TableHistory(spark, str(table), str(checkpoint)).check(["a", "b"], {"a": 0})
-    TableHistory(spark, str(table), str(tmp_path / "of another group")).check(["b"], {"b": 0})
-
-    # an older checkpoint, and one that is new
-    assert "left out" in refused(*given, "--checkpoint", str(tmp_path / "old checkpoint"))
     message = refused(*given, "--checkpoint", str(tmp_path / "new"))
-    append(cluster, 1)
     code, summary, _ = run(capsys, *given, "--checkpoint", str(tmp_path / "new"), *starting_offsets_in(message))
     assert (code, summary["rows"]) == (0, 1)
     found = indexes_in(spark, table)
     assert len(found) == len(set(found)) == 21
 
+    def check(table: Path, checkpoint: Path, starts: dict[str, int] | None = None) -> None:
+        TableHistory(spark, str(table), str(checkpoint)).check(["a"], starts or {})
+
+    check(table, checkpoint)
+    check(table, checkpoint, {"b": 0})
+    check(table, tmp_path / "of another group", {"b": 0})
+    for place, known, starts in (
+        (table, older, {}),
+        (tmp_path / "absent", checkpoint, {}),
+        (table, checkpoint, {"a": found[-1]}),  # a group that another query has written
+    ):
+        with pytest.raises(TableMismatchError):
+            check(place, known, starts)
+
     (snippet,) = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
     exec(snippet.replace("/tmp/events", str(table)), {"spark": spark})
     assert len(re.findall(r"\|\s*body\|", capsys.readouterr().out)) == 1 + 20
-
-    # an older copy of the table, another table, none; without a directory there is nothing to keep
-    for other in ("old table", "other", "absent"):
-        if other == "other":
-            spark.sql(f"CREATE TABLE delta.`{tmp_path / other}` USING delta AS SELECT * FROM delta.`{table}` LIMIT 0")
-        message = refused(*given[:-1], str(tmp_path / other), "--checkpoint", str(checkpoint))
-        assert ("--checkpoint NEW" in message) == (other != "absent")
-        assert (tmp_path / other).exists() == (other != "absent")
 
 
 @pytest.mark.spark
@@ -225,27 +216,24 @@ def test_rebuild_refuses_table_that_went_back(
     spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rebuild = partial(run_in_process, rebuild_consume_queue.command, capsys)
-    table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
+    table, checkpoint, older = tmp_path / "table", tmp_path / "checkpoint", tmp_path / "older"
     arguments = ["--peers", cluster.peers, "--groups", "m", "--table", str(table), "--checkpoint", str(checkpoint)]
+    version = 0
     with Client(cluster.peers, "m") as client:
         for number in range(2):
             client.append(encode_messages(topic=["t"], queue_id=[0], body=[b"%d" % number]))
             assert rebuild(*arguments)[0] == 0
             if number == 0:
-                shutil.copytree(checkpoint, tmp_path / "old checkpoint")
-                version = spark.sql(f"DESCRIBE HISTORY delta.`{table}`").selectExpr("max(version)").first()[0]
+                shutil.copytree(checkpoint, older)
+                version = newest_version(spark, table)
     spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF {version}")
     code, summary, _ = rebuild(*arguments)
     assert (code, summary["error"]) == (3, "DLEDGER_TABLE")
     spark.sql(restore_in(summary["message"]))
-    code, summary, _ = rebuild(*arguments)
-    assert (code, summary["rows"]) == (0, 2)
-    code, summary, _ = rebuild(*arguments[:-1], str(tmp_path / "old checkpoint"))
-    assert (code, summary["error"]) == (3, "DLEDGER_TABLE")
-    shutil.rmtree(table)
-    code, summary, _ = rebuild(*arguments)
-    assert (code, summary["error"]) == (3, "DLEDGER_TABLE")
-    assert not table.exists()
+    TableHistory(spark, str(table), str(checkpoint)).check_appends()
+    for place, known in ((table, older), (tmp_path / "absent", checkpoint)):
+        with pytest.raises(TableMismatchError):
+            TableHistory(spark, str(place), str(known)).check_appends()
 
     # the same from a file system that only Spark reads
     local = query_progress(spark, str(checkpoint))
@@ -253,3 +241,19 @@ def test_rebuild_refuses_table_that_went_back(
         patch.setattr(_table_history, "local_path", lambda _: None)
         assert query_progress(spark, str(checkpoint)) == local is not None
         assert query_progress(spark, str(tmp_path / "absent")) is None
+
+
+@pytest.mark.spark
+def test_micro_batch_is_found_in_checkpoint_of_table_log(spark: Any, tmp_path: Path) -> None:
+    log = tmp_path / "a [table]" / "_delta_log"
+    log.mkdir(parents=True)
+    history = TableHistory(spark, str(log.parent), str(tmp_path / "checkpoint"))
+    assert history.recorded_batch("q") == -1
+    rows = [{"txn": None}, {"txn": {"appId": "q", "version": 7}}, {"txn": {"appId": "other", "version": 9}}]
+    parquet.write_table(pa.Table.from_pylist(rows[::-1]), log / f"{20:020}.checkpoint.parquet")
+    for version, batch in ((19, 8), (21, 3)):  # version 19 is in the checkpoint
+        action = {"txn": {"appId": "other" if version == 21 else "q", "version": batch}}
+        (log / f"{version:020}.json").write_text(json.dumps(action) + "\n" + json.dumps({"commitInfo": {}}))
+    assert history.recorded_batch("q") == 7
+    (log / f"{22:020}.json").write_text(json.dumps({"txn": {"appId": "q", "version": 8}}))
+    assert history.recorded_batch("q") == 8
