@@ -26,8 +26,12 @@ _POLL_S: Final = 0.01
 @contextmanager
 def held_back() -> Iterator[None]:
     """Keep back what processes write to stderr that start in this block; write it if the block fails."""
+    try:
+        terminal = os.dup(_STDERR)
+    except OSError:  # the program was started without stderr
+        yield
+        return
     sys.stderr.flush()
-    terminal = os.dup(_STDERR)
     reading, writing = os.pipe()
     os.dup2(writing, _STDERR)
     os.close(writing)
