@@ -52,7 +52,7 @@ def flipped(request: pytest.FixtureRequest, tmp_path: Path) -> Damaged:
     outside = part == "outside"
     flip(file, offset + 48 + (_SYS_FLAG_AT if outside else row["body"].index(message["body"])), 1)
     wrong = bytes([message["body"][0] ^ 1]) + message["body"][1:]
-    hidden = dict(message["properties"])["UNIQ_KEY"].encode() if outside else wrong
+    hidden = message["msg_id"].encode() if outside else wrong
     return Damaged(path, index, row["position"], message["topic"], hidden, outside=outside)
 
 
