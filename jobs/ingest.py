@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 __all__ = ["IngestOptions", "command", "main"]
 
+_ADDED: Final = {"batch_index": "INT"}
+"""Columns, with their types, that tables of earlier releases lack."""
 _REPORT_EVERY_S: Final = 2.0
 _CONTINUE: Final = "start them and run the same command again: it continues where the checkpoint ends"
 
@@ -288,14 +290,14 @@ def _run(spark: SparkSession, options: IngestOptions, starts: dict[str, int], st
     from spark_connector import monitor
 
     register(spark)
-    _check_columns(spark, options)
+    columns = _check_columns(spark, options)
     TableHistory(spark, options.table, options.checkpoint).check(options.groups, starts)
     began = time.monotonic()
     totals, outcome = _Totals(), Outcome({"exit_reason": "available data read"})
     with ExitStack() as stack:
         if options.lag_outputs():
             stack.enter_context(monitor(spark, log=False, insecure=options.insecure, **options.lag_outputs()))
-        rows = spark.readStream.format("dledger").options(**options.source()).load()
+        rows = spark.readStream.format("dledger").options(**options.source()).load().select(*columns)
         writer = rows.writeStream.format("delta").outputMode("append").trigger(**options.trigger)
         query = writer.option("checkpointLocation", options.checkpoint).start(options.table)
         try:
@@ -311,17 +313,28 @@ def _run(spark: SparkSession, options: IngestOptions, starts: dict[str, int], st
     return Outcome({**totals.summary(), **outcome.summary, **more}, outcome.exit_code)
 
 
-def _check_columns(spark: SparkSession, options: IngestOptions) -> None:
-    """Reject a table whose columns differ from those of the source."""
+def _check_columns(spark: SparkSession, options: IngestOptions) -> list[str]:
+    """Return the columns to write; reject a table whose columns differ from those of the source.
+
+    A table of an earlier release lacks columns that were added since, and keeps its own.
+    """
     from delta.tables import DeltaTable
 
+    names: list[str] = schema_for(options.decode, options.protocol).names
     if not DeltaTable.isDeltaTable(spark, options.table):
-        return
+        return names
     found = spark.read.format("delta").load(options.table).columns
-    if found and found != schema_for(options.decode, options.protocol).names:
+    kept = [name for name in names if name in found or name not in _ADDED]
+    if found and sorted(found) != sorted(kept):
         values = {"columns": ",".join(found)}
         remedy = "name another directory, or use the --decode of the table"
         raise ConfigError(f"--table {options.table} has other columns than the source", "", remedy, values)
+    if not found or len(kept) == len(names):
+        return names
+    for name in (name for name in names if name not in kept):
+        add = f"ALTER TABLE delta.`{options.table}` ADD COLUMN {name} {_ADDED[name]}"
+        progress(f"note: the table has no column {name}; to add it, run in Spark SQL: {add}")
+    return kept
 
 
 def _failed(error: Exception, source: dict[str, str]) -> Outcome:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 import pyarrow.compute as pc
 
-from dledger_core.rocketmq import decode_chunks, decode_messages
+from dledger_core.rocketmq import Selected, decode_chunks, select_entries
 from spark_connector.errors import DecodeError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
@@ -131,13 +131,13 @@ def rows_of(batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema:
     names = ["index", "term", "position", "timestamp", "body"]
     if options.decode == "message":
         of_messages = [name for name in schema.names if name not in (*names[:-1], "group", "committed")]
-        batch = wanted(batch.select(names), options)
-        fail = options.on_decode_error == "fail"
-        chunks = decoded(batch, of_messages, fail=fail, group=part.group) if batch.num_rows else iter(())
+        selected = wanted(batch.select(names), options)
+        batch, fail = selected.entries, options.on_decode_error == "fail"
+        chunks = selected.only(decoded(batch, of_messages, fail=fail, group=part.group)) if batch.num_rows else iter(())
     else:
-        chunks = iter([{name: batch.column(name) for name in names}])
-    for columns in chunks:
-        rows = len(columns["index"])
+        chunks = iter([batch.select(names)])
+    for chunk in chunks:
+        rows, columns = chunk.num_rows, {name: chunk.column(name) for name in chunk.schema.names}
         if "group" in schema.names:
             columns["group"] = pa.repeat(part.group, rows)
         if (
@@ -150,7 +150,7 @@ def rows_of(batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema:
         yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
-def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> pa.RecordBatch:
+def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> Selected:
     """Return the entries whose messages have one of the topics and one of the tags of the options.
 
     A body that is not a message stays: ``onDecodeError`` decides about it.
@@ -162,13 +162,16 @@ def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> pa.RecordBatch:
     filters = {"topic": options.topics, "tags": options.tags}
     named = {column: values for column, values in filters.items() if values}
     if not named or not batch.num_rows:
-        return batch
-    found = decode_messages(batch.column("body"), list({"topic", *named}))
-    keep: Any = None
-    for column, values in named.items():
-        fits = pc.is_in(found.column(column), pa.array(values, pa.string()))
-        keep = fits if keep is None else pc.and_(keep, fits)
-    return batch.filter(pc.or_(keep, found.column("topic").is_null()))
+        return Selected(batch)
+
+    def passes(_: pa.RecordBatch, found: pa.RecordBatch) -> Any:
+        keep: Any = None
+        for column, values in named.items():
+            fits = pc.is_in(found.column(column), pa.array(values, pa.string()))
+            keep = fits if keep is None else pc.and_(keep, fits)
+        return pc.or_(keep, found.column("topic").is_null())
+
+    return select_entries(batch, list({"topic", *named}), passes, opened_bytes_max=OPENED_BYTES_MAX)
 
 
 def decoded(
@@ -178,8 +181,8 @@ def decoded(
     fail: bool,
     group: str,
     opened_bytes_max: int = OPENED_BYTES_MAX,
-) -> Iterator[dict[str, Any]]:
-    """Yield chunks of a batch as columns: its own, plus those of the messages, which replace ``body``.
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows: columns of a batch, plus those of its messages, which replace ``body``; inner batches expanded.
 
     Args:
         batch: entries with the column ``body``.
@@ -195,7 +198,8 @@ def decoded(
     for chunk, found in decode_chunks(batch, asked, opened_bytes_max=opened_bytes_max):
         if fail:
             _check(found.column("error"), chunk.column("index"), group)
-        yield {name: chunk.column(name) for name in chunk.schema.names} | {n: found.column(n) for n in names}
+        columns = {name: chunk.column(name) for name in chunk.schema.names}
+        yield pa.RecordBatch.from_pydict(columns | {name: found.column(name) for name in names})
 
 
 def _check(errors: pa.Array, indexes: pa.Array, group: str) -> None:

@@ -23,7 +23,8 @@ from dledger_core.client import LogRange
 from dledger_core.config import parse_duration
 from dledger_core.connect import Client
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq import decode_chunks, decode_messages
+from dledger_core.rocketmq import decode_chunks, decode_messages, select_entries
+from dledger_core.rocketmq.message.decode import Selected
 
 INDEX_MAX: Final = (1 << 63) - 1
 SEEK_HELP: Final = (
@@ -148,16 +149,24 @@ class Filters:
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the entries that pass."""
+        return self.select(batch).entries
+
+    def select(self, batch: pa.RecordBatch) -> Selected:
+        """Return the entries that pass, and which of their messages do: an inner batch has several."""
         timed = self.since is not None or self.until is not None
         wanted = [name for name, used in self._columns(timed and batch.column("timestamp").null_count > 0) if used]
-        found = decode_messages(batch.column("body"), wanted) if wanted and batch.num_rows else None
+        if not self.any or not batch.num_rows:
+            return Selected(batch)
+        if not wanted:
+            return Selected(batch.filter(self._passes(batch, None)))  # drops null too
+        return select_entries(batch, wanted, self._passes, opened_bytes_max=_CHUNK_BYTES)
+
+    def _passes(self, batch: pa.RecordBatch, found: pa.RecordBatch | None) -> Any:
         masks = list(self._masks(batch, found))
-        if not masks or not batch.num_rows:
-            return batch
         keep = masks[0]
         for mask in masks[1:]:
             keep = pc.and_kleene(keep, mask)
-        return batch.filter(keep)  # drops null too
+        return keep
 
     def _columns(self, unknown_times: bool) -> list[tuple[str, bool]]:
         return [
@@ -359,19 +368,22 @@ class EntryView:
 
     def of(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the entries of a batch to print, in chunks that fit into memory."""
-        shown = self._filters.apply(batch)
+        selected = self._filters.select(batch)
+        shown = selected.entries
         if self._left is not None:
             shown = shown.slice(0, self._left)
             self._left -= shown.num_rows
         self.printed += shown.num_rows
         if not shown.num_rows:
             return
-        yield from self._decoded(shown) if self._columns else (shown,)
+        if not self._columns:
+            yield shown
+        elif self._stored:
+            yield self._joined(shown, decode_messages(shown.column("body"), self._columns))
+        else:
+            yield from selected.only(self._decoded(shown))
 
     def _decoded(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        if self._stored:
-            yield self._joined(batch, decode_messages(batch.column("body"), self._columns))
-            return
         names = list(dict.fromkeys([*self._columns, "body", "error"]))
         for chunk, found in decode_chunks(batch, names, opened_bytes_max=_CHUNK_BYTES):
             yield self._joined(chunk, found)

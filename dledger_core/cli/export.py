@@ -27,6 +27,7 @@ from dledger_core.ids import Index
 from dledger_core.record import READ_SCHEMA, Isolation
 from dledger_core.rocketmq import Damaged, Deleted, LogDirectory, Span, open_log_directory
 from dledger_core.rocketmq.message.bodies import MESSAGES
+from dledger_core.rocketmq.message.decode import Selected
 from dledger_core.storage import StoreReader, Until, Visibility
 
 _PART_BYTES: Final = 256 << 20
@@ -346,7 +347,7 @@ class _Target:
                 chosen, examined, nbytes = self._fitting(found, nbytes)
                 for batch in _rows(chosen, opaque=self.opaque):
                     writer.write_batch(batch)
-                rows += chosen.num_rows
+                    rows += batch.num_rows
                 if examined.num_rows:
                     last = examined.slice(examined.num_rows - 1)
                     at = last.column("position" if by_position else "index")[0].as_py()
@@ -361,15 +362,16 @@ class _Target:
         temporary.unlink(missing_ok=True)
         return at
 
-    def _fitting(self, found: pa.RecordBatch, nbytes: int) -> tuple[pa.RecordBatch, pa.RecordBatch, int]:
+    def _fitting(self, found: pa.RecordBatch, nbytes: int) -> tuple[Selected, pa.RecordBatch, int]:
         """Return the selected entries that fit into a file, the entries up to the last of them, and the new size."""
-        chosen = self.filters.apply(found)
+        selected = self.filters.select(found)
+        chosen = selected.entries
         ends = nbytes + np.cumsum(pc.binary_length(chosen.column("body")), dtype=np.int64)
         count = int(np.searchsorted(ends, self.part_bytes)) + 1
         if count > chosen.num_rows:
-            return chosen, found, int(ends[-1]) if chosen.num_rows else nbytes
+            return selected, found, int(ends[-1]) if chosen.num_rows else nbytes
         fitting = chosen.slice(0, count)
-        return fitting, fitting, int(ends[count - 1])
+        return Selected(fitting, selected.passing), fitting, int(ends[count - 1])
 
     def _add(self, section: Section, start: int, end: int, last: pa.RecordBatch | None, temporary: Path | None) -> None:
         name = None if temporary is None else f"{_PREFIXES[section]}{start:020d}-{end:020d}.{self.kind}"
@@ -405,9 +407,9 @@ def _temporary(path: Path, kind: str, schema: pa.Schema) -> Iterator[_Writer]:
         os.fsync(file.fileno())
 
 
-def _rows(batch: pa.RecordBatch, *, opaque: bool) -> Iterator[pa.RecordBatch]:
-    data = batch.select(READ_SCHEMA.names).cast(READ_SCHEMA)
+def _rows(selected: Selected, *, opaque: bool) -> Iterator[pa.RecordBatch]:
+    data = selected.entries.select(READ_SCHEMA.names).cast(READ_SCHEMA)
     if opaque:
         yield data
     else:
-        yield from MESSAGES.decode(data)
+        yield from selected.only(MESSAGES.decode(data))

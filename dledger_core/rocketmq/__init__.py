@@ -6,7 +6,16 @@
 """
 
 from dledger_core.rocketmq.broker_parts import BrokerParts, PartProblem, broker_parts, flushed_until
-from dledger_core.rocketmq.message.decode import consume_queue_columns, decode_chunks, decode_messages
+from dledger_core.rocketmq.message.decode import (
+    Selected,
+    consume_queue_columns,
+    decode_chunks,
+    decode_messages,
+    expanded_messages,
+    expanded_queue_columns,
+    rows_of_messages,
+    select_entries,
+)
 from dledger_core.rocketmq.message.encode import encode_messages
 from dledger_core.rocketmq.message.layout import (
     CONSUME_QUEUE_SCHEMA,
@@ -72,6 +81,7 @@ __all__ = [
     "LogDirectory",
     "PartProblem",
     "QueueStatistics",
+    "Selected",
     "Skipped",
     "Span",
     "broker_end_of",
@@ -88,6 +98,8 @@ __all__ = [
     "encode_units",
     "end_of",
     "end_problems",
+    "expanded_messages",
+    "expanded_queue_columns",
     "field_at",
     "flushed_until",
     "in_queue",
@@ -99,8 +111,10 @@ __all__ = [
     "queue_ends",
     "queue_statistics",
     "read_broker_conf",
+    "rows_of_messages",
     "sample_positions",
     "sample_ranges",
+    "select_entries",
     "tags_code",
     "topic_configs",
 ]

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from dledger_core.errors import DLedgerError
 from dledger_core.record import MAGIC_DATA, READ_SCHEMA
-from dledger_core.rocketmq.message.decode import decode_messages
+from dledger_core.rocketmq.message.decode import expanded_messages, rows_of_messages
 from dledger_core.rocketmq.message.layout import MESSAGE_SCHEMA, PHYSICAL_OFFSET_DELTA, in_queue
 from dledger_core.rocketmq.store.consume_queue import queue_ends
 from dledger_core.rocketmq.store.directory import Damaged, Deleted, LogDirectory, Span
@@ -100,7 +100,8 @@ class Survey:
         """Count the entries of a batch with the columns of RECORD_SCHEMA."""
         self.sampled += batch.num_rows
         self.nbytes += pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
-        found = decode_messages(batch.column("body"), _COLUMNS)
+        found, origin = expanded_messages(batch.column("body"), _COLUMNS)
+        times = batch.column("timestamp") if origin is None else batch.column("timestamp").take(pa.array(origin))
         topics = found.column("topic")
         self.messages += len(topics) - topics.null_count
         table = pa.table({"topic": topics, "queue": found.column("queue_id")}).drop_null()
@@ -111,16 +112,16 @@ class Survey:
         for row in keyed.group_by("topic").aggregate([("keys", "max")]).to_pylist():
             if len(self.keys[row["topic"]]) < _KEYS_SHOWN and row["keys_max"] not in self.keys[row["topic"]]:
                 self.keys[row["topic"]].append(row["keys_max"])
-        self._note_queues(batch, found)
-        bounds = pc.min_max(pc.coalesce(batch.column("timestamp"), found.column("store_timestamp")))
+        self._note_queues(rows_of_messages(batch, origin), batch.column("body"), found)
+        bounds = pc.min_max(pc.coalesce(times, found.column("store_timestamp")))
         if bounds["min"].is_valid:
             self.since = min(filter(None, (self.since, bounds["min"].as_py())))
             self.until = max(filter(None, (self.until, bounds["max"].as_py())))
-        self._remember(batch, found)
+        self._remember(batch.slice(max(0, batch.num_rows - LAST)))
 
-    def _note_queues(self, batch: pa.RecordBatch, found: pa.RecordBatch) -> None:
+    def _note_queues(self, batch: pa.RecordBatch, bodies: pa.Array, found: pa.RecordBatch) -> None:
         """Remember the first and the last message of each queue; prepared and rolled-back ones are in none."""
-        queued = decode_messages(batch.column("body"), ["sys_flag", "queue_offset"])
+        queued, _ = expanded_messages(bodies, ["sys_flag", "queue_offset"])
         header = pc.if_else(batch.column("index").is_valid(), PHYSICAL_OFFSET_DELTA, 0)
         rows = pa.table(
             {
@@ -139,14 +140,15 @@ class Survey:
             first = self.queued[queue][0] if queue in self.queued else row["position_first"]
             self.queued[queue] = first, row["position_last"], row["offset_last"]
 
-    def _remember(self, batch: pa.RecordBatch, found: pa.RecordBatch) -> None:
-        tail = range(max(0, batch.num_rows - LAST), batch.num_rows)
-        bodies = decode_messages(batch.column("body").slice(tail.start), ["body"]).column(0).to_pylist()
+    def _remember(self, batch: pa.RecordBatch) -> None:
+        found, origin = expanded_messages(batch.column("body"), [*_COLUMNS, "body"])
+        count = found.num_rows
+        of = range(count) if origin is None else origin.tolist()
         rows = [
-            {name: batch.column(name)[at].as_py() for name in ("index", "term", "position", "timestamp")}
+            {name: batch.column(name)[of[at]].as_py() for name in ("index", "term", "position", "timestamp")}
             | {name: found.column(name)[at].as_py() for name in _COLUMNS}
-            | {"body": body if found.column("topic")[at].is_valid else batch.column("body")[at].as_py()}
-            for at, body in zip(tail, bodies, strict=True)
+            | {"body": (found["body"][at] if found["topic"][at].is_valid else batch["body"][of[at]]).as_py()}
+            for at in range(max(0, count - LAST), count)
         ]
         self.last = [*self.last, *rows][-LAST:]
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from dledger_core import MAGIC_DATA
 from dledger_core.cli import preview
-from dledger_core.rocketmq import Damaged, Deleted, decode_messages, sample_ranges
+from dledger_core.rocketmq import Damaged, Deleted, decode_messages, expanded_messages, rows_of_messages, sample_ranges
 
 from .facts import Facts, size_text
 from .note import Note
@@ -323,7 +323,8 @@ def _entries(batch: pa.RecordBatch) -> pa.Table:
     """Return the data entries of a batch; a body that is not a message is kept, and is no error."""
     if "magic" in batch.schema.names:
         batch = batch.filter(pc.fill_null(pc.equal(batch.column("magic"), MAGIC_DATA), fill_value=True))
-    found = decode_messages(batch.column("body"), [*_MESSAGE, "body", "error"])
+    found, origin = expanded_messages(batch.column("body"), [*_MESSAGE, "body", "error"])
+    batch = rows_of_messages(batch, origin)
     is_message = pc.is_valid(found.column("topic"))
     columns = {name: batch.column(name) for name in ("index", "term", "position")}
     columns |= {name: found.column(name) for name in _MESSAGE}

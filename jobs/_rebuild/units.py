@@ -30,8 +30,9 @@ from dledger_core.rocketmq import (
     PHYSICAL_OFFSET_DELTA,
     SCHEDULE_TOPIC,
     UNIT,
-    consume_queue_columns,
+    expanded_queue_columns,
     in_queue,
+    rows_of_messages,
 )
 from spark_connector import ddl_of
 
@@ -334,9 +335,13 @@ def _read(entries: pa.RecordBatch, rules: EntryRules) -> tuple[pa.RecordBatch, _
     below = _numbers(index)
     position = pa.array(np.asarray(entries.column("position")) + rules.header_bytes)
     placed = position if classic else None  # without a header, only its own position shows that a message is in place
-    columns = consume_queue_columns(
+    columns, origin = expanded_queue_columns(
         entries.column("body"), wanted, delay_levels_ms=rules.delay_levels_ms, positions=placed
     )
+    if origin is not None:  # of inner batches, whose messages share index and position
+        entries = rows_of_messages(entries, origin)
+        index, position = entries.column("index"), position.take(pa.array(origin))
+        below = below[origin]
     found: dict[str, Any] = {"group": entries.column("group"), "index": index, "position": position}
     found |= {name: columns.column(name) for name in columns.schema.names if name not in _CHECKED}
     found |= {"committed": _true_or_null(below < rules.committed_end), "skipped": _skip_reasons(columns)}

@@ -17,7 +17,7 @@ from dledger_core.rocketmq.message import layout
 from dledger_core.rocketmq.message.columns import Rows
 from dledger_core.rocketmq.message.decode import decode_chunks, decode_messages
 from dledger_core.rocketmq.message.inspection import MessageInspection
-from dledger_core.rocketmq.message.integrity import covered, fault_text, faults
+from dledger_core.rocketmq.message.integrity import COMPRESSION, covered, fault_text, faults
 from dledger_core.rocketmq.message.layout import MESSAGE_SCHEMA
 from dledger_core.rocketmq.message.records import BROKEN_FROM, Located, locate
 from dledger_core.storage.check.coverage import Coverage
@@ -63,7 +63,10 @@ class MessageBodies:
         located = _located(records)
         found = located.reasons.copy()
         found[(found < BROKEN_FROM) & (records.verifiable() | (not self.expected))] = 0
-        found[located.rows] = faults(located, self.physical_offsets(records, located))
+        of_messages = faults(located, self.physical_offsets(records, located))
+        written = records.verifiable()[located.rows] | (not self.expected)
+        of_messages[written & (of_messages == COMPRESSION)] = 0  # by its producer: the decoder reports it
+        found[located.rows] = of_messages
         found[records.headers["magic"] != MAGIC_DATA] = 0
         return found
 

@@ -8,7 +8,8 @@ cannot be decompressed. Where ``error`` is not wanted, only CRCs of bodies are c
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from dledger_core.rocketmq.message.columns import (
     rows_of,
     text_column,
 )
+from dledger_core.rocketmq.message.inner import Unwrapped, unwrap
 from dledger_core.rocketmq.message.integrity import BODY_CRC, Faults, fault_text, faults
 from dledger_core.rocketmq.message.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FIELDS_SCHEMA
 from dledger_core.rocketmq.message.properties import Pairs, delivery_times, java_hash, parse_properties
@@ -38,6 +40,7 @@ BODY_BYTES_MAX: Final = 64 << 20
 """Larger bodies are not decompressed: a few compressed bytes can claim gigabytes."""
 
 _ZLIB: Final = (0, 3)
+_ROW: Final = "\0row"
 _FRAMED: Final = {1: "lz4", 2: "zstd"}
 
 
@@ -110,14 +113,42 @@ def decode_messages(
             it is an ``error``.
 
     Returns:
-        One row per body. ``body`` is decompressed, ``body_crc`` is of the stored body, timestamps outside the years
-        0 to 9999 are null, bytes that are not UTF-8 become U+FFFD.
+        One row per body, also of an inner batch; ``expanded_messages`` returns its messages. ``body`` is decompressed,
+        ``body_crc`` is of the stored body, timestamps outside the years 0 to 9999 are null, bytes that are not UTF-8
+        become U+FFFD.
 
     Raises:
         BadRequestError: no binary column, an unknown column name, or columns above 2 GiB.
         TooManyBytesError: decompressed bodies are above ``opened_bytes_max``.
     """
-    return _decode(bodies, MESSAGE_SCHEMA, columns, delay_levels_ms, opened_bytes_max)
+    return _decode(bodies, MESSAGE_SCHEMA, columns, delay_levels_ms, opened_bytes_max)[0]
+
+
+def expanded_messages(
+    bodies: Any,
+    columns: Sequence[str] | None = None,
+    *,
+    delay_levels_ms: Sequence[int] = layout.DELAY_LEVELS_MS,
+    opened_bytes_max: int | None = None,
+) -> tuple[pa.RecordBatch, IntArray | None]:
+    """Decode message records, and the messages of an inner batch as rows of their own.
+
+    A malformed inner batch is one row with an ``error``.
+
+    Args:
+        bodies: as in ``decode_messages``.
+        columns: as in ``decode_messages``.
+        delay_levels_ms: as in ``decode_messages``.
+        opened_bytes_max: as in ``decode_messages``; messages of inner batches count too.
+
+    Returns:
+        The messages, and the row of ``bodies`` of each, int64; None if they are the same rows.
+
+    Raises:
+        BadRequestError: as ``decode_messages``.
+        TooManyBytesError: as ``decode_messages``.
+    """
+    return _decode(bodies, MESSAGE_SCHEMA, columns, delay_levels_ms, opened_bytes_max, expand=True)
 
 
 def consume_queue_columns(
@@ -138,7 +169,22 @@ def consume_queue_columns(
         positions: int64 column: the physical offset that each message must have; another one is an ``error``.
     """
     names = CONSUME_QUEUE_SCHEMA.names if columns is None else columns
-    return _decode(bodies, QUEUE_FIELDS_SCHEMA, names, delay_levels_ms, skip_bytes=skip_bytes, positions=positions)
+    return _decode(bodies, QUEUE_FIELDS_SCHEMA, names, delay_levels_ms, skip_bytes=skip_bytes, positions=positions)[0]
+
+
+def expanded_queue_columns(
+    bodies: Any,
+    columns: Sequence[str] | None = None,
+    *,
+    delay_levels_ms: Sequence[int] = layout.DELAY_LEVELS_MS,
+    positions: Any = None,
+) -> tuple[pa.RecordBatch, IntArray | None]:
+    """Return the fields of a consume queue with those of inner batches; see ``expanded_messages``.
+
+    Arguments as in ``consume_queue_columns``.
+    """
+    names = CONSUME_QUEUE_SCHEMA.names if columns is None else columns
+    return _decode(bodies, QUEUE_FIELDS_SCHEMA, names, delay_levels_ms, positions=positions, expand=True)
 
 
 def _decode(
@@ -149,20 +195,28 @@ def _decode(
     opened_bytes_max: int | None = None,
     skip_bytes: int = 0,
     positions: Any = None,
-) -> pa.RecordBatch:
+    *,
+    expand: bool = False,
+) -> tuple[pa.RecordBatch, IntArray | None]:
     names = schema.names if columns is None else list(columns)
     unknown = sorted(set(names) - set(schema.names))
     if unknown:
         raise BadRequestError(f"no such column: {', '.join(unknown)}", "columns", f"use {', '.join(schema.names)}")
     located = locate(rows_of(bodies).without_head(skip_bytes))
     expected = None if positions is None else np.asarray(positions, np.int64)[located.rows]
-    decoder = _Decoder(located, delay_levels_ms, opened_bytes_max, expected)
+    unwrapped = unwrap(located) if expand else None
+    if unwrapped is not None and opened_bytes_max is not None and len(located.reasons) > 1:
+        opened_bytes_max -= unwrapped.repeated_bytes
+        if opened_bytes_max < 0:
+            raise TooManyBytesError("the messages are too large together", "messages", "decode fewer")
+    decoder = _Decoder(located, delay_levels_ms, opened_bytes_max, expected, unwrapped)
     arrays = [decoder.column(name) for name in names if name != "error"]
     if not decoder.located.complete:
         arrays = _with_null_rows(arrays, decoder.located)
     if "error" in names:
         arrays.insert(names.index("error"), decoder.error())
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([schema.field(name) for name in names]))
+    found = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([schema.field(name) for name in names]))
+    return found, None if unwrapped is None else unwrapped.origin
 
 
 def _with_null_rows(arrays: list[pa.Array], located: Located) -> list[pa.Array]:
@@ -182,8 +236,11 @@ class _Decoder:
         delay_levels_ms: Sequence[int],
         opened_bytes_max: int | None,
         positions: IntArray | None,
+        unwrapped: Unwrapped | None,
     ) -> None:
-        self.located = located
+        self.located = located if unwrapped is None else unwrapped.located
+        self._records = located
+        self._unwrapped = unwrapped
         self._positions = positions
         self._opened_bytes_max = opened_bytes_max
         self._delay_levels_ms = delay_levels_ms
@@ -201,6 +258,9 @@ class _Decoder:
         for row in np.flatnonzero(found).tolist():
             if found[row] == BODY_CRC or row not in self._broken:
                 self._broken[row] = fault_text(int(found[row]))
+        if self._unwrapped is not None:
+            for row in self._unwrapped.malformed.tolist():
+                self._broken.setdefault(row, "its inner batch is malformed")
         if self.located.complete and not self._broken:
             return pa.nulls(self.located.count, pa.string())
         texts = self.located.reason_texts()
@@ -215,12 +275,16 @@ class _Decoder:
 
     @cached_property
     def _faults(self) -> Faults:
-        return faults(self.located, self._positions, self._wrong)
+        if self._unwrapped is None:
+            return faults(self.located, self._positions, self._wrong)
+        return faults(self._records, self._positions)[self._unwrapped.of]
 
     @cached_property
     def _wrong(self) -> BoolArray:
         """Bodies that do not match their CRC."""
-        return wrong_bodies(self.located, self._stored)
+        if self._unwrapped is None:
+            return wrong_bodies(self.located, self._stored)
+        return np.asarray(self._faults == BODY_CRC)
 
     @cached_property
     def _pairs(self) -> Pairs:
@@ -259,6 +323,12 @@ class _Decoder:
             return True
         texts = join_chunks(self.located.data, self.located.properties, self.located.properties_bytes)
         return layout.MULTI_DISPATCH.encode() in bytes(texts)
+
+    def _batch_index(self) -> pa.Array:
+        if self._unwrapped is None:
+            return pa.nulls(self.located.count, pa.int32())
+        numbers = self._unwrapped.batch_index
+        return pa.array(numbers.astype(np.int32), mask=numbers < 0)
 
     def _properties(self) -> pa.Array:
         return self._pairs.to_map()
@@ -364,13 +434,15 @@ def decode_chunks(
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
     """Decode the column ``body`` of a batch, in chunks whose decompressed bodies stay below a limit.
 
+    The messages of an inner batch are rows of their own; see ``expanded_messages``.
+
     Args:
         batch: rows with a column ``body``, each a message record as a broker stores it.
         columns: as in ``decode_messages``.
         opened_bytes_max: largest size of the decompressed bodies of a chunk; a single body may be larger.
 
     Yields:
-        A slice of the batch, and as many rows of messages; together the slices are the batch, in order.
+        Rows of the batch, as ``rows_of_messages`` returns them, and as many rows of messages.
 
     Raises:
         BadRequestError: as ``decode_messages``.
@@ -379,9 +451,83 @@ def decode_chunks(
     while rest:
         chunk = rest.pop()
         try:
-            found = decode_messages(chunk.column("body"), columns, opened_bytes_max=opened_bytes_max)
+            found, origin = expanded_messages(chunk.column("body"), columns, opened_bytes_max=opened_bytes_max)
         except TooManyBytesError:
             half = chunk.num_rows // 2
             rest += [chunk.slice(half), chunk.slice(0, half)]
             continue
-        yield chunk, found
+        yield rows_of_messages(chunk, origin), found
+
+
+def rows_of_messages(batch: pa.RecordBatch, origin: IntArray | None) -> pa.RecordBatch:
+    """Return the row of each message, once for each message of an inner batch.
+
+    Binary columns, such as the record with all messages, are null from the second message of a batch on: repeated, a
+    few bytes would become gigabytes.
+
+    Args:
+        batch: rows.
+        origin: int64: the row of each message, ascending; None = each row is one message.
+    """
+    if origin is None:
+        return batch
+    again = np.zeros(len(origin), np.bool_)
+    again[1:] = origin[1:] == origin[:-1]
+    rows, firsts = pa.array(origin), pa.array(origin, mask=again)
+    arrays = [column.take(firsts if pa.types.is_binary(column.type) else rows) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Entries with a message that passes a filter.
+
+    Attributes:
+        entries: the entries.
+        passing: bool: which of their messages pass, inner batches expanded; None if each entry has one message.
+    """
+
+    entries: pa.RecordBatch
+    passing: BoolArray | None = None
+
+    def only(self, chunks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that pass.
+
+        Args:
+            chunks: the expanded messages of the first entries, in order, with any columns.
+        """
+        at = 0
+        for chunk in chunks:
+            if self.passing is None:
+                yield chunk
+                continue
+            yield chunk.filter(pa.array(self.passing[at : at + chunk.num_rows]))
+            at += chunk.num_rows
+
+
+def select_entries(
+    batch: pa.RecordBatch,
+    columns: Sequence[str],
+    passes: Callable[[pa.RecordBatch, pa.RecordBatch], Any],
+    *,
+    opened_bytes_max: int,
+) -> Selected:
+    """Return the entries with a message that passes a filter.
+
+    Args:
+        batch: entries with the column ``body``.
+        columns: columns of messages that the filter reads.
+        passes: returns which rows pass, a boolean column, from rows of the batch and as many messages.
+        opened_bytes_max: as in ``decode_chunks``.
+    """
+    numbered = batch.append_column(_ROW, pa.array(np.arange(batch.num_rows)))
+    rows, passing = [np.zeros(0, np.int64)], [np.zeros(0, np.bool_)]
+    for chunk, found in decode_chunks(numbered, columns, opened_bytes_max=opened_bytes_max):
+        rows.append(np.asarray(chunk.column(_ROW)))
+        passing.append(np.asarray(pc.fill_null(passes(chunk, found), False)).astype(np.bool_))
+    of, good = np.concatenate(rows), np.concatenate(passing)
+    if len(of) == batch.num_rows:
+        return Selected(batch if good.all() else batch.filter(pa.array(good)))
+    kept = np.zeros(batch.num_rows, np.bool_)
+    kept[of[good]] = True
+    return Selected(batch.filter(pa.array(kept)), good[kept[of]])

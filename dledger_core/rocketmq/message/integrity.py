@@ -9,7 +9,8 @@ sizes and lengths add up to the record                  ``Located.reasons`` size
 the body matches its CRC                                BODY_CRC            the body, and the CRC: 4
 the last property ``__CRC32#`` is that of the record    RECORD_CRC          all, where a message has it
 the system flag has no unknown bits                     SYS_FLAG            2 of 4: others may or may not be set
-a compressed body starts as its type does               COMPRESSION         1 of the system flag
+a compressed body starts as its type does, in a log     COMPRESSION         1 of the system flag
+ of a broker; other producers may store anything
 ports are below 65536                                   PORT                2 of 4, twice
 the topic is UTF-8 without zero bytes, and not empty    TOPIC               none
 properties have a pair, and neither start nor end       PROPERTIES          the 0x01 of a single pair
@@ -109,11 +110,11 @@ def faults(located: Located, positions: IntArray | None = None, wrong_body: Bool
     if not located.count:
         return found
     for fault, wrong in (
+        (COMPRESSION, _wrong_compression(located)),  # a producer may have written it: any other fault comes first
         (POSITION, None if positions is None else _wrong_positions(located, positions)),
         (PROPERTIES, _wrong_properties(located)),
         (TOPIC, _wrong_topics(located)),
         (PORT, _wrong_ports(located)),
-        (COMPRESSION, _wrong_compression(located)),
         (SYS_FLAG, (located.sys_flags & ~np.int32(layout.SYS_FLAGS)) != 0),
         (RECORD_CRC, _wrong_crcs(located)),
         (BODY_CRC, wrong_bodies(located) if wrong_body is None else wrong_body),
@@ -295,7 +296,8 @@ def covered(located: Located, positions: IntArray | None = None, *, expected: bo
     if not expected:
         compared -= _RECOGNIZED_BYTES
     compared += 1 + (located.number("magic") == layout.MAGIC_V2) + (_pairs(located) == 1)
-    compared += ((located.sys_flags & layout.COMPRESSED) != 0) & (located.body_bytes > 0)  # the byte with its type
+    if expected:  # the byte of the system flag that has the type of the compression
+        compared += ((located.sys_flags & layout.COMPRESSED) != 0) & (located.body_bytes > 0)
     if positions is not None:
         compared += np.where(positions >= 0, _POSITION_BYTES, 0)
     signed = own_crc_rows(located)

@@ -34,6 +34,8 @@ _TRANSACTION_MASK: Final = 0xC
 _TRANSACTION_COMMIT: Final = 0x8
 BORN_IPV6: Final = 0x10
 STORE_IPV6: Final = 0x20
+NEED_UNWRAP: Final = 0x40
+INNER_BATCH: Final = 0x80
 COMPRESSION_MASK: Final = 0x700
 COMPRESSION_SHIFT: Final = 8
 SYS_FLAGS: Final = 0x7FF
@@ -111,9 +113,10 @@ MESSAGE_SCHEMA: Final = pa.schema(
         ("body", pa.binary()),
         ("tags_code", pa.int64()),
         ("error", pa.string()),
+        ("batch_index", pa.int32()),
     ]
 )
-"""Columns of ``decode_messages``."""
+"""Columns of ``decode_messages``; ``batch_index`` is the number of a message in its inner batch, null without one."""
 
 CONSUME_QUEUE_SCHEMA: Final = pa.schema(
     [

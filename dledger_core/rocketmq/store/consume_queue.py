@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import is_segment_name
-from dledger_core.rocketmq.message.decode import decode_messages
+from dledger_core.rocketmq.message.decode import decode_messages, expanded_messages
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA, in_queue
 from dledger_core.rocketmq.store.broker_json import consumer_offsets
 from dledger_core.storage.files.layout import LogMeta
@@ -147,7 +147,16 @@ def broker_end_of(reader: StoreReader, meta: LogMeta | None) -> int | None:
     return None if recorded == entry.column("position")[0].as_py() + PHYSICAL_OFFSET_DELTA else meta.broker_end_index
 
 
-_COLUMNS: Final = ("topic", "queue_id", "queue_offset", "tags", "store_size", "store_timestamp", "sys_flag")
+_COLUMNS: Final = (
+    "topic",
+    "queue_id",
+    "queue_offset",
+    "tags",
+    "store_size",
+    "store_timestamp",
+    "sys_flag",
+    "batch_index",
+)
 _QUEUE: Final = ("topic", "queue_id")
 MERGE_ROWS: Final = 1 << 16
 """Rows of partial statistics that are merged at once; limits their memory."""
@@ -247,8 +256,10 @@ class _Counting:
         self._not_messages = self._in_no_queue = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
-        found = pa.table(decode_messages(batch.column("body"), _COLUMNS))
+        messages, origin = expanded_messages(batch.column("body"), _COLUMNS)
+        found = pa.table(messages)
         late = pa.nulls(batch.num_rows, pa.bool_()) if self._broker_end is None else self._late(batch)
+        late = late if origin is None else late.take(pa.array(origin))
         found = found.append_column("fresh", pc.fill_null(late, False))
         valid = found["topic"].is_valid()
         self._not_messages += found.num_rows - int(pc.sum(valid).as_py() or 0)
@@ -269,7 +280,8 @@ class _Counting:
             "time": start,
             "messages": ones,
             "fresh": fresh.cast(pa.int64()),
-            "bytes": found["store_size"].cast(pa.int64()),
+            # Of an inner batch only the first message counts the record.
+            "bytes": pc.if_else(pc.fill_null(pc.greater(found["batch_index"], 0), False), 0, found["store_size"]),
             "first_offset": offsets,
             "last_offset": offsets,
             "first": found["store_timestamp"],
