@@ -93,7 +93,11 @@ class BrokerParts:
             return []
         last = survey.last[-1]
         end = last["position"] + (0 if last["index"] is None else PHYSICAL_OFFSET_DELTA)
-        return [*self._ahead(end, survey.until), *self._queues_of(survey)]
+        until = survey.until
+        if survey.stored is not None:  # Java records its commit index after a broker has filled the queues
+            end, time = survey.stored
+            until = max(filter(None, (until, time)), default=None)
+        return [*self._ahead(end, until), *self._queues_of(survey)]
 
     def without_log(self) -> list[PartProblem]:
         """Return the differences from a log that is missing."""

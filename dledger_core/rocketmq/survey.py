@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.errors import DLedgerError
+from dledger_core.errors import CorruptRecordError, DLedgerError
 from dledger_core.record import MAGIC_DATA, READ_SCHEMA
 from dledger_core.rocketmq.message.decode import expanded_messages, rows_of_messages
 from dledger_core.rocketmq.message.layout import MESSAGE_SCHEMA, PHYSICAL_OFFSET_DELTA, in_queue
@@ -64,6 +65,8 @@ class Survey:
         queued: by queue (topic, queue id) physical offset of the first message that was read, and physical offset and
             queue offset of the last one.
         last: the last entries, with the columns of LAST_SCHEMA.
+        stored: physical offset and store time of the last message, also of one that ``read_committed`` hides;
+            None = the last one of ``last``.
         hidden: entries of the log that ``read_committed`` hides, by ``Hidden``; neither counted nor in ``last``.
         damage: ranges that could not be read.
         deleted: ranges that retention deleted before they were read.
@@ -81,6 +84,7 @@ class Survey:
     until: datetime | None = None
     queued: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)
     last: list[dict[str, Any]] = field(default_factory=list)
+    stored: tuple[int, datetime | None] | None = None
     hidden: dict[str, int] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
@@ -241,6 +245,9 @@ def _survey_store(opened: LogDirectory, log: StoreReader, survey: Survey) -> Non
 
     aborted = sum(min(high, end) - max(low, first) for low, high in shown.orphaned(first, end))
     counts = {"aborted": aborted, "open": committed_end - shown.end, "uncommitted": end - committed_end}
+    if end > first:
+        with contextlib.suppress(CorruptRecordError):
+            survey.stored = log.position_of(end - 1) + PHYSICAL_OFFSET_DELTA, log.time_of(end - 1)
     survey.hidden = {name: int(count) for name, count in counts.items() if count > 0}
     survey_log(read, first, end, survey, shown_end=shown.end)
 

@@ -95,3 +95,11 @@ def test_parts_of_real_brokers_agree_except_a_damaged_one(tmp_path: Path, three:
     of_look, of_verify, kinds = found_in(damaged)
     assert of_look == of_verify == {"consumequeue"}
     assert "CONSUME_QUEUES" in kinds
+
+
+def test_checkpoint_that_lags_behind_the_queues_is_no_damage(tmp_path: Path) -> None:
+    broker = extract(THREE, "n0", tmp_path)
+    (broker / "dledger-n0" / "checkpoint").write_text("committedIndex=700\nendIndex=1023\n")
+    found = result_of("look", broker)
+    assert (found["damage"], found["hidden"], found["last"][-1]["index"]) == ([], {"uncommitted": 323}, 700)
+    assert [row["findings"] for row in rows_of("verify", broker)[0]] == [[]]
