@@ -60,6 +60,7 @@ An error has a statement (*what*), a file, address or group (*where*), *values*,
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar, Final
 
 from dledger_core.exit_codes import EXIT_INCOMPLETE, EXIT_STORAGE, EXIT_USAGE
@@ -117,8 +118,10 @@ __all__ = [
     "UnreachableError",
     "UnsupportedError",
     "error_from_wire",
+    "in_words",
     "invariant",
     "one_line",
+    "quoted",
 ]
 
 
@@ -126,6 +129,30 @@ _LINE_CHARACTERS: Final = 2000
 _WHAT_CHARACTERS: Final = 1000
 """So that a long value in *what* does not push the place and the remedy out of the line."""
 _VALUE_CHARACTERS: Final = 300
+
+
+def in_words(value: object) -> str:
+    """Return a value as people and other programs read it, without Python's literals: words, commas, JSON."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return str(value)
+        case list() | tuple() | set() | frozenset():
+            items = sorted(map(in_words, value)) if isinstance(value, set | frozenset) else map(in_words, value)
+            return ", ".join(items) or "none"
+        case dict():
+            return json.dumps(value, default=str, ensure_ascii=False)
+        case bytes() | bytearray() | memoryview():
+            return bytes(value).hex()
+    return str(value)
+
+
+def quoted(value: object) -> str:
+    """Return a given value for a sentence: text in quotes, everything else as ``in_words`` returns it."""
+    return repr(value) if isinstance(value, str) else in_words(value)
 
 
 def one_line(text: str, limit: int = _LINE_CHARACTERS) -> str:
@@ -184,7 +211,7 @@ class DLedgerError(Exception):
         return values
 
     def __str__(self) -> str:
-        shown = " ".join(f"{key}={one_line(str(value), _VALUE_CHARACTERS)}" for key, value in self.values.items())
+        shown = " ".join(f"{key}={one_line(in_words(value), _VALUE_CHARACTERS)}" for key, value in self.values.items())
         text = f"[{self.name}] {one_line(self.what, _WHAT_CHARACTERS)}"
         if self.where:
             text += f" at {self.where}"
@@ -588,7 +615,7 @@ class InvariantViolationError(AssertionError):
 def invariant(condition: bool, message: str, **values: Any) -> None:
     """Raise InvariantViolationError unless ``condition``; not stripped by ``python -O``."""
     if not condition:
-        shown = " ".join(f"{key}={value}" for key, value in values.items())
+        shown = " ".join(f"{key}={in_words(value)}" for key, value in values.items())
         raise InvariantViolationError(f"{message} ({shown})" if shown else message)
 
 

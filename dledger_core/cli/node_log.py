@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
-from dledger_core.server import JsonFormatter
+from dledger_core.server import JsonFormatter, TextFormatter
 
 LogFormat = Literal["text", "json"]
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -24,7 +24,7 @@ class NodeLog:
     def __init__(self, level: str, log_format: LogFormat, node_id: str) -> None:
         self._level = logging.getLevelNamesMapping()[level.upper()]
         self._handler = logging.StreamHandler()
-        self._handler.setFormatter(JsonFormatter(node_id) if log_format == "json" else logging.Formatter(_TEXT))
+        self._handler.setFormatter(JsonFormatter(node_id) if log_format == "json" else TextFormatter(_TEXT))
 
     def start(self) -> None:
         """Write the log from now on."""

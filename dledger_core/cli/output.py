@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import click
 
+from dledger_core.errors import in_words
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.table import Table
@@ -125,11 +127,9 @@ def _shown(name: str, value: Any) -> str:
         return str(value) if _ADDRESSES.search(name) else f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.2f}"
-    if isinstance(value, Mapping):
-        return json.dumps(value, default=str, ensure_ascii=False)
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple)):
         return ", ".join(_shown(name, each) for each in value) or "-"
-    return str(value)
+    return in_words(value)
 
 
 def _table(title: str) -> Table:

@@ -111,7 +111,11 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
     if settings.commitlog is not None:
         commitlog = _check_commitlog(settings.commitlog, settings.fingerprint, server_config)
     if check:
-        show_result({flag_of(name): _plain(value) for name, value in settings}, output)
+        shown = {
+            flag_of(name): value if value is None or isinstance(value, bool) else _plain(value)
+            for name, value in settings
+        }
+        show_result(shown, output)
         return
     log = NodeLog(settings.log_level, settings.log_format, settings.self_id)
     log.start()

@@ -22,7 +22,7 @@ from dledger_core.config import (
     parse_listen,
     parse_peers,
 )
-from dledger_core.errors import ConfigError
+from dledger_core.errors import ConfigError, quoted
 from dledger_core.ids import NodeId
 from dledger_core.server.config import ServerConfig, spread_leaders
 from dledger_core.server.maintenance.retention import RetentionPolicy, parse_hours
@@ -395,7 +395,9 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], broker: BrokerCon
             raise ConfigError(f"missing --{key}", "", f"{remedy}, or add {key} to the file of --config") from None
         given = any(flag_of(name) == key and value not in (None, ()) for name, value in flags.items())
         where = "" if given or path is None else str(path)
-        raise ConfigError(f"{key if where else '--' + key} {_reason(first)}, got {first['input']!r}", where) from None
+        raise ConfigError(
+            f"{key if where else '--' + key} {_reason(first)}, got {quoted(first['input'])}", where
+        ) from None
     if broker is not None:
         _check_converted(settings, broker)
     return settings

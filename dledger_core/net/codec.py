@@ -15,7 +15,7 @@ import numpy as np
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.continuation import ContinuationRecord, SurvivorAnswer
 from dledger_core.control import Part, check_parts
-from dledger_core.errors import BadRequestError, CorruptRecordError, ProtocolError
+from dledger_core.errors import BadRequestError, CorruptRecordError, ProtocolError, in_words
 from dledger_core.founding import FoundingRecord
 from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
 from dledger_core.net.fields import Field, Table, int_field
@@ -509,7 +509,7 @@ def _batches(payload: Buffer, crc: int, rows: Sequence[Sequence[int]], n: int) -
 
 def _ints(row: Any, count: int) -> list[int]:
     if type(row) is not list or len(row) != count or not all(type(v) is int and -1 <= v <= NUMBER_MAX for v in row):
-        raise ProtocolError(f"a row is not {count} integers in range", "header", "", {"row": repr(row)[:80]})
+        raise ProtocolError(f"a row is not {count} integers in range", "header", "", {"row": in_words(row)[:80]})
     return row
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from dledger_core.errors import DLedgerError, ProtocolError
+from dledger_core.errors import DLedgerError, ProtocolError, in_words
 from dledger_core.net.protocol import Type
 
 INT64_MAX: Final = (1 << 63) - 1
@@ -140,7 +140,7 @@ class Table(Generic[M]):
         return values
 
     def _bad(self, field: Field, value: Any) -> DLedgerError:
-        shown = "missing" if value is REQUIRED else repr(value)[:80]
+        shown = "missing" if value is REQUIRED else in_words(value)[:80]
         return self.error(
             f"field {field.key!r} of {self.number.name} is malformed", "", f"send {field}", {"value": shown}
         )
@@ -196,7 +196,7 @@ def int_field(header: Mapping[str, Any], key: str, minimum: int = -1) -> int:
     """
     value = header.get(key)
     if type(value) is not int or not minimum <= value <= INT64_MAX:
-        raise ProtocolError(f"field {key!r} is not an integer in range", "header", "", {"value": repr(value)[:80]})
+        raise ProtocolError(f"field {key!r} is not an integer in range", "header", "", {"value": in_words(value)[:80]})
     return value
 
 
@@ -208,5 +208,5 @@ def str_field(header: Mapping[str, Any], key: str) -> str:
     """
     value = header.get(key)
     if type(value) is not str:
-        raise ProtocolError(f"field {key!r} is not a string", "header", "", {"value": repr(value)[:80]})
+        raise ProtocolError(f"field {key!r} is not a string", "header", "", {"value": in_words(value)[:80]})
     return value

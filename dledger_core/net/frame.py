@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 
 from dledger_core.checksum import Buffer, crc32
-from dledger_core.errors import ProtocolError
+from dledger_core.errors import ProtocolError, in_words
 from dledger_core.net.protocol import FRAME_BYTES_MAX, HEADER_BYTES_MAX, Type
 
 LARGE_PAYLOAD_BYTES: Final = 64 << 10
@@ -298,7 +298,7 @@ class FrameDecoder:
         if cut is None:
             total = header.get("n")
             if type(total) is not int or not PIECE_BYTES < total <= self.max_bytes:
-                values = {"bytes": repr(total)[:80], "limit": self.max_bytes}
+                values = {"bytes": in_words(total)[:80], "limit": self.max_bytes}
                 raise ProtocolError("the first piece of a frame names no size within the limits", "frame", "", values)
             cut = self._cut_frame = np.empty(total, np.uint8).data
             self._cut_filled = 0

@@ -1,7 +1,7 @@
 """One node process: Raft, the log, the network and the clock joined for several groups."""
 
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.monitoring.log_lines import JsonFormatter
+from dledger_core.server.monitoring.log_lines import JsonFormatter, TextFormatter
 from dledger_core.server.monitoring.site import SiteOptions
 from dledger_core.server.node import NodeServer, run
 from dledger_core.server.services.port import ForeignPort, PortGroup, PortNode
@@ -17,5 +17,6 @@ __all__ = [
     "PortNode",
     "ServerConfig",
     "SiteOptions",
+    "TextFormatter",
     "run",
 ]

@@ -68,7 +68,7 @@ def test_read_without_response_says_that_nothing_was_changed(header: dict[str, A
 )
 def test_commands_of_remedies_can_be_typed(remedy: str) -> None:
     for typed in re.findall(r"dledger ((?:member |producer |transaction )?[a-z]+(?: --?\S+(?: \w[\w-]*)?)*)", remedy):
-        words = [word.rstrip(";,") for word in typed.split()]
+        words = [word.strip("';,") for word in typed.split()]
         done = run(*words, "--peers", "n0-127.0.0.1:1", "--timeout", "0.2", code=2)  # well-formed, and no node answers
         assert "UNREACHABLE" in done.stderr
 

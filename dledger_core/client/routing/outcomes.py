@@ -59,24 +59,26 @@ def _append(header: Mapping[str, Any]) -> Effect:
 def _producer(header: Mapping[str, Any]) -> Effect:
     if header.get("op", "state") == "state":
         return NOTHING
-    return Effect("the expiry", f"it may be repeated; dledger producer list --group {header['g']} shows the producers")
+    return Effect(
+        "the expiry", f"it may be repeated; 'dledger producer list --group {header['g']}' shows the producers"
+    )
 
 
 def _transaction(header: Mapping[str, Any]) -> Effect:
     if header["op"] == "state":
         return NOTHING
-    shown = f"dledger transaction list --group {header['g']}"
+    shown = f"'dledger transaction list --group {header['g']}'"
     return Effect(f"the {header['op']}", f"it may be repeated: it takes effect once; {shown} shows open transactions")
 
 
 def _member(header: Mapping[str, Any]) -> Effect:
     if header["op"] == "list":
         return NOTHING
-    return Effect("the change of members", f"dledger member list --group {header['g']} shows the members")
+    return Effect("the change of members", f"'dledger member list --group {header['g']}' shows the members")
 
 
 def _transfer(header: Mapping[str, Any]) -> Effect:
-    return Effect("the transfer", f"dledger status --group {header['g']} shows the leader; it may be repeated")
+    return Effect("the transfer", f"'dledger status --group {header['g']}' shows the leader; it may be repeated")
 
 
 _EFFECTS: Final[Mapping[Type, Callable[[Mapping[str, Any]], Effect]]] = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dledger_core.config import LIMITS, Limits
-from dledger_core.errors import BadRequestError, BusyError, ConfigError, QuotaExceededError, invariant
+from dledger_core.errors import BadRequestError, BusyError, ConfigError, QuotaExceededError, in_words, invariant
 from dledger_core.ids import Index
 from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentSummary
@@ -152,7 +152,7 @@ class Pins:
                 "field 'pin' is not [name, ms] within the limits",
                 "",
                 f"name a reader in at most {limits.pin_name_bytes} bytes, for at most {limits.pin_ms} ms",
-                {"value": repr(pin)[:80]},
+                {"value": in_words(pin)[:80]},
             )
         name, length_ms = pin
         self._expire(now_ms)

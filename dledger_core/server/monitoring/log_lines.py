@@ -5,13 +5,17 @@ The JSON format and the events of the status page follow from that convention, s
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import re
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from dledger_core.errors import in_words
+
 _FIELD: Final = re.compile(r"(\w+)=%[-+ #0]*\d*(?:\.\d+)?([sdrf])")
+_LITERALS: Final = (type(None), list, tuple, set, frozenset, dict, bytes)
 _SLOT: Final = re.compile(r"%(?:%|[-+ #0]*\d*(?:\.\d+)?[a-zA-Z])")
 FIRST: Final = ("node", "group", "term", "index")
 """Fields that come before the others."""
@@ -36,7 +40,21 @@ def event_of(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    return in_words(value)
+
+
+class TextFormatter(logging.Formatter):
+    """Lines of text, with values in words: no reader of a log needs to know Python's literals."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter``."""
+        if isinstance(record.args, tuple) and any(isinstance(value, _LITERALS) for value in record.args):
+            record = copy.copy(record)
+            arguments = record.args if isinstance(record.args, tuple) else ()
+            record.args = tuple(in_words(value) if isinstance(value, _LITERALS) else value for value in arguments)
+        return super().format(record)
 
 
 class JsonFormatter(logging.Formatter):

@@ -224,7 +224,9 @@ class Membership:
         configuration = await self._leading()
         if found := _members_of(configuration, node):
             is_idle = not self._is_active(found[0])
-            remedy = f"{self._command('replace')} {node}, with an empty store" if is_idle else self._list()
+            remedy = (
+                f"start it with an empty store, then run {self._command('replace')} {node}" if is_idle else self._list()
+            )
             raise _refused("already-member", f"{node} is a member already: {found[0]}", remedy)
 
         async def change() -> AddLearner:
@@ -303,7 +305,7 @@ class Membership:
         return f"dledger member {name} --group {self._replica.group}"
 
     def _list(self) -> str:
-        return f"{self._command('list')} shows the members"
+        return f"'{self._command('list')}' shows the members"
 
     async def _leading(self) -> Configuration:
         """Return the configuration in force; raise unless this node leads and no change is pending.

@@ -22,6 +22,7 @@ from dledger_core.errors import (
     QuotaExceededError,
     UnknownGroupError,
     UnreachableError,
+    in_words,
     one_line,
 )
 from dledger_core.founding import LogConstants
@@ -246,8 +247,8 @@ class ClientService:
         except DLedgerError as error:
             request.refuse(error)
         except Exception as error:  # noqa: BLE001 - the client gets a response, the log the traceback
-            _LOG.exception("request failed: header=%s", one_line(repr(request.frame.header)))
-            request.refuse(DLedgerError(f"internal error: {error!r}"))
+            _LOG.exception("request failed: header=%s", one_line(in_words(request.frame.header)))
+            request.refuse(DLedgerError(f"internal error: {type(error).__name__}: {error}"))
 
     async def _await(self, request: Request, message: messages.AwaitRequest) -> None:
         seen = codec.parse_seen(request.frame.payload, message.count, self._limits.await_groups)
