@@ -741,7 +741,8 @@ async def _open(
         remedy = "check that the node runs and that the address is right"
         is_closed = isinstance(error, ConnectionResetError | ConnectionAbortedError)
         kind = _ClosedEarlyError if is_closed else UnreachableError
-        raise kind(f"cannot connect: {reason}", address, remedy) from None
+        values = {"unknown_host": host} if isinstance(error, socket.gaierror) else {}
+        raise kind(f"cannot connect: {reason}", address, remedy, values) from None
     finally:
         # Also if the caller was cancelled after hello was accepted: no other code has the connection.
         if connection is not None and not delivered:

@@ -93,6 +93,12 @@ def test_command_without_peers_asks_the_local_ports(monkeypatch: pytest.MonkeyPa
         assert "--peers" in error_of(*words.split())
 
 
+def test_host_name_that_was_read_as_id_and_host_is_named() -> None:
+    line = error_of("status", "--peers", "db-1.invalid:1", "--timeout", "5", code=2)
+    assert "host name 1.invalid " in line
+    assert "[host]:port" in line
+
+
 def test_append_names_the_addresses_of_nodes_that_do_not_answer() -> None:
     (port,) = free_ports(1)
     done = run_process("append", "x", "--peers", f"n0-127.0.0.1:{port}", "--timeout", "3", code=2)

@@ -397,6 +397,14 @@ class ClusterView:
             if failure.values.get("state") == "waiting":  # its remedy names the nodes or the command
                 return failure
         remedy = "check that they run and the peers string"
+        unknown = sorted(
+            {str(failure.values["unknown_host"]) for failure in failures if "unknown_host" in failure.values}
+        )
+        if unknown:
+            remedy = (
+                f"the host name {unknown[0]} is not known: correct it, and write a host name that contains '-' and has "
+                "no node id before it as [host]:port"
+            )
         if self.is_known and not all(peer.has_id for peer in self._listed):
             remedy += "; if only the address of the list can be reached, write it with the node's id: id-host:port"
         return UnreachableError(f"no node of group {self.group} responded", self.addresses, remedy)
