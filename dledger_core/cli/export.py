@@ -196,6 +196,8 @@ def export(
     summary = {"directory": str(directory), "first_index": first, "end_index": at, "files": target.files}
     summary |= {"rows": target.rows, "continued_from": continued, "isolation": isolation}
     show_result(summary | _not_exported(opened.log, shown, until, limit, at), output)
+    if filters.of_messages and not target.rows and continued is None:
+        say(f"note: no entry matches; 'dledger look {source}' lists topics and keys; upper and lower case differ")
     for gap in opened.gaps:
         if target.concerns(gap, first):
             raise gap.error
@@ -216,17 +218,17 @@ def _not_exported(
     if log is None:
         return {"commit_index": None, "above_commit_index": 0, "note": None}
     commit, above = log.commit_index, log.last_index + 1 - log.committed_end()
+    exported = max(0, at - log.committed_end())
     notes = []
     if commit is None:
         notes.append("the store records no commit index: it was read to its end, which may not be committed")
-    elif above and until == "end":
+    if exported:
         notes.append(
-            f"the last {above:,} entries are above the recorded commit index {commit} and may not be committed"
+            f"{exported:,} entries above the recorded commit index {commit} are exported: they may be uncommitted"
         )
-    elif above and (limit is None or limit > at):
-        notes.append(
-            f"{above:,} entries above the recorded commit index {commit} are left out; --until end exports them"
-        )
+    if above > exported and until == "committed" and (limit is None or limit > at):
+        left = f"{above - exported:,} entries above the recorded commit index {commit} are left out"
+        notes.append(f"{left}; --until end exports them")
     if (opened := shown.open_transaction) is not None and at >= shown.end:
         name = f"of query {opened.query_id}, micro-batch {opened.batch_id},"
         notes.append(f"the transaction {name} is open: entries from index {shown.end} on are left out")

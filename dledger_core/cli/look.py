@@ -359,7 +359,8 @@ def _show(view: View) -> None:
             share = 100 * survey.sampled / survey.entries
             facts["sample"] = f"{survey.sampled:,} of {survey.entries:,} entries, {share:.3g} %"
         facts |= _times(survey.since, survey.until)
-        facts["messages"] = "none: bodies are plain" if not survey.messages else f"{survey.messages:,} in the sample"
+        none = "none: bodies are plain" if survey.sampled else "none"
+        facts["messages"] = none if not survey.messages else f"{survey.messages:,} in the sample"
         if survey.complete and survey.messages:
             facts["messages"] = survey.messages
         if survey.hidden:

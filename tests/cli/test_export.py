@@ -205,7 +205,12 @@ def test_export_leaves_out_entries_that_were_never_committed(tmp_path: Path) -> 
     found = result_of("export", old, tmp_path / "out")
     assert (found["rows"], found["commit_index"], found["above_commit_index"]) == (10, 9, 3)
     assert "--until end" in found["note"]
-    assert result_of("export", old, tmp_path / "all", "--until", "end")["rows"] == 13
+    everything = result_of("export", old, tmp_path / "all", "--until", "end")
+    assert everything["rows"] == 13
+    for again in (everything, result_of("export", old, tmp_path / "all")):
+        assert (again["end_index"], again["above_commit_index"]) == (13, 3)
+        assert "3 entries" in again["note"]
+        assert "--until end" not in again["note"]
     assert result_of("export", old, tmp_path / "some", "--until", 12)["end_index"] == 10, "an index commits nothing"
 
     rejoined = with_tail(tmp_path / "rejoined", [b"acknowledged"] * 5, committed=14, term=2)
