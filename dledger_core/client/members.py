@@ -26,7 +26,8 @@ class MemberStatus:
         role: ``voter``, or ``learner``, which receives the log and does not count.
         is_promoted: whether a learner becomes a voter once it has caught up.
         replaces: store uuid of the voter that a learner takes the place of, or None.
-        is_active: whether it responded to the leader within an election timeout.
+        is_active: whether it responded to the leader within an election timeout; also while a new leader has led for
+            less than that.
         match_index: last index that is known to be durable there.
         lag_entries: entries that it lacks.
         lag_bytes: bytes that it lacks, at least.

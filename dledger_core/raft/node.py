@@ -34,6 +34,7 @@ class ProgressStatus:
         inflight_messages, inflight_bytes: AppendEntries that are not acknowledged.
         is_stalled: it responds, and has acknowledged no entry for several election timeouts although it lacks some.
         condition: what it reported last.
+        is_unheard: it has not responded yet, and this leader has led for less than the minimum election timeout.
     """
 
     match_index: Index
@@ -44,6 +45,7 @@ class ProgressStatus:
     inflight_messages: int
     inflight_bytes: int
     is_stalled: bool = False
+    is_unheard: bool = False
     condition: Condition = Condition.NONE
 
 
@@ -325,6 +327,7 @@ class RawNode:
                     progress.inflight_messages,
                     progress.inflight_bytes,
                     leadership.is_stalled(state, member),
+                    progress.heard_at is None and state.ticks_in_office <= state.config.election_ticks_min,
                     progress.condition,
                 )
                 for member, progress in state.progress.items()

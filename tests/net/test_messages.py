@@ -19,7 +19,7 @@ from dledger_core.net.frame import ARRAY_LENGTH_MAX, Frame, encode_frame
 from dledger_core.net.messages import TABLES
 from dledger_core.net.protocol import Type
 from dledger_core.raft.batch import BATCHES_MAX, Batch
-from dledger_core.raft.messages import AppendEntries, Heartbeat, HeartbeatResponse, InstallSnapshot
+from dledger_core.raft.messages import AppendEntries, Condition, Heartbeat, HeartbeatResponse, InstallSnapshot
 from dledger_core.record import Columns, encode
 from tests.support.field_values import MISSING, good_value, header_of, wrong_values
 from tests.support.frames import frames_of
@@ -125,7 +125,16 @@ def beats_of(rows):
         (a, Heartbeat(**ends, term=term, commit_index=at, round=number, log_time_ms=number // 2))
         for a, term, at, number in rows
     ]
-    return beats, [(a, HeartbeatResponse(**ends, term=term, last_index=at, round=n)) for a, term, at, n in rows]
+    # One number is one group, which has one condition.
+    return beats, [
+        (
+            a,
+            HeartbeatResponse(
+                **ends, term=term, last_index=at, round=n, condition=Condition(a % 8 if a % 32 == 6 else 0)
+            ),
+        )
+        for a, term, at, n in rows
+    ]
 
 
 @settings(deadline=None)

@@ -119,3 +119,16 @@ def test_snapshot_is_needed_though_part_of_first_batch_matches() -> None:
     progress.next_index = Index(25)  # the batch with entry 27 begins there, and entry 24 is deleted
     progress.become_needs_snapshot()
     assert (progress.match_index, progress.next_index) == (26, 27)
+
+
+def test_member_that_responds_and_acknowledges_nothing_is_stalled() -> None:
+    progress = Progress(Index(1))
+    for now in range(20):  # nothing to acknowledge
+        progress.heard(now, NO_INDEX)
+    assert not progress.is_stalled(5)
+    for now in range(20, 26):
+        progress.heard(now, Index(3))
+        assert progress.is_stalled(5) == (now > 24)
+    progress.accepted(Index(2))
+    progress.heard(26, Index(3))  # slow, and not stalled
+    assert not progress.is_stalled(5)

@@ -59,7 +59,8 @@ class MemberProgress:
         is_voter: whether it votes.
         promote: whether it becomes a voter once it has caught up.
         replaces: the voter that it takes the place of, or None.
-        is_active: whether it responded within an election timeout; True for the leader.
+        is_active: whether it responded within an election timeout; True for the leader, and for each member while a
+            new leader has led for less than that.
         match_index: last index known to be durable there.
         lag_entries: entries that it lacks.
         lag_bytes: bytes that it lacks, at least.
@@ -174,7 +175,7 @@ class Membership:
             configuration.is_voter(member),
             member in configuration.promote,
             configuration.replaces.get(member),
-            is_leader or (progress is not None and progress.is_active),
+            is_leader or (progress is not None and (progress.is_active or progress.is_unheard)),
             match,
             max(status.last_index - match, 0),
             lag_bytes,
