@@ -127,7 +127,7 @@ def _report_matches(
         times = [None if time is None else time.isoformat(timespec="seconds") for time in opened.times()]
         say(f"note: the oldest entry was written at {times[0] or '?'}, the newest at {times[1] or '?'}")
     if filters.any and start is not None and start.kind == "last":
-        say(f"note: --from {start} counts before the filters; '--last {start.number}' counts the entries that match")
+        say(f"note: --from {start} counts before the filters; --last {start.number} counts the entries that match")
     if filters.of_messages:
         say(f"note: 'dledger look {opened.path}' lists topics and keys; upper and lower case differ")
 

@@ -69,4 +69,5 @@ def _entry_at(client: Client, position: int) -> dict[str, Any]:
         return dict(row)
     what = f"no visible entry contains position {position}"
     values = {"position": position} | ({} if row is None else {"next_position": row["position"]})
-    raise IndexOutOfRangeError(what, f"group {client.group}", "use the position of an entry", values)
+    remedy = "no visible entry follows" if row is None else f"the next visible entry is at @{row['position']}"
+    raise IndexOutOfRangeError(what, f"group {client.group}", remedy, values)

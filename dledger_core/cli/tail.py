@@ -96,7 +96,7 @@ def tail(
             begin = last_matching(client, filters, (begin, stop), last)
         _print_range(client, view, printer, (begin, stop), position, end)
         if not view.printed and filters.any and start.kind == "last":
-            say(f"note: --from {start} counts before the filters; 'dledger tail --last {start.number}' counts matches")
+            say(f"note: --from {start} counts before the filters; --last {start.number} counts the entries that match")
         if not (no_follow or view.full or end.reached):
             _print_range(client, view, printer, (max(begin, bounds.end), None), position, end)
 
