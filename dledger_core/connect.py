@@ -226,7 +226,6 @@ def open_store(path: Path | str, *, opaque: bool = False, since: StoreReader | N
     Raises:
         StoreMismatchError: there is no store, there are several, or a classic CommitLog precedes it.
         StoreIncompleteError: a conversion into it, or a snapshot install, is not finished.
-        CorruptRecordError: a data file is missing between others.
     """
     from dledger_core.rocketmq.message.bodies import MESSAGES
     from dledger_core.rocketmq.store.location import locate

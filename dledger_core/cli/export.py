@@ -199,7 +199,7 @@ def export(
     if filters.of_messages and not target.rows and continued is None:
         say(f"note: no entry matches; 'dledger look {source}' lists topics and keys; upper and lower case differ")
     for gap in opened.gaps:
-        if target.concerns(gap, first):
+        if target.concerns(gap, first if start is None else first + 1):
             raise gap.error
 
 
@@ -280,9 +280,9 @@ class _Target:
         return (at, None) if known is None else (known, at)
 
     def concerns(self, gap: Damaged, first: int) -> bool:
-        """Whether the dataset, whose first index is ``first``, lacks these entries."""
+        """Whether the dataset lacks these entries: they end at index ``first`` or later."""
         if "index" in gap.error.values:
-            return gap.start < self.end and gap.end > first
+            return gap.start < self.end and gap.end >= first
         parts = self.dataset.parts["commitlog"]
         return bool(parts) and gap.start < parts[-1].next and gap.end > parts[0].first
 

@@ -226,7 +226,8 @@ def survey_directory(opened: LogDirectory) -> Survey:
     survey = _survey_commitlog(opened) if opened.classic else Survey()
     if opened.log is not None:
         _survey_store(opened, opened.log, survey)
-        survey.entries -= sum(gap.end - gap.start for gap in opened.log.gaps)
+        first = opened.log.first_index
+        survey.entries -= sum(gap.end - gap.start for gap in opened.log.gaps if gap.start >= first)
     survey.damage += [text for gap in opened.gaps if (text := str(gap)) not in survey.damage]
     return survey
 

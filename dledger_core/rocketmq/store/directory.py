@@ -237,6 +237,8 @@ class LogDirectory:
         if (gap := self.gap) is not None and span.classic[1] > gap.start and span.log[0] <= self.indexes[0]:
             yield self._note(gap)
         if self.log is not None:
+            at_start = span.log[0] <= self.indexes[0] and span.log[0] < span.log[1]
+            yield from (self._note(_missing(gap)) for gap in self.log.gaps if at_start and gap.end <= self.indexes[0])
             yield from self._of_log(self.log, *span.log, records=records, shown=shown)
 
     def _of_log(

@@ -54,6 +54,7 @@ from dledger_core.storage.check.judge import (
     complete_end,
     native_rules,
 )
+from dledger_core.storage.check.recovery import missing_start
 from dledger_core.storage.check.scan import Scanner
 from dledger_core.storage.check.verify import Finding, StoreReport, start_findings, verify_store
 from dledger_core.storage.files.file_system import Files, OsFiles
@@ -504,8 +505,16 @@ class StoreReader:
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
-        """Entries whose data files are missing between others, in order."""
-        return tuple(self._gap(low, high) for low, high in self._reader.data.holes)
+        """Entries whose data files are missing between others, or at the start of a native store, in order."""
+        return (*self._gap_at_start(), *(self._gap(low, high) for low, high in self._reader.data.holes))
+
+    def _gap_at_start(self) -> Iterator[Gap]:
+        meta, data = self._origin.meta, self._reader.data
+        lost = None if meta is None else missing_start(data, meta)
+        if meta is not None and lost is not None:
+            end, high = max(self.first_index, Index(meta.first_index)), Position(data.bases[0])
+            until = self.time_of(end)
+            yield Gap(Index(meta.first_index), end, Position(lost), high, data.path(lost), None, until)
 
     def _gap(self, low: int, high: int) -> Gap:
         data = self._reader.data
