@@ -148,7 +148,7 @@ def planned(root: Path, kind: str) -> RebuildPlan:
     return plan_for(RebuildOptions.parse(given))
 
 
-@pytest.mark.parametrize("kind", ["store", "commitlog"])
+@pytest.mark.parametrize("kind", ["store", pytest.param("commitlog", marks=pytest.mark.soak)])
 def test_units_that_broker_adds_during_run(spark: Any, tmp_path: Path, kind: str) -> None:
     """Units that point after the present end of the log are still extra."""
     root = tmp_path / "in"
