@@ -18,9 +18,11 @@ Spark keeps only the text of a Python error, so the code leads the message, as S
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dledger_core import SPARK_VERSION, ConfigError, DLedgerError, EntryCheck, Loss, LossKind
 
@@ -42,11 +44,36 @@ __all__ = [
     "SparkVersionError",
     "TableMismatchError",
     "TermMismatchError",
+    "brief",
+    "brief_rows",
     "check_spark",
     "loss_error",
 ]
 
 _log = logging.getLogger("spark_connector")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def brief(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let a method raise each DLedgerError without the frames and causes below it, of which Spark prints all."""
+
+    @functools.wraps(method)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return method(*args, **kwargs)
+        except DLedgerError as error:
+            raise error.with_traceback(None) from None
+
+    return called
+
+
+def brief_rows(rows: Iterable[_T]) -> Iterator[_T]:
+    """Yield rows; an error of theirs is raised as by ``brief``."""
+    try:
+        yield from rows
+    except DLedgerError as error:
+        raise error.with_traceback(None) from None
 
 
 class OptionError(ConfigError):

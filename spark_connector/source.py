@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_connector.columns import chosen_columns, ddl_of, schema_for
-from spark_connector.errors import OptionError
+from spark_connector.errors import OptionError, brief
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from spark_connector.reading.tables import TABLES, TableReader
@@ -33,10 +33,12 @@ class DLedgerDataSource(DataSource):
         """The format's name."""
         return "dledger"
 
+    @brief
     def schema(self) -> str:
         """The columns of a read; raises on a wrong option, before the query starts."""
         return ddl_of(_columns_of(DLedgerOptions.for_reading(self.options)))
 
+    @brief
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make the batch reader, or that of a metadata table."""
         options = self._read_options(schema)
@@ -44,17 +46,20 @@ class DLedgerDataSource(DataSource):
             return TableReader(options)
         return DLedgerBatchReader(options)
 
+    @brief
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make the stream reader."""
         if "table" in {name.lower() for name in self.options}:
             raise OptionError("table: a metadata table cannot be streamed", "", "use spark.read, not spark.readStream")
         return DLedgerStreamReader(self._read_options(schema))
 
+    @brief
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make the batch writer: one transaction for each group."""
         options = DLedgerOptions.for_writing(self.options)
         return DLedgerBatchWriter(options, schema, overwrite)
 
+    @brief
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Make the stream writer: one transaction for each micro-batch and group."""
         options = DLedgerOptions.for_writing(self.options, stream=True)

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from dledger_core import LogRange
-from spark_connector.errors import OptionError, RetentionError
+from spark_connector.errors import OptionError, RetentionError, brief, brief_rows
 from spark_connector.monitoring.lag import LagMeter
 from spark_connector.offsets import StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec
@@ -44,6 +44,7 @@ class DLedgerBatchReader(DataSourceReader):
         _reject("startingOffsets", options.starting_offsets, "latest", LATEST)
         _reject("endingOffsets", options.ending_offsets, "earliest", EARLIEST)
 
+    @brief
     def partitions(self) -> list[InputPartition]:
         """Plan the partitions, on the driver."""
         tracker = Tracker(self._options)
@@ -65,7 +66,8 @@ class DLedgerBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the partition's entries; runs on executors."""
         # Without partitions Spark passes one of its own.
-        return read_partition(partition if isinstance(partition, RangesPartition) else None, self._options)
+        ranges = partition if isinstance(partition, RangesPartition) else None
+        return brief_rows(read_partition(ranges, self._options))
 
 
 def _reject(name: str, spec: StartSpec | None, word: str, number: int) -> None:
@@ -109,6 +111,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._tracker = Tracker(self._options, pin_ms=_PIN_MS)
         return self._tracker
 
+    @brief
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the ends of this run."""
         self._targets = {group: bounds.end for group, bounds in self._bounds().items()}
@@ -124,6 +127,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
+    @brief
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query; repeated calls return the same."""
         if self._initial is None:
@@ -145,6 +149,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "choose an ending offset after the starting offset",
                 )
 
+    @brief
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch; ``start`` itself if there are no new entries."""
         self._ends_at = self._end_of_batch(start, limit)
@@ -227,6 +232,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seen = {group: replace(view, end=self._ends[group]) for group, view in self._seen.items()}
         return self._lag.report(StreamOffset.from_json(self._ends_at), seen, self.tracker.policy).to_json()
 
+    @brief
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Plan [start, end); empty if a replayed first batch starts after its end."""
         self._pin_due = False  # Spark has an end, so the start is in its checkpoint
@@ -242,7 +248,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the partition's entries; runs on executors."""
         assert isinstance(partition, RangesPartition)
-        return read_partition(partition, self._options)
+        return brief_rows(read_partition(partition, self._options))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: progress is in the Spark checkpoint alone."""

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from dledger_core import DESCRIPTIONS
 from spark_connector.columns import with_names
 from spark_connector.connections import client_for, store_for
-from spark_connector.errors import OptionError
+from spark_connector.errors import OptionError, brief
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.tracking import GroupFinder
 
@@ -77,6 +77,7 @@ class TableReader(DataSourceReader):
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
 
+    @brief
     def partitions(self) -> list[InputPartition]:
         """Collect the rows, on the driver."""
         table = str(self._options.table)

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
 from dledger_core import TransactionId
-from spark_connector.errors import OptionError
+from spark_connector.errors import OptionError, brief
 from spark_connector.offsets import has_committed
 from spark_connector.options import DLedgerOptions
 from spark_connector.writing.rows import sink_shape
@@ -46,10 +46,12 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
             self._transaction = TransactionId(f"txn-{options.txn_app_id}", options.txn_version, write_id)
         check_target(options, self._shape.group, started=False)
 
+    @brief
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append a task's rows."""
         return write_attempt(iterator, self._shape, self._options, self._transaction, once=self._once)
 
+    @brief
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make all rows visible."""
         commit_attempts(messages, self._options)
@@ -83,10 +85,12 @@ class DLedgerStreamWriter(DataSourceStreamArrowWriter):
         self._label = label
         check_target(options, self._shape.group, started=has_committed(checkpoint))
 
+    @brief
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append a task's rows; writes nothing if the micro-batch was committed before."""
         return write_attempt(iterator, self._shape, self._options, _transaction_of_task(self._label))
 
+    @brief
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Commit the transaction in every group; a repeated call changes nothing."""
         if not commit_attempts(messages, self._options) and batchId == 0:

@@ -21,8 +21,10 @@ from spark_connector.errors import SparkVersionError
 from spark_connector.reading.tables import TABLES
 from tests.rocketmq.golden import MIXED, THREE, extract, messages
 from tests.spark_connector.test_columns import EVERY_TYPE
+from tests.test_guides import blocks
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
+GUIDE = Path(__file__).resolve().parents[2] / "spark_connector" / "README.md"
 
 
 def test_discovery_finds_source_and_other_spark_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,18 +129,25 @@ def test_some_columns_of_messages_as_batch_stream_and_view(
 @pytest.mark.parametrize(
     ("options", "schema", "error"),
     [
-        ({"peers": "n0-127.0.0.1:1", "maxOffsetPerTrigger": "5"}, None, r"\[DLEDGER_OPTION\]"),
+        ({"peers": "n0-127.0.0.1:1", "maxOffsetPerTrigger": "5"}, None, "DLEDGER_OPTION"),
+        ({"peers": "n0-127.0.0.1:1"}, None, "UNREACHABLE"),
         ({}, "body string", "DLEDGER_SCHEMA"),
-        ({"decode": "message", "onDecodeError": "fail"}, None, r"\[DLEDGER_DECODE\] entry"),
+        ({"decode": "message", "onDecodeError": "fail"}, None, "DLEDGER_DECODE"),
     ],
 )
-def test_errors_begin_with_their_code(
+def test_errors_begin_with_their_code_and_have_few_lines(
     dledger: Any, cluster: Any, log: Any, options: dict[str, str], schema: str | None, error: str
 ) -> None:
     log.append([b"no message"])
     reader = dledger.read.format("dledger").options(**{"peers": cluster.peers, "groups": log.group, **options})
-    with pytest.raises(Exception, match=error):
+    with pytest.raises(Exception, match=rf"\[{error}\]") as caught:
         (reader if schema is None else reader.schema(schema)).load().collect()
+    guide: dict[str, Any] = {}
+    exec(blocks(GUIDE.read_text(), "Options")[0], guide)
+    reason = guide["reason"](caught.value)
+    assert f"[{error}]" in reason
+    assert len(reason.splitlines()) == 1
+    assert len(str(caught.value).partition("JVM stacktrace")[0].splitlines()) <= 10
 
 
 def test_checkpoint_of_another_log_fails_with_stable_code(
