@@ -19,7 +19,7 @@ from dledger_core.storage import CommitLog
 from tests.cli.command import error_of, result_of, rows_of, run
 from tests.jobs.broker_store import messages as store_messages
 from tests.jobs.broker_store import write_commitlog
-from tests.rocketmq.convert.stores import flip, place_of
+from tests.rocketmq.convert.stores import flip, place_of, store_of, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract, messages
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.logs import append
@@ -222,6 +222,21 @@ def test_export_leaves_out_entries_that_were_never_committed(tmp_path: Path) -> 
     assert "term 1" in error
     assert "term 2" in error
     assert sorted((tmp_path / "all").iterdir()) == before
+
+
+@pytest.mark.parametrize(("version", "node"), [("0.3.1.2", "n1"), ("0.4.0", "n2")])
+def test_export_of_old_leader_of_java_that_rejoined_has_one_history(tmp_path: Path, version: str, node: str) -> None:
+    before, after = (
+        store_of(unpacked(f"dledger-{version}-{state}", tmp_path), node)[0] for state in ("diverged", "rejoined")
+    )
+    for out, until in (("committed", "committed"), ("end", "end")):
+        found = result_of("export", before, tmp_path / out, "--until", until)
+        if found["above_commit_index"] and until == "committed":  # only generation A records a commit index
+            run("export", after, tmp_path / out)
+            with open_store(after) as reader:
+                assert indexes(tmp_path / out) == list(range(reader.last_index + 1))
+        else:
+            assert "[STORE_MISMATCH]" in error_of("export", after, tmp_path / out)
 
 
 def test_export_reads_store_without_commit_index_to_its_end(tmp_path: Path) -> None:
