@@ -377,8 +377,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def _is_expected_node(self) -> bool:
         """Whether the other side is the node that was dialed; it gets nothing, above all no token, if it is not."""
-        found = "" if self.certificate is None else self.certificate.identity
-        if found and self._identity in (found, None):
+        certificate = self.certificate
+        found = "" if certificate is None else certificate.identity
+        # Any node will do: a certificate that other programs may have too, with a common name alone, is not enough.
+        is_any = self._identity is None and certificate is not None and certificate.is_ours
+        if found and (found == self._identity or is_any):
             return True
         self.abort(
             UnauthenticatedError(

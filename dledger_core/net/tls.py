@@ -112,10 +112,12 @@ class PeerCertificate:
     Attributes:
         identity: node id or name of a principal, empty if it names none or several.
         der: its encoding.
+        is_ours: whether a URI ``dledger:NAME`` has the identity; other programs have common names too.
     """
 
     identity: str
     der: bytes
+    is_ours: bool = False
 
     @classmethod
     def of(cls, connection: ssl.SSLObject | ssl.SSLSocket) -> PeerCertificate | None:
@@ -123,7 +125,8 @@ class PeerCertificate:
         der = connection.getpeercert(binary_form=True)
         if not der:
             return None
-        return cls(_identity(connection.getpeercert() or {}), der)
+        fields = connection.getpeercert() or {}
+        return cls(_identity(fields), der, bool(_named_by_uri(fields)))
 
 
 def shown_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> PeerCertificate | None:
@@ -144,9 +147,13 @@ def shown_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> PeerCer
     return PeerCertificate.of(connection)
 
 
-def _identity(fields: Mapping[str, Any]) -> str:
+def _named_by_uri(fields: Mapping[str, Any]) -> list[str]:
     uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
-    named = [uri.removeprefix(URI_PREFIX) for uri in uris if uri.startswith(URI_PREFIX)]
+    return [uri.removeprefix(URI_PREFIX) for uri in uris if uri.startswith(URI_PREFIX)]
+
+
+def _identity(fields: Mapping[str, Any]) -> str:
+    named = _named_by_uri(fields)
     if not named:
         named = [value for part in fields.get("subject", ()) for name, value in part if name == "commonName"]
     return str(named[0]) if len(named) == 1 else ""

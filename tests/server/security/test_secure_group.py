@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -31,6 +32,9 @@ from tests.server.security.secure_group import SecureGroup, Silent, security
 from tests.support.server_group import ServerGroup, run
 
 pytest.importorskip("cryptography")
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 NODES = ("n0", "n1", "n2")
 PRINCIPALS = f"""
@@ -293,6 +297,54 @@ def test_client_refuses_node_of_another_authority(tmp_path, made, with_ids) -> N
             with pytest.raises(UnauthenticatedError):
                 await client.append([b"a"])
             assert (await accepted.append([b"a"])).first_index > 0
+
+    run(test())
+
+
+def write_web_certificate(files: CertificateFiles) -> None:
+    """Write web.pem and web.key: a certificate of the nodes' authority with a common name alone."""
+    now = datetime.now(UTC)
+    authority = x509.load_pem_x509_certificate(files.nodes_ca.read_bytes())
+    signer = serialization.load_pem_private_key(files.key("nodes-ca").read_bytes(), None)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        x509.CertificateBuilder(authority.subject, serial_number=x509.random_serial_number())
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "web")]))
+        .public_key(key.public_key())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    files.cert("web").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    encoding = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    files.key("web").write_bytes(key.private_bytes(*encoding))
+
+
+def test_client_without_node_id_sends_nothing_to_a_server_that_is_no_node(tmp_path) -> None:
+    files = write_certificates(tmp_path, [("n0", ["127.0.0.1"])])
+    write_web_certificate(files)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert("web"), files.key("web"))
+    received: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.read(1000))
+        writer.close()
+
+    async def test() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        credentials = Credentials(TlsOptions(ca=files.nodes_ca), "secret")
+        for identity, sends in ((None, False), ("web", True)):
+            received.clear()
+            with pytest.raises((UnauthenticatedError, UnreachableError)):
+                await connect(
+                    "127.0.0.1", port, Hello(), Silent(), timeout_s=20, credentials=credentials, identity=identity
+                )
+            await asyncio.sleep(0)
+            assert any(b"secret" in each for each in received) is sends
+        server.close()
 
     run(test())
 
