@@ -524,16 +524,6 @@ def test_abort_of_unknown_query_without_run_leaves_nothing(n0, ask):
     assert not n0.replica.tables.transactions.count
 
 
-def test_abort_gives_a_query_no_history(n0, ask):
-    """Else a query whose history is lost could start anywhere after its first failure."""
-    late = KEY._replace(batch_id=7)
-    ask.appends.abort(late, ask.answers.append)
-    commit(n0)
-    ask.attempt(late._replace(run_id="the next run"), "a", b"row")
-    n0.confirm()
-    assert ask.ranges[-1] is QueryUnknownError
-
-
 def test_run_is_aborted_by_batch_id_before_its_first_append_of_it(n0, ask):
     """A driver without query id: its run has written earlier micro-batches, and its task is late."""
     run, second = KEY._replace(run_id="label/run"), KEY._replace(run_id="label/run", batch_id=1)

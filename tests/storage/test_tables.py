@@ -364,6 +364,17 @@ def test_retired_run_may_only_repeat_a_commit(table: TransactionTable) -> None:
         table.check_commit(T0, [Part(11, 15, 5, 5)])
 
 
+def test_abort_gives_a_query_no_history(table: TransactionTable) -> None:
+    """Else a query whose history is lost could start anywhere after its first failure."""
+    late = T0._replace(batch_id=7)
+    attempt(table, 10, 0, late)
+    abort(table, late.run_id, 7)
+    assert table.state(late) == "aborted"
+    with pytest.raises(QueryUnknownError):
+        table.check_attempt(late._replace(run_id="the next run"))
+    table.check_attempt(late._replace(run_id="the next run"), elsewhere=6)
+
+
 def test_late_abort_of_an_old_run_changes_nothing(table: TransactionTable) -> None:
     attempt(table, 10)
     attempt(table, 20, 5, NEWER)
