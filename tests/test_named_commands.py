@@ -52,9 +52,14 @@ class Named:
         return f"{self.where}: {self.text}"
 
 
+def root() -> click.Context:
+    """Return the command's context; commands keep the help option of their first one."""
+    return click.Context(main, **main.context_settings)
+
+
 @cache
 def commands() -> list[str]:
-    return main.list_commands(click.Context(main))
+    return main.list_commands(root())
 
 
 def named_in(text: str, where: str) -> Iterator[Named]:
@@ -149,7 +154,7 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
         if rest[0] == "1":  # a placeholder for any command
             return command, []
         name, *rest = rest
-        found = command.get_command(click.Context(command), name)
+        found = command.get_command(root(), name)
         if found is None:
             raise click.UsageError(f"there is no command {name}")
         command = found
@@ -168,7 +173,7 @@ def check(words: list[str], *, complete: bool) -> None:
         return
     try:
         with suppress(click.exceptions.Exit, ConfigError):  # --help; a file that is not there
-            command.make_context(words[0], arguments, click.Context(main))
+            command.make_context(words[0], arguments, root() if words[0] == "dledger" else None)
     except click.exceptions.MissingParameter:
         if complete:
             raise
