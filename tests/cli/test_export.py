@@ -140,19 +140,12 @@ def indexes(directory: Path) -> list[int]:
     return [int(index) for index in table_of("parquet", directory).column("index").to_pylist()]
 
 
-def delete_oldest_file(store: Path) -> int:
-    """Delete the oldest data file, as retention does; return the new first index."""
-    min((store / "data").iterdir()).unlink()
-    with open_store(store) as reader:
-        return reader.first_index
-
-
 def test_nightly_export_after_retention_has_each_entry_once(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with StoreWriter(tmp_path) as store:
         store.append_numbers(2000)
         result_of("export", store.path, out)
-        assert 0 < delete_oldest_file(store.path) < 2000
+        assert 0 < store.trim() < 2000
         store.append_numbers(500)
         found = result_of("export", store.path, out)
     assert (found["first_index"], found["continued_from"], found["rows"], found["files"]) == (0, 2000, 500, 1)
@@ -293,7 +286,8 @@ def test_export_with_from_never_repeats_entries(tmp_path: Path) -> None:
     run("export", store.path, out, "--from", 100, "--until", 300)
     run("export", store.path, out, "--from", 300, "--until", 400)
     assert indexes(out) == list(range(100, 400))
-    first = delete_oldest_file(store.path)
+    with StoreWriter(tmp_path) as store:
+        first = store.trim()
     assert first > 400
     error = error_of("export", store.path, out)
     assert "[INDEX_OUT_OF_RANGE]" in error

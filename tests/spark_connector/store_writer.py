@@ -14,6 +14,7 @@ from dledger_core.ids import GroupName, Index, NodeId, Term
 from dledger_core.raft import HardState
 from dledger_core.record import Columns, ProposedBatch
 from dledger_core.storage import CommitLog
+from dledger_core.storage.tables.tables import LogTables, TableChanges
 
 _times = itertools.count(1_700_000_000_000, 1000)
 
@@ -72,3 +73,10 @@ class StoreWriter:
     def commit(self, *parts: control.Part, batch: int, run: str = "r1") -> None:
         """Commit a transaction of the query ``q``."""
         self.append([], entry={"k": "commit", "q": "q", "b": batch, "r": run, "parts": [list(part) for part in parts]})
+
+    def trim(self) -> int:
+        """Delete all data files but the last, as retention does; return the new first index."""
+        last, tables = self._log.last_index(), LogTables()
+        for index, time_ms, body in self._log.control_entries(0, last + 1):
+            tables.apply(index, time_ms, body)
+        return int(self._log.trim(last, TableChanges.complete(tables), last))
