@@ -22,6 +22,7 @@ from dledger_core.errors import (
     ConfigError,
     ForbiddenError,
     UnauthenticatedError,
+    UnreachableError,
 )
 from dledger_core.net.connection import connect
 from dledger_core.net.credentials import Credentials
