@@ -64,8 +64,12 @@ def test_read_without_response_says_that_nothing_was_changed(header: dict[str, A
 
 @pytest.mark.parametrize(
     "remedy",
-    sorted({effect_of(header).remedy for header in WRITES.values()})
-    + [plain_append("g", " --protocol dledger-java").remedy],
+    sorted(
+        {
+            *(effect_of(header).remedy for header in WRITES.values()),
+            plain_append("g", " --protocol dledger-java").remedy,
+        }
+    ),
 )
 def test_commands_of_remedies_can_be_typed(remedy: str) -> None:
     for typed in re.findall(r"dledger ((?:member |producer |transaction )?[a-z]+(?: --?\S+(?: \w[\w-]*)?)*)", remedy):
