@@ -176,11 +176,12 @@ class RoleChange:
 
     Attributes:
         node_id: the node.
-        role: leader, follower, learner, candidate, pre-candidate, or ``unreachable``.
-        broker_role: in RocketMQ's words ``master`` for a leader, else ``slave``; None if unreachable.
-        term: its term, -1 if unreachable.
+        role: leader, follower, learner, candidate or pre-candidate; ``unreachable``, or the state of a group that the
+            node does not serve, such as ``waiting``.
+        broker_role: in RocketMQ's words ``master`` for a leader, else ``slave``; None if the node does not serve it.
+        term: its term, -1 if the node does not serve the group.
         leader_id: the leader that it follows, None without one.
-        reason: why it is unreachable.
+        reason: why the node does not serve the group.
     """
 
     node_id: str

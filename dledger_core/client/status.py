@@ -80,6 +80,11 @@ async def bounds_reaching(read_bounds: Callable[[], Awaitable[LogRange]], min_en
         await asyncio.sleep(POLL_S)
 
 
+def _role_of(error: DLedgerError) -> str:
+    """Return the role of a node that reports none: a node that responds names the state of its group."""
+    return str(error.values.get("state", "unreachable"))
+
+
 def _node_status(
     peer: Peer, response: messages.MetadataResponse | DLedgerError | None, members: Collection[str]
 ) -> NodeStatus:
@@ -87,9 +92,8 @@ def _node_status(
     if response is None:
         return NodeStatus(str(peer.node_id), peer.address, is_member=is_member)
     if isinstance(response, DLedgerError):
-        # A node that responds names the state of a group that it does not serve.
-        state = str(response.values.get("state", "unreachable"))
-        return NodeStatus(str(peer.node_id), peer.address, state, reason=str(response), is_member=is_member)
+        role = _role_of(response)
+        return NodeStatus(str(peer.node_id), peer.address, role, reason=str(response), is_member=is_member)
     node_id, role, _, first, last, commit, visible_end, data_bytes = response.node
     status = NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
     status = replace(
@@ -195,18 +199,18 @@ class RoleWatch:
             try:
                 change = await self._poll(node_id, last)
             except DLedgerError as error:
-                change = RoleChange(node_id, "unreachable", reason=str(error))
+                change = RoleChange(node_id, _role_of(error), reason=str(error))
             if change != last:
                 last = self._news[node_id] = change
                 self._woken.set()
-            if change.role == "unreachable":
+            if change.broker_role is None:
                 self._view.refresh()  # it may have moved
                 await asyncio.sleep(WATCH_RETRY_S)
             elif change.leader_id is not None and change.leader_id not in self._view.pool.peers:
                 self._view.refresh()  # the leader is outside the list
 
     async def _poll(self, node_id: str, last: RoleChange | None) -> RoleChange:
-        known = last is not None and last.role != "unreachable"
+        known = last is not None and last.broker_role is not None
         seen = [last.role, last.leader_id, last.term] if last is not None and known else None
         message = messages.WatchRequest(wait_ms=int(self._wait_s * 1000), seen=seen)
         request = self._view.for_log(messages.WATCH.encode(message, g=self._view.group))

@@ -208,13 +208,14 @@ class Group:
 
         Raises:
             OtherLogError: it is another one.
-            UnreachableError: the log is not known here yet.
+            UnreachableError: the log is not known here yet, or the group is not HOSTED.
         """
         ours = self.log_uuid
         if ours == wanted:
             return
         me, values = self._host.config.self_id, {"group": self.name, "ours": ours, "asked": str(wanted)}
         if ours is None:
+            self.services()  # a node without the log names the state of the group, as it does without a log asked for
             raise UnreachableError(
                 f"{me} does not know the log of group {self.name} yet", "", "ask another node", values
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -59,6 +60,10 @@ async def test_role_changes_yield_roles_and_changes(tmp_path):
         assert seen.nodes[other].reason
         await cluster.start(other)
         await seen.until(lambda nodes: nodes[other].leader_id is not None)
+        await cluster.stop(other)
+        shutil.rmtree(tmp_path / "default" / f"dledger-{other}")
+        await cluster.start(other)
+        await seen.until(lambda nodes: nodes[other].role == "waiting")
         await seen.changes.aclose()
         assert [task for task in asyncio.all_tasks() if task.get_name().startswith("watch-")] == []
 
