@@ -7,7 +7,7 @@ only where it is needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -231,4 +231,4 @@ def open_store(path: Path | str, *, opaque: bool = False, since: StoreReader | N
     from dledger_core.rocketmq.store.location import locate
 
     path = since.path if since is not None else locate(path).one_store()
-    return open_any_store(path, bodies=None if opaque else MESSAGES, since=since)
+    return open_any_store(path, bodies=None if opaque else replace(MESSAGES, broker=path.parent), since=since)

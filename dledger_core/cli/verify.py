@@ -131,7 +131,7 @@ def _commitlog(location: Location, *, opaque: bool) -> dict[str, Any]:
     except StorageError:  # of the store, which is checked apart
         opened = open_log_directory(location.commitlog, opaque=opaque)
     with opened:
-        findings, inspection = [], CommitLogInspection(opaque=opaque)
+        findings, inspection = [], CommitLogInspection(broker=location.commitlog.parent, opaque=opaque)
         for each in opened.batches(COMMITLOG_ONLY):
             if isinstance(each, Deleted):
                 say(str(each))

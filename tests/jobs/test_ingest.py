@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from dledger_core import Client, LocalCluster
+from dledger_core.rocketmq import encode_messages
 from jobs.ingest import command
+from spark_connector import ddl_of
+from spark_connector.columns import schema_for
 from tests.support.run_job import run_in_process, start_job, wait_for
 from tests.support.slow_elections import SLOW_ELECTIONS
 
@@ -20,7 +23,7 @@ run = partial(run_in_process, command)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
+    with LocalCluster(3, groups=("a", "b", "c"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
         yield running
 
 
@@ -133,3 +136,22 @@ def test_table_with_other_columns_is_rejected_unchanged(
     assert f"--table {table}" in line
     assert sorted(table.rglob("*")) == before
     assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+def test_table_of_an_earlier_release_keeps_its_columns(
+    spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, body = tmp_path / "table", encode_messages("Old", 0, [b"body"]).to_pylist()
+    arguments = ["--peers", cluster.peers, "--groups", "c", "--table", str(table), "--decode", "message"]
+    old = [name for name in schema_for("message").names if name != "batch_index"]
+    spark.createDataFrame([], ddl_of(schema_for("message"))).select(*old).write.format("delta").save(str(table))
+    append(cluster, "c", *body)
+    for checkpoint, names in (("first", old), ("second", [*old, "batch_index"])):
+        code, summary, err = run(capsys, *arguments, "--checkpoint", str(tmp_path / checkpoint))
+        assert (code, summary["rows"]) == (0, 1)
+        assert spark.read.format("delta").load(str(table)).columns == names
+        if checkpoint == "first":
+            spark.sql(next(line for line in err.splitlines() if "ALTER TABLE" in line).partition("Spark SQL: ")[2])
+            spark.sql(f"DELETE FROM delta.`{table}`")

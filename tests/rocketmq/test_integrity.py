@@ -240,3 +240,17 @@ def test_no_golden_store_and_no_converted_one_has_a_finding(tmp_path: Path) -> N
     for name in GOLDEN:
         for path in sorted(unpacked(name, tmp_path).glob("dledger-*")):
             assert found_in(path)[1]["findings"] == [], path
+
+
+def test_topic_that_topics_json_lacks_is_a_remark(tmp_path: Path) -> None:
+    records = [message(), message(topic="Ordesr"), message(topic="Ordesr")]
+    log_of(tmp_path / "dledger-n0", records)
+    write_commitlog(tmp_path / "classic" / "commitlog", records)
+    for broker, name in ((tmp_path, "dledger-n0"), (tmp_path / "classic", "commitlog")):
+        assert found_in(broker / name)[1]["remarks"] == []
+        (broker / "config").mkdir()
+        (broker / "config" / "topics.json").write_text('{"topicConfigTable": {"Orders": {"topicName": "Orders"}}}')
+        (report,) = json.loads(command.run("verify", broker / name, "--format", "json").stdout)
+        (remark,) = report["remarks"]
+        assert (remark["kind"], remark["count"]) == ("TOPIC_UNKNOWN", 2)
+        assert "Ordesr" in remark["message"]

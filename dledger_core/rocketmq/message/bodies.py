@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -32,11 +33,13 @@ class MessageBodies:
 
     Attributes:
         expected: whether other bodies are damage; records with a CRC of their own may have any body.
+        broker: the broker's store directory, for the names of its topics; None = unknown.
         placed: whether a broker wrote the log, so that a physical offset other than 0 must be the message's position.
     """
 
     expected: bool = False
     placed: bool = False
+    broker: Path | None = None
 
     def of_log(self, sample: Records) -> MessageBodies:
         """Return the format in which messages are expected if most of these records have one: a broker wrote them.
@@ -45,7 +48,7 @@ class MessageBodies:
         """
         located = _located(sample)
         right = located.number("physical_offset") == _offsets(sample, located)
-        return MessageBodies(2 * located.count > sample.count, 2 * int(right.sum()) > located.count)
+        return replace(self, expected=2 * located.count > sample.count, placed=2 * int(right.sum()) > located.count)
 
     def damaged(self, records: Records) -> _I64:
         """Return the rows whose body is a message that is damaged, see ``_faults``."""
@@ -78,7 +81,7 @@ class MessageBodies:
 
     def inspection(self) -> StoreInspection:
         """Return an empty ``Inspection``."""
-        return StoreInspection(bodies=self)
+        return StoreInspection(broker=self.broker, bodies=self)
 
     def describe(self, records: Records, row: int) -> dict[str, Any]:
         """Return topic and key of a message, as far as they can be read."""

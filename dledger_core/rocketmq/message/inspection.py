@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.message import integrity
 from dledger_core.rocketmq.message.columns import BoolArray, IntArray, text_column
 from dledger_core.rocketmq.message.records import Located
+from dledger_core.rocketmq.store.broker_json import topic_configs
 from dledger_core.storage.check.coverage import Coverage, Remark
 
 TIME_BACK: Final = "STORE_TIME_BACK"
@@ -36,14 +39,23 @@ class MessageInspection:
 
     Attributes:
         coverage: of the messages so far.
+        broker: the broker's store directory, whose ``config/topics.json`` names its topics; None = unknown.
     """
 
     coverage: Coverage = field(default_factory=Coverage)
+    broker: Path | None = None
     _latest_ms: int = 0
     _back_ms: int = 0
     _back: _Seen = field(default_factory=_Seen)
     _not_text: _Seen = field(default_factory=_Seen)
     _topics: dict[str, _Seen] = field(default_factory=dict)
+
+    def _known_topics(self) -> Iterable[str] | None:
+        """Return the topics that the broker has; None if its configuration is not there, or unreadable."""
+        try:
+            return None if self.broker is None else topic_configs(self.broker)
+        except ConfigError:
+            return None
 
     def see(self, located: Located, positions: IntArray, indexes: IntArray | None, good: BoolArray) -> None:
         """Add messages in log order.
@@ -78,19 +90,15 @@ class MessageInspection:
         for topic, count, which in zip(topics.dictionary.to_pylist(), counts.tolist(), firsts.tolist(), strict=True):
             noted(self._topics.setdefault(topic, _Seen()), count, which)
 
-    def remarks(self, known_topics: Iterable[str] | None = None) -> tuple[Remark, ...]:
-        """Return the remarks.
-
-        Args:
-            known_topics: the topics of the broker, whose lack is a remark; None = unknown.
-        """
+    def remarks(self) -> tuple[Remark, ...]:
+        """Return the remarks."""
         found = []
         if self._back.count:
             what = f"store time before that of an earlier message, by up to {self._back_ms} ms"
             found.append((TIME_BACK, self._back, what))
         if self._not_text.count:
             found.append((NOT_TEXT, self._not_text, "properties that are not UTF-8, or end with zero bytes"))
-        known = None if known_topics is None else set(known_topics)
+        known = self._known_topics()
         for topic, seen in self._topics.items():
             if known is not None and topic not in known:
                 found.append((UNKNOWN_TOPIC, seen, f"topics.json lacks the topic {topic}"))

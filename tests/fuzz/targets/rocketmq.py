@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dledger_core.rocketmq import consume_queue_columns, decode_messages
+from dledger_core.rocketmq import consume_queue_columns, decode_messages, expanded_messages
 from dledger_core.rocketmq.message.decode import BODY_BYTES_MAX
 from dledger_core.rocketmq.message.properties import parse_properties
 from dledger_core.rocketmq.store.commit_log import scan_records
@@ -38,6 +38,10 @@ def run_rocketmq(data: bytes) -> None:
         batch = decode_messages(pa.array(rows, pa.binary()))
     batch.validate(full=True)
     expect(batch.num_rows == len(rows), "rows were lost", rows=batch.num_rows)
+    expanded, origin = expanded_messages(pa.array(rows, pa.binary()))
+    expanded.validate(full=True)
+    of = list(range(len(rows))) if origin is None else origin.tolist()
+    expect(sorted(set(of)) == list(range(len(rows))) and of == sorted(of), "a row of an entry is lost", rows=of)
     queue = consume_queue_columns(pa.array(rows, pa.binary()))
     queue.validate(full=True)
     for at, row in enumerate(rows):
