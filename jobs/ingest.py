@@ -325,7 +325,7 @@ def _check_columns(spark: SparkSession, options: IngestOptions) -> list[str]:
         return names
     found = spark.read.format("delta").load(options.table).columns
     kept = [name for name in names if name in found or name not in _ADDED]
-    if found and sorted(found) != sorted(kept):
+    if found and [name for name in found if name not in _ADDED] != [name for name in names if name not in _ADDED]:
         values = {"columns": ",".join(found)}
         remedy = "name another directory, or use the --decode of the table"
         raise ConfigError(f"--table {options.table} has other columns than the source", "", remedy, values)
