@@ -44,6 +44,7 @@ from dledger_core.rocketmq.store.consume_queue import (
     queue_ends,
     queue_statistics,
 )
+from dledger_core.rocketmq.store.consume_queue_ext import ext_tags_codes
 from dledger_core.rocketmq.store.directory import (
     COMMITLOG_ONLY,
     Damaged,
@@ -100,6 +101,7 @@ __all__ = [
     "end_problems",
     "expanded_messages",
     "expanded_queue_columns",
+    "ext_tags_codes",
     "field_at",
     "flushed_until",
     "in_queue",
