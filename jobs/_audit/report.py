@@ -289,7 +289,7 @@ def page(summary: Mapping[str, Any], frame: Mapping[str, Any]) -> str:
         for report in summary["groups"]
     }
     counts = Counter(finding["severity"] for finding in summary["findings"])
-    counted = ", ".join(f"{count} {severity}" for severity, count in counts.items())
+    counted = ", ".join(f"{count:,} {severity}" for severity, count in counts.items())
     began = f"{summary['started_at'][:19].replace('T', ' ')} UTC"
     return render_page(
         "audit.html",
@@ -321,7 +321,7 @@ def _reported(finding: Mapping[str, Any], diff: RangeDiff | None, place: Place) 
         severity=finding["severity"],
         subject=finding["replica"].replace(",", ", "),
         extent=half_open(finding["start"], finding["end"]),
-        affected=f"{count} {'entry' if count == 1 else 'entries'}",
+        affected=f"{count:,} {'entry' if count == 1 else 'entries'}",
         meaning=finding["meaning"],
         next_step=finding["next_step"],
         place=place,

@@ -62,6 +62,7 @@ class ReportedFinding:
         meaning: its explanation.
         next_step: the recommended action.
         place: where it is.
+        show: the command that shows the finding, where that of its place repairs it.
         message: the affected message in words; empty if there is none, or none can be read.
         facts: further names and values; a value may be a mapping.
         diff: the entry on all replicas; None if it was not read.
@@ -75,6 +76,7 @@ class ReportedFinding:
     meaning: str
     next_step: str
     place: Place
+    show: str = ""
     message: str = ""
     facts: tuple[tuple[str, Any], ...] = ()
     diff: RangeDiff | None = None

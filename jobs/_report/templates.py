@@ -10,10 +10,11 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-__all__ = ["half_open", "render", "shown"]
+__all__ = ["counted", "half_open", "render", "shown"]
 
 _WORD_MAX: Final = 24
 _PIECE: Final = 12
+_BRIEF_MAX: Final = 36
 _SEPARATOR: Final = re.compile(r"(?<=[-/_.:=,;%| ])")
 
 
@@ -26,7 +27,7 @@ def render(name: str, **values: Any) -> str:
 def _environment() -> Environment:
     loader = FileSystemLoader(Path(__file__).parent)
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    found.filters |= {"shown": shown, "breakable": breakable}
+    found.filters |= {"shown": shown, "breakable": breakable, "counted": counted, "brief": brief}
     found.globals |= {"half_open": half_open}
     return found
 
@@ -48,6 +49,20 @@ def shown(value: Any) -> str:
         case list() | tuple():
             return ", ".join(map(shown, value))
     return str(value)
+
+
+def counted(value: Any) -> str:
+    """Return a count with thousands separators; other values as ``shown`` has them."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else shown(value)
+
+
+def brief(value: Any) -> str:
+    """Return a name or a path whose long parts are shortened in the middle; the complete one is in the finding."""
+    return "/".join(map(_middle_out, shown(value).split("/")))
+
+
+def _middle_out(part: str) -> str:
+    return part if len(part) <= _BRIEF_MAX else f"{part[: _BRIEF_MAX // 2]}…{part[-_BRIEF_MAX // 3 :]}"
 
 
 def breakable(value: Any) -> Markup:
