@@ -46,20 +46,20 @@ from ._cli import (
     servers_or_stores,
     verbose_option,
 )
-from ._rebuild.broker import duplicates, without_topics
+from ._rebuild.broker import deleted_topics, duplicates, without_topics
 from ._rebuild.compare import compare
 from ._rebuild.files import DIRECTORY, other_file_bytes, write_files
 from ._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
-from ._rebuild.report import Slot, expected_units, page, problems_of, verdict_of
-from ._rebuild.slots import summary_of
-from ._rebuild.table import Table, TableStream, kept_in
+from ._rebuild.report import Slot, counted, expected_units, not_consumed, page, problems_of, verdict_of
+from ._rebuild.slots import Queues, kept_in, summary_of
+from ._rebuild.table import Table, TableStream
 from ._rebuild.units import DAMAGED, DAMAGED_MESSAGE, IMPOSSIBLE, PENDING, STRANGE
 from ._report.drill_down import Fields
 from ._session import check_versions, run_stoppable, spark_session
 from ._table_history import TableHistory
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["command", "main", "rebuild"]
 
@@ -194,8 +194,7 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
         stream.run(stopping)
         if stopping.is_set() or not table.exists():  # with a checkpoint the first entry creates the table
             return summary_of({}, ())
-        duplicated = any(queue.non_monotonic for queue in stream.queues.values())
-        found = summary_of(stream.queues, plan.batch_topics) | _explained(spark, plan, table, duplicated=duplicated)
+        found = summary_of(stream.queues, plan.batch_topics) | _explained(spark, plan, table, stream.queues)
         if plan.report is not None:
             expected.update(expected_units(kept_in(table.rows(), plan.on_duplicate), found["compare"]["findings"]))
         return found
@@ -206,19 +205,22 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
     if plan.report is not None and "compare" in summary:
         Path(plan.report).write_text(page(plan, summary, expected, problems, began), encoding="utf-8")
         progress(f"report: {plan.report}")
-    counted = f"{summary['rows']} messages in {summary['queues']} queues"
-    progress(f"{verdict}: {', '.join([counted, *problems])}")
+    lost = bool(not_consumed(summary))  # the worst comes first
+    progress(f"{verdict}: {', '.join([*problems[:lost], counted(summary), *problems[lost:]])}")
     return Outcome({"verdict": verdict} | summary, EXIT_FINDING if problems else EXIT_OK)
 
 
-def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, duplicated: bool) -> dict[str, Any]:
+def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, queues: Queues) -> dict[str, Any]:
     """Write and compare files, and explain duplicate slots; return the fields of the summary."""
     found: dict[str, Any] = {"batch_topics": list(plan.batch_topics)} if plan.batch_topics else {}
+    duplicated = any(queue.non_monotonic for queue in queues.values())
     if not (duplicated or plan.files or plan.compared):
         return found
     rows = table.rows()
     if duplicated:
         found["duplicates"] = duplicates(rows, plan.consumers)
+    if plan.files or plan.compared:
+        rows = _without_deleted(rows, plan, queues, found)
     if plan.files is not None:
         progress(f"writing consume queue files below {plan.files}")
         kept = without_topics(kept_in(rows, plan.on_duplicate), plan.batch_topics)
@@ -232,6 +234,19 @@ def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, duplicat
         )
         found["compare"] = compared.summary()
     return found
+
+
+def _without_deleted(rows: DataFrame, plan: RebuildPlan, queues: Queues, found: dict[str, Any]) -> DataFrame:
+    """Leave out and report the topics that were deleted on the broker: their messages are in the log until it ends."""
+    deleted = deleted_topics(plan.root, plan.topics, {topic for _, topic, _ in queues})
+    if not deleted:
+        return rows
+    counts = {topic: sum(queue.rows for (_, each, _), queue in queues.items() if each == topic) for topic in deleted}
+    found["deleted_topics"] = counts
+    messages = f"{sum(counts.values()):,} messages of {len(deleted):,} deleted topics, which topics.json does not have"
+    remedy = "create it (mqadmin updateTopic -t TOPIC -c CLUSTER) and run the same command again"
+    progress(f"{messages}, are in the table only; to get the queues of one back, {remedy}")
+    return without_topics(rows, deleted)
 
 
 def _summary(plan: RebuildPlan, found: dict[str, Any], stream: TableStream) -> dict[str, Any]:

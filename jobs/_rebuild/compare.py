@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core import ConfigError
-from dledger_core.rocketmq import PREFILL, SCHEDULE_TOPIC, UNIT_BYTES, decode_units
+from dledger_core.rocketmq import PREFILL, SCHEDULE_TOPIC, UNIT_BYTES, decode_units, ext_tags_codes
 
 from .broker import Consumers
 from .files import DIRECTORY
+from .slots import file_slots
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -33,6 +34,7 @@ CAUSES: Final = {
     "CQ_WRONG_POSITION": "the message of the slot is in the log, its unit points to another position",
     "CQ_WRONG_SIZE": "the unit's size is not the message's",
     "CQ_WRONG_TAG": "the unit's tags code is not the message's: a filter by tag misses it",
+    "CQ_EXT_MISSING": "the unit is an address into consumequeue_ext without a unit: the broker does not filter by tag",
     "CQ_ORDER": "the message is indexed in a slot that is not its queue offset: units before it were lost",
     "CQ_DUPLICATE_OFFSET": "the broker assigned this queue offset more than once; the files serve one message only",
 }
@@ -48,6 +50,8 @@ _NEXT: Final = {
     "CQ_WRONG_POSITION": f"consumers get another message or none: {_REBUILD}",
     "CQ_WRONG_SIZE": f"consumers get a truncated message or none: {_REBUILD}",
     "CQ_WRONG_TAG": _REBUILD,
+    "CQ_EXT_MISSING": f"consumers get messages of other tags: {_REBUILD}; these files have plain tags codes, which a "
+    "broker with enableConsumeQueueExt=true reads too",
     "CQ_ORDER": f"consumers' offsets mean other messages than on the other brokers: {_REBUILD}",
     "CQ_DUPLICATE_OFFSET": "see duplicates in the summary: the lost messages, their consumers, and how to restore them",
 }
@@ -62,11 +66,8 @@ _DELAYED: Final = {
 
 _NEWER: Final = "newer"
 """Class of a unit whose message was appended after the log was read: not a difference."""
-_EXT_DIRECTORY: Final = "consumequeue_ext"
 _ROCKSDB_FILE: Final = "CURRENT"
 """A file in every RocksDB database."""
-_EXT_ADDRESS_MAX: Final = -2147483649
-"""A slot's tags code at or below is an address in the extension files."""
 _GROUPS_MAX: Final = 50
 _FINDINGS_MAX: Final = 1000
 _NAME_DIGITS: Final = 20
@@ -74,7 +75,9 @@ _QUEUE_MAX: Final = (1 << 31) - 1
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 """Bytes of a name that are not UTF-8."""
 _QUEUE: Final = ["topic", "queue_id"]
-_FOUND: Final = "topic string, queue_id int, slot bigint, position bigint, found_size int, found_tags bigint"
+_FOUND: Final = (
+    "topic string, queue_id int, slot bigint, position bigint, found_size int, found_tags bigint, lost_tags boolean"
+)
 _DIFFERENCE: Final = ["kind", *_QUEUE, "slot", "expected", "found"]
 
 
@@ -160,9 +163,8 @@ def compare(
     files = _files(directory)
     claims = _claims(rows, on_duplicate).persist(StorageLevel.MEMORY_AND_DISK)
     found = _found(spark, files).persist(StorageLevel.MEMORY_AND_DISK)
-    ext = (Path(directory).parent / _EXT_DIRECTORY).is_dir()
     added = _added(found, log_end)
-    differences = _differences(claims, found, added, ext=ext).persist(StorageLevel.MEMORY_AND_DISK)
+    differences = _differences(claims, found, added).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         counts = {row["kind"]: row["count"] for row in differences.groupBy("kind").count().collect()}
         newer = counts.pop(_NEWER, 0)
@@ -190,14 +192,15 @@ def _claims(rows: DataFrame, on_duplicate: str) -> DataFrame:
     """Return all messages: whether each is expected in its slot (``kept``), and shares it with others (``twice``)."""
     from pyspark.sql import functions as f
 
-    columns = ["position", "queue_offset", "size", "tags_code", "broker_serves", "rebuild_slot"]
+    columns = ["position", "queue_offset", "size", "tags_code", "slot"]
     slots = rows.where("not broker_serves").select(*_QUEUE, "queue_offset").distinct()
-    known = rows.select(*_QUEUE, *columns).join(
-        slots.withColumn("several", f.lit(True)), [*_QUEUE, "queue_offset"], "left"
-    )
-    twice = f.col("several").isNotNull()
-    chosen = f.col("broker_serves") if on_duplicate == "last" else f.col("rebuild_slot").isNotNull()
-    return known.withColumns({"twice": twice, "kept": chosen | ~twice}).drop("several", "broker_serves", "rebuild_slot")
+    known = file_slots(rows, on_duplicate).select(*_QUEUE, *columns)
+    known = known.join(slots.withColumn("several", f.lit(True)), [*_QUEUE, "queue_offset"], "left")
+    twice, slot = f.col("several").isNotNull(), f.col("slot")
+    known = known.withColumns({"twice": twice, "kept": slot.isNotNull() | ~twice})
+    own = f.coalesce(slot, "queue_offset")
+    known = known.withColumns({"offset": f.col("queue_offset"), "queue_offset": own})
+    return known.drop("several", "slot")
 
 
 def _with_consumers(found: dict[str, Any], consumers: Consumers) -> dict[str, Any]:
@@ -241,25 +244,26 @@ def _units(file: dict[str, Any], slots: Any) -> pa.RecordBatch:
         "queue_id": pa.repeat(pa.scalar(file["queue_id"], pa.int32()), len(at)),
         "slot": pa.array(at.astype(np.int64) + file["first"]),
     }
-    for name, kind in (("physical_offset", np.int64), ("size", np.int32), ("tags_code", np.int64)):
+    for name, kind in (("physical_offset", np.int64), ("size", np.int32)):
         columns[name] = pa.array(slots[name][at].astype(kind))
-    names = ["topic", "queue_id", "slot", "position", "found_size", "found_tags"]
+    tags, lost = ext_tags_codes(Path(file["path"]).parent, slots["tags_code"][at].astype(np.int64))
+    columns |= {"tags_code": pa.array(tags), "lost": pa.array(lost)}
+    names = ["topic", "queue_id", "slot", "position", "found_size", "found_tags", "lost_tags"]
     return pa.RecordBatch.from_arrays(list(columns.values()), names=names)
 
 
-def _differences(claims: DataFrame, found: DataFrame, added: tuple[int, int], *, ext: bool) -> DataFrame:
+def _differences(claims: DataFrame, found: DataFrame, added: tuple[int, int]) -> DataFrame:
     from pyspark.sql import functions as f
 
     joined = claims.join(found, [*_QUEUE, "position"], "full_outer")
     indexed = joined.where("kept is not null and slot is not null")
-    wrong_tag = f.col("tags_code") != f.col("found_tags")
-    if ext:
-        wrong_tag &= f.col("found_tags") > _EXT_ADDRESS_MAX
-    in_place = f.col("slot") == f.col("queue_offset")
+    wrong_tag = ~f.col("lost_tags") & (f.col("tags_code") != f.col("found_tags"))
+    in_place = f.col("slot").isin(f.col("queue_offset"), f.col("offset"))  # in its slot, or in that of its offset
     kinds = f.array(
         f.when(~in_place, "CQ_ORDER"),
         f.when(in_place & (f.col("size") != f.col("found_size")), "CQ_WRONG_SIZE"),
         f.when(in_place & wrong_tag, "CQ_WRONG_TAG"),
+        f.when(in_place & f.col("lost_tags"), "CQ_EXT_MISSING"),
     )
     moved = indexed.withColumn("kind", f.explode(f.array_compact(kinds)))
     # In a slot that is not the message's own, the rebuild has another message: the two positions show the shift.
@@ -299,8 +303,11 @@ def _duplicated(claims: DataFrame, found: DataFrame) -> DataFrame:
     """Return the slots with several messages, and the one that the files serve."""
     from pyspark.sql import functions as f
 
-    several = claims.where("twice").groupBy(*_QUEUE, f.col("queue_offset").alias("slot"))
-    positions = several.agg(f.sort_array(f.collect_list("position")).alias("positions"))
+    own = f.max(f.when(f.col("kept"), f.col("queue_offset")))
+    several = claims.where("twice").groupBy(*_QUEUE, "offset")
+    positions = several.agg(
+        f.sort_array(f.collect_list("position")).alias("positions"), f.coalesce(own, "offset").alias("slot")
+    )
     served = found.select(*_QUEUE, "slot", f.col("position").alias("served"))
     joined = positions.join(served, [*_QUEUE, "slot"], "left")
     found_one = f.when(f.array_contains("positions", f.col("served")), f.col("served"))
@@ -315,7 +322,8 @@ def _missing(joined: DataFrame, unmatched: DataFrame, duplicated: DataFrame) -> 
     lost = lost.withColumn("slot", f.col("queue_offset")).withColumn("expected", f.col("position"))
     explained = unmatched.where("kind = 'CQ_WRONG_POSITION'").select(*_QUEUE, "slot")
     explained = explained.unionByName(duplicated.where("found is not null").select(*_QUEUE, "slot"))
-    lost = lost.join(explained, [*_QUEUE, "slot"], "left_anti")
+    served = joined.where("twice and slot is not null").select(*_QUEUE, "offset").distinct()
+    lost = lost.join(explained, [*_QUEUE, "slot"], "left_anti").join(served, [*_QUEUE, "offset"], "left_anti")
     return lost.withColumn("kind", f.lit("CQ_MISSING")).withColumn("found", f.lit(None).cast("bigint"))
 
 

@@ -27,7 +27,7 @@ from spark_connector import local_path
 from .._cli import NodeAccess
 from .._directories import check_apart, check_checkpoint, check_file, check_table
 from .._session import AVAILABLE_NOW, check_resume, parse_trigger
-from .broker import Consumers, batch_topics, read_consumers
+from .broker import Consumers, batch_topics, configured_topics, read_consumers
 from .compare import LogEnd, check_compared
 from .files import DIRECTORY, check_target, round_up
 from .units import ALL_ENTRIES, EntryRules
@@ -151,6 +151,7 @@ class RebuildPlan:
         trigger: ``available-now`` or an interval, with a checkpoint.
         lost: entries [start, end) that are recorded and missing.
         batch_topics: topics whose queues are batch consume queues; they are in the table only.
+        topics: topics that the broker's configuration has; None if it has no readable one.
         consumers: the consumers' offsets in the broker's directory.
         notes: files of the broker that could not be read.
         log_end: end of the log, for a comparison; None otherwise, and for servers.
@@ -172,6 +173,7 @@ class RebuildPlan:
     lost: tuple[int, int] | None = None
     batch_topics: tuple[str, ...] = ()
     log_end: LogEnd | None = None
+    topics: frozenset[str] | None = None
     consumers: Consumers = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -218,6 +220,7 @@ def plan_for(options: RebuildOptions) -> RebuildPlan:
         checkpoint=options.checkpoint,
         trigger=options.trigger or AVAILABLE_NOW,
         batch_topics=topics,
+        topics=_read_or_note(lambda: configured_topics(root), None, []),
         consumers=_read_or_note(lambda: read_consumers(root), {}, notes),
         notes=tuple(notes),
     )

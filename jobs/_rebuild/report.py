@@ -9,7 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dledger_core.rocketmq import PREFILL, UNIT_BYTES, decode_units
+import numpy as np
+
+from dledger_core.rocketmq import PREFILL, UNIT_BYTES, decode_units, ext_tags_codes
 
 from .._report.drill_down import Fields, RangeDiff
 from .._report.page import Place, ReportedFinding, render_page
@@ -32,21 +34,43 @@ _MEANINGS: Final = {
 }
 
 
+_NOT_CONSUMED: Final = ("CQ_MISSING", "CQ_WRONG_POSITION", "CQ_WRONG_SIZE")
+"""Differences that keep a message from consumers, each in one slot."""
+
+
+def not_consumed(summary: Mapping[str, Any]) -> int:
+    """Return the number of messages that consumers do not get from the broker."""
+    differences = summary.get("compare", {}).get("differences", {})
+    unserved = summary.get("duplicates", {}).get("not_served_by_broker", 0)
+    return int(unserved + sum(differences.get(kind, 0) for kind in _NOT_CONSUMED))
+
+
 def problems_of(plan: RebuildPlan, summary: Mapping[str, Any]) -> list[str]:
-    """Return the problems that a rebuild found, in words."""
-    skipped, compared = summary["skipped"], summary.get("compare", {})
+    """Return the problems that a rebuild found, in words, the worst first."""
+    skipped, compared, lost = summary["skipped"], summary.get("compare", {}), not_consumed(summary)
+    impossible = skipped["impossible_queue_offsets"]
     problems = {
+        f"{_of(lost, 'message')} that consumers do not get": lost,
         "queues have holes": not summary["dense"],
-        f"{summary['duplicate_slots']} slots were assigned twice": summary["duplicate_slots"] > 0,
-        f"{skipped['not_messages']} entries are not messages": plan.foreign and skipped["not_messages"] > 0,
-        f"{skipped['impossible_queue_offsets']} queue offsets are impossible": skipped["impossible_queue_offsets"] > 0,
-        f"{len(summary['damaged_files'])} files of the CommitLog are damaged": summary["damaged_files"],
-        f"{summary['damaged_messages']} messages are damaged": summary["damaged_messages"],
+        f"{_of(summary['duplicate_slots'], 'slot')} assigned twice": summary["duplicate_slots"] > 0,
+        f"{skipped['not_messages']:,} entries are not messages": plan.foreign and skipped["not_messages"] > 0,
+        f"{impossible:,} queue offsets are impossible": impossible > 0,
+        f"{len(summary['damaged_files']):,} files of the CommitLog are damaged": summary["damaged_files"],
+        f"{summary['damaged_messages']:,} messages are damaged": summary["damaged_messages"],
         "the log lost its end": plan.lost,
         "some queues do not fit into files": summary.get("files", {}).get("refused_queues"),
-        f"{sum(compared.get('differences', {}).values())} slots differ from the files": compared.get("differences"),
+        f"{sum(compared.get('differences', {}).values()):,} slots differ from the files": compared.get("differences"),
     }
     return [text for text, found in problems.items() if found]
+
+
+def _of(count: int, name: str) -> str:
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def counted(summary: Mapping[str, Any]) -> str:
+    """Return the numbers of messages and queues in words."""
+    return f"{_of(summary['rows'], 'message')} in {_of(summary['queues'], 'queue')}"
 
 
 def verdict_of(problems: Sequence[str]) -> str:
@@ -91,14 +115,14 @@ def page(
     """
     compared, verdict = summary["compare"], verdict_of(problems)
     versions = ", ".join(f"{name} {version(name)}" for name in ("dledger", "pyspark", "delta-spark"))
-    lines = [f"{summary['rows']} messages in {summary['queues']} queues, compared with {compared['files']} files."]
+    lines = [f"{counted(summary)}, compared with {_of(compared['files'], 'file')}."]
     return render_page(
         "comparison.html",
         [_reported(plan, compared["directory"], one, expected) for one in compared["findings"]],
         title="Consume queues, compared with the log",
         verdict=verdict,
-        meaning=_MEANINGS[verdict],
-        lines=[*lines, *(f"{text[:1].upper()}{text[1:]}." for text in problems)],
+        meaning=f"{problems[0]}." if not_consumed(summary) else _MEANINGS[verdict],
+        lines=[*(f"{text[:1].upper()}{text[1:]}." for text in problems[bool(not_consumed(summary)) :]), *lines],
         subject="queue",
         more_in="in the JSON summary",
         run=[
@@ -131,10 +155,11 @@ def _reported(
         severity="warning" if finding["kind"] == "CQ_DUPLICATE_OFFSET" else "error",
         subject=f"{slot[0]}, queue {slot[1]}",
         extent=f"slots {half_open(finding['start'], finding['end'])}",
-        affected=f"{count} {'slot' if count == 1 else 'slots'}",
+        affected=_of(count, "slot"),
         meaning=finding["cause"],
         next_step=finding["next"],
-        place=Place(str(file[0]), file[1], _command(plan, finding)),
+        place=Place(str(file[0]), file[1], _cure(plan, directory, finding, file[0])),
+        show=_command(plan, finding),
         message=_message(fields) if fields else "",
         facts=tuple((name, finding[name]) for name in sorted(names)),
         diff=RangeDiff("", "", {"log": _unit_fields(fields), "files": _unit_fields(unit)}, {}, None, None),
@@ -178,7 +203,26 @@ def _unit_of(directory: str, slot: Slot) -> Fields | None:
     if blank or unit["physical_offset"] < 0 or unit["size"] <= 0:
         return None
     names = {"position": "physical_offset", "size": "size", "tags_code": "tags_code"}
-    return {name: int(unit[column]) for name, column in names.items()}
+    found: dict[str, Any] = {name: int(unit[column]) for name, column in names.items()}
+    tags, lost = ext_tags_codes(file.parent, np.array([found["tags_code"]], np.int64))
+    return found | {"tags_code": "none in consumequeue_ext" if lost[0] else int(tags[0])}
+
+
+def _cure(plan: RebuildPlan, directory: str, finding: Mapping[str, Any], file: Path) -> str:
+    """Return the command that repairs the queue, or reads the messages to send again."""
+    if finding["kind"] == "CQ_DUPLICATE_OFFSET":
+        return _command(plan, finding)
+    if finding["kind"] == "CQ_EXTRA":
+        return f"dledger verify {shlex.quote(str(Path(directory).parent))}"
+    given = {"--peers": plan.source.get("peers"), "--store": plan.source.get("path")}
+    if "peers" in plan.source:
+        given["--groups"] = plan.source["groups"]
+    given["--commitlog"] = str(Path(plan.classic[0].path).parent) if plan.classic else None
+    given |= {"--table": plan.table, "--files": f"{plan.table}-files"}
+    if file.is_file():
+        given["--consume-queue-file-size"] = str(file.stat().st_size)
+    options = " ".join(f"{name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
+    return f"python jobs/rebuild_consume_queue.py {options}"
 
 
 def _command(plan: RebuildPlan, finding: Mapping[str, Any]) -> str:

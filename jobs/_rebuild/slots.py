@@ -5,9 +5,14 @@ In a native log the offset of a unit is the number of earlier units of its queue
 queues are monotonic then, and offsets are slots. A queue is *non_monotonic* if a broker assigned offsets twice. Each of
 its units gets
 
-- whether a running broker serves it: it is the last one in the log with this queue offset;
-- its slot in RocketMQ's own rebuild, which reads the log in order and leaves out a unit whose offset is below the end
-  of the queue so far; a unit with offset 0 is always appended at the end.
+- whether a running broker serves it;
+- its slot in RocketMQ's own rebuild, which reads the log in order and appends each unit at the end of its queue, also
+  after a hole, except one whose offset is below that end: it is left out. A unit with offset 0 is always appended.
+
+A broker assigns an offset twice for two reasons. Two producers sent at once (apache/rocketmq#2865): the broker treats
+the second message as its rebuild does, and its counter counted both, so the next offsets are skipped. Or it lost the
+end of the queue and continued from there: the later units replaced the earlier ones, and no offset is skipped. A
+skipped range of the same size after the repeated one tells them apart.
 
 A queue is *renumbered* if messages name it more than once as a further queue. Its offsets ran ahead of its slots, so
 its units are numbered contiguously, as in a running broker's files and in its rebuild.
@@ -19,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from .units import NAMED_AGAIN, UNIT_COLUMNS
@@ -88,7 +94,11 @@ def summary_of(queues: Queues, batch_topics: tuple[str, ...]) -> dict[str, Any]:
 
 QUEUE: Final = ["group", "topic", "queue_id"]
 _RANGE: Final = [*QUEUE, "part", "range_id"]
-_FLOORS: Final = "`group` string, topic string, queue_id int, part bigint, range_id bigint, floor bigint, ahead bigint"
+_SLOTS: Final = "`group` string, topic string, queue_id int, position bigint, slot bigint"
+_REPLAYED: Final = """
+    `group` string, topic string, queue_id int, part bigint, range_id bigint,
+    floor bigint, shift bigint, served_floor bigint, served_shift bigint, renumbered boolean
+"""
 
 # One text, not a chain of calls: Spark analyses every call, which takes longer than the query.
 # Units without a broker's offset have no low and high: they sort first, and no maximum includes them.
@@ -112,6 +122,7 @@ _QUEUES: Final = """
             min(low) AS low,
             coalesce(max(high), 0) AS high,
             coalesce(bool_or(low < before), false) AS non_monotonic,
+        coalesce(bool_or(low > before), false) AS holes,
             bool_or(skipped IS NOT NULL) AS renumbered,
             coalesce(sum(CASE WHEN given THEN units END), 0) AS given,
             coalesce(sum(CASE WHEN given THEN greatest(0, high - greatest(low, below)) END), 0) AS slots,
@@ -119,7 +130,7 @@ _QUEUES: Final = """
         FROM steps
         GROUP BY `group`, topic, queue_id
     )
-    SELECT `group`, topic, queue_id, renumbered, given, fresh, low,
+    SELECT `group`, topic, queue_id, renumbered, given, fresh, low, holes,
         non_monotonic AND NOT renumbered AS non_monotonic,
         CASE WHEN renumbered THEN low + given ELSE high END AS high,
         CASE WHEN renumbered THEN given ELSE slots END AS slots
@@ -134,7 +145,7 @@ class UnitCounts:
     Attributes:
         given: units whose offset a broker assigned.
         assigned: units whose offset is assigned here.
-        odd: queues that are non_monotonic or renumbered.
+        odd: queues that are non_monotonic or renumbered, or have holes.
     """
 
     given: int
@@ -142,13 +153,17 @@ class UnitCounts:
     odd: int
 
 
-def queues_of(ranges: DataFrame) -> DataFrame:
+def queues_of(ranges: DataFrame, batch_topics: tuple[str, ...] = ()) -> DataFrame:
     """Return a row for each queue of a micro-batch.
 
     ``given`` and ``fresh`` are its numbers of units with and without a broker's offset; ``low``, ``high`` and ``slots``
     are the range and the number of the broker's offsets. ``non_monotonic`` and ``renumbered``: see the module.
+    ``holes``: offsets are missing; not in queues of ``batch_topics``, where one message takes several.
     """
-    return ranges.sparkSession.sql(_QUEUES, again=NAMED_AGAIN, ranges=ranges)
+    from pyspark.sql import functions as f
+
+    queues = ranges.sparkSession.sql(_QUEUES, again=NAMED_AGAIN, ranges=ranges)
+    return queues.withColumn("holes", f.col("holes") & ~f.col("topic").isin(*batch_topics)) if batch_topics else queues
 
 
 def count_units(queues: Iterable[Mapping[str, Any]]) -> UnitCounts:
@@ -156,7 +171,7 @@ def count_units(queues: Iterable[Mapping[str, Any]]) -> UnitCounts:
     given = assigned = odd = 0
     for row in queues:
         given, assigned = given + row["given"], assigned + row["fresh"]
-        odd += row["non_monotonic"] or row["renumbered"]
+        odd += row["non_monotonic"] or row["renumbered"] or row["holes"]
     return UnitCounts(given, assigned, odd)
 
 
@@ -177,7 +192,7 @@ def place(
         parts.append(_assigned(units.where("not carried"), ranges, queues, bases))
     given = units.where("carried") if counts.assigned else units
     if counts.odd:
-        others = queues.where("non_monotonic or renumbered").select(*QUEUE, "renumbered")
+        others = queues.where("non_monotonic or renumbered or holes").select(*QUEUE, "renumbered")
         parts.append(_monotonic(given.join(others, QUEUE, "left_anti")))
         parts.append(_replayed(given.join(others, QUEUE, "left_semi"), ranges.join(others, QUEUE)))
     elif counts.given or not parts:
@@ -239,41 +254,170 @@ def _changed() -> Column:
     return f.raise_error(f.lit("the log was read in other batches the second time")).cast("bigint")
 
 
+class Move(NamedTuple):
+    """A move of a queue's end.
+
+    Attributes:
+        replaces: to the first offset of the next range: the broker had lost the units from there on.
+        lost: up by the units whose messages the log has lost.
+    """
+
+    replaces: bool = False
+    lost: int = 0
+
+
+_STAYS: Final = Move()
+_REPLACES: Final = Move(replaces=True)
+
+
 def _replayed(units: DataFrame, ranges: DataFrame) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     given = ranges.where("skipped is null and carried").repartition(*QUEUE)
-    floors = given.sortWithinPartitions(*QUEUE, "position").mapInArrow(_floors, _FLOORS)
-    placed = units.join(floors.withColumn("known", f.lit(True)), _RANGE, "left")
-    renumbered, floor = f.col("ahead").isNotNull(), f.col("floor")
-    q = f.col("queue_offset") - f.coalesce("ahead", f.lit(0))
-    slot = Window.partitionBy(*QUEUE, "queue_offset")
-    serves = renumbered | (f.col("position") == f.max("position").over(slot))
-    kept = f.when(renumbered | floor.isNull() | (q >= floor), q)
-    rebuilt = f.when((q == 0) & ~renumbered, f.coalesce(floor, f.lit(0))).otherwise(kept)
-    return _row(placed, q, serves, f.when(f.col("known"), rebuilt).otherwise(_changed()))
+    replayed = given.sortWithinPartitions(*QUEUE, "position").mapInArrow(_replay, _REPLAYED)
+    placed = units.join(replayed, _RANGE, "left")
+    q, renumbered = f.col("queue_offset"), f.col("renumbered")
+    rebuilt = f.when(q >= f.col("floor"), q - f.col("shift"))
+    placed = placed.withColumn("served", f.when(q >= f.col("served_floor"), q - f.col("served_shift")))
+    newest = f.max("position").over(Window.partitionBy(*QUEUE, "served"))
+    serves = f.col("served").isNotNull() & (f.col("position") == newest)
+    offset = f.when(renumbered, rebuilt).otherwise(q)
+    return _row(placed, offset, serves, f.when(renumbered.isNotNull(), rebuilt).otherwise(_changed()))
 
 
-def _floors(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Add to each range the end of its queue before it, in RocketMQ's rebuild; null for the first one.
+def _replay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield for each range the lowest offset that gets a slot, and its distance to that slot: of a rebuild, and served.
 
-    In a renumbered queue also add the distance of the range's offsets ahead of its slots. The rows come sorted by queue
-    and position.
+    The rows come sorted by queue and position.
     """
     queue: tuple[Any, ...] = ()
-    end: int | None = None
+    rows: list[dict[str, Any]] = []
     for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in (*QUEUE, "first", "units", "renumbered")]
-        floors: list[int | None] = []
-        aheads: list[int | None] = []
-        for *this, first, units, renumbered in zip(*columns, strict=True):
-            if tuple(this) != queue:
-                queue, end = tuple(this), None
-            floors.append(end)
-            begin = first if end is None else end
-            aheads.append(first - begin if renumbered else None)
-            end = begin + units if renumbered or first == 0 else max(first + units, begin)
-        kept = [batch.column(name) for name in _RANGE]
-        found = [pa.array(floors, pa.int64()), pa.array(aheads, pa.int64())]
-        yield pa.RecordBatch.from_arrays([*kept, *found], names=[*_RANGE, "floor", "ahead"])
+        for row in batch.to_pylist():
+            this = tuple(row[name] for name in QUEUE)
+            if this != queue and rows:
+                yield _replayed_queue(rows)
+                rows = []
+            queue = this
+            rows.append(row)
+    if rows:
+        yield _replayed_queue(rows)
+
+
+def _replayed_queue(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    ranges = [(row["first"], row["units"]) for row in rows]
+    renumbered = rows[0]["renumbered"]
+    rebuilt = replay(ranges, [_STAYS] * len(ranges), renumbered=renumbered)
+    served = replay(ranges, moves_of(ranges), renumbered=renumbered)
+    columns = [pa.array([row[name] for row in rows]) for name in _RANGE]
+    columns[2] = columns[2].cast(pa.int32())
+    columns += [
+        pa.array(list(column), pa.int64()) for found in (rebuilt, served) for column in zip(*found, strict=True)
+    ]
+    names = [*_RANGE, "floor", "shift", "served_floor", "served_shift", "renumbered"]
+    return pa.RecordBatch.from_arrays([*columns, pa.array([renumbered] * len(rows))], names=names)
+
+
+def replay(ranges: list[tuple[int, int]], moves: list[Move], *, renumbered: bool = False) -> list[tuple[int, int]]:
+    """Return for each range of one queue the lowest offset that gets a slot, and how far its slots are below offsets.
+
+    Args:
+        ranges: lowest offset and number of units, in log order; offset 0 is a range of its own.
+        moves: of the queue's end before each range.
+        renumbered: the slots are contiguous, whatever the offsets are.
+    """
+    found = []
+    end = ranges[0][0]
+    for (first, units), move in zip(ranges, moves, strict=True):
+        if not renumbered:
+            end = first if move.replaces else end + move.lost
+        if renumbered or first == 0 or first >= end:
+            found.append((first, first - end))
+            end += units
+        else:
+            found.append((end, 0))
+            end = max(end, first + units)
+    return found
+
+
+def moves_of(ranges: list[tuple[int, int]]) -> list[Move]:
+    """Return the moves of a broker's queue that only its log shows.
+
+    Offsets of messages that were sent at once are repeated, and as many are skipped after them. Other repeated offsets
+    replaced the queue's end; messages of other skipped ones were in the queue, and are lost from the log.
+    """
+    moves = [_STAYS] * len(ranges)
+    repeated: list[int] = []
+    count, end = 0, ranges[0][0]
+    for at, (first, units) in enumerate(ranges):
+        if first < end:
+            repeated.append(at)
+            count += min(first + units, end) - first
+        elif first > end:
+            if first - end == count:
+                repeated.clear()
+            else:
+                moves[at] = Move(lost=first - end)
+            for one in repeated:
+                moves[one] = _REPLACES
+            repeated.clear()
+            count = 0
+        end = max(end, first + units)
+    for one in repeated:
+        moves[one] = _REPLACES
+    return moves
+
+
+def kept_in(rows: DataFrame, on_duplicate: str) -> DataFrame:
+    """Return the unit of each slot of the files, with ``queue_offset`` = slot; see ``file_slots``."""
+    from pyspark.sql import functions as f
+
+    kept = file_slots(rows, on_duplicate).where("slot is not null")
+    return kept.withColumn("queue_offset", f.col("slot")).drop("slot")
+
+
+def file_slots(rows: DataFrame, on_duplicate: str) -> DataFrame:
+    """Add ``slot``, the slot in files as RocketMQ's rebuild (``first``) or a running broker (``last``) has them.
+
+    It is null for messages that they leave out. A hole in the log stays a hole, so consumers' offsets stay correct.
+
+    Args:
+        rows: of the table.
+        on_duplicate: ``first`` or ``last``.
+    """
+    from pyspark.sql import functions as f
+
+    last = on_duplicate == "last"
+
+    def place_queue(queue: pa.Table) -> pa.Table:
+        return file_slots_of(queue, last=last)
+
+    repeating = rows.where("not broker_serves or rebuild_slot is null or rebuild_slot > queue_offset")
+    repeating = repeating.select(*QUEUE).distinct()
+    plain = rows.join(repeating, QUEUE, "left_anti").withColumn("slot", f.col("queue_offset"))
+    others = rows.join(repeating, QUEUE, "left_semi")
+    slots = others.select(*QUEUE, "position", "queue_offset").groupBy(*QUEUE).applyInArrow(place_queue, _SLOTS)
+    return plain.unionByName(others.join(slots, [*QUEUE, "position"]))
+
+
+def file_slots_of(queue: pa.Table, *, last: bool) -> pa.Table:
+    """Return the slot of each unit of a queue whose offsets a broker assigned twice."""
+    queue = queue.sort_by("position")
+    offsets = np.asarray(queue["queue_offset"])
+    breaks = np.ones(len(offsets), np.bool_)
+    breaks[1:] = (offsets[1:] != offsets[:-1] + 1) | (offsets[:-1] == 0)
+    begins = np.flatnonzero(breaks)
+    units = np.diff(np.append(begins, len(offsets)))
+    ranges = list(zip(offsets[begins].tolist(), units.tolist(), strict=True))
+    moves = moves_of(ranges)
+    if not last:
+        moves = [each._replace(replaces=False) for each in moves]
+    floors, shifts = (np.repeat(np.array(column), units) for column in zip(*replay(ranges, moves), strict=True))
+    slots = offsets - shifts
+    kept = offsets >= floors
+    if last:  # of several units in a slot the last one stays
+        newest = {slot: at for at, slot in enumerate(slots.tolist()) if kept[at]}
+        kept[:] = False
+        kept[list(newest.values())] = True
+    return queue.select([*QUEUE, "position"]).append_column("slot", pa.array(slots, mask=~kept))

@@ -156,23 +156,15 @@ class Table:
         from pyspark.sql import functions as f
 
         offset = f.col("queue_offset")
-        found = self.rows().groupBy(*QUEUE).agg(
-            f.min(offset).alias("low"),
-            (f.max(offset) + 1).alias("end"),
-            f.count("*").alias("rows"),
-            f.count_if("broker_serves").alias("slots"),
-            f.bool_or(f.expr("not broker_serves or rebuild_slot is null")).alias("non_monotonic"),
-        )  # fmt: skip
-        return {(group, topic, queue_id): Queue(*rest) for group, topic, queue_id, *rest in found.collect()}
-
-
-def kept_in(rows: DataFrame, on_duplicate: str) -> DataFrame:
-    """Return the unit of each slot, with ``queue_offset`` = slot, of RocketMQ's rebuild or of a running broker."""
-    from pyspark.sql import functions as f
-
-    if on_duplicate == "last":
-        return rows.where("broker_serves")
-    return rows.where("rebuild_slot is not null").withColumn("queue_offset", f.col("rebuild_slot"))
+        repeating = f.bool_or(f.expr("not broker_serves or rebuild_slot is null")).alias("non_monotonic")
+        ends = [f.min(offset).alias("low"), (f.max(offset) + 1).alias("end"), f.count("*").alias("rows")]
+        found = self.rows().groupBy(*QUEUE).agg(*ends, f.count("*").alias("slots"), repeating).collect()
+        queues = {(group, topic, queue_id): Queue(*rest) for group, topic, queue_id, *rest in found}
+        if any(queue.non_monotonic for queue in queues.values()):  # rare: only these queues have fewer slots than rows
+            counts = self.rows().groupBy(*QUEUE).agg(f.count_distinct(offset), repeating).where("non_monotonic")
+            for *key, slots, _ in counts.collect():
+                queues[key[0], key[1], key[2]] = queues[key[0], key[1], key[2]]._replace(slots=slots)
+        return queues
 
 
 _POLL_S: Final = 1
@@ -282,7 +274,7 @@ class TableStream:
         rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             ranges = rows.where("batch is null").drop("batch")
-            queues = queues_of(ranges)
+            queues = queues_of(ranges, self._plan.batch_topics)
             found = [row.asDict() for row in queues.collect()]
             counts = count_units(found)
             self._count_skipped(ranges)

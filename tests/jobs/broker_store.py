@@ -108,13 +108,11 @@ class BrokersQueue:
     end: int | None = None
 
     def put(self, offset: int, unit: tuple[int, int, int]) -> int | None:
-        """Return the slot that the unit gets, None if it is left out; a hole stays a hole."""
+        """Return the slot that the unit gets, None if it is left out; units after a hole move up."""
         if self.end is None:
             self.end = offset
-        if offset != 0:
-            if offset < self.end:
-                return None
-            self.end = offset
+        if 0 != offset < self.end:
+            return None
         slot = self.end
         self.slots[slot] = unit
         self.end = slot + 1

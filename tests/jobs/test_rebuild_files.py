@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def test_other_directories_are_left_out(spark: Any, tmp_path: Path) -> None:
 
 def test_each_class_of_difference_is_found(spark: Any, tmp_path: Path) -> None:
     """Slots 1-9 of a queue are damaged in turn; the leftover in slot 0 is older than the log."""
-    directory = tmp_path / "T" / "0"
+    root = tmp_path / "consumequeue"
+    directory = root / "T" / "0"
     directory.mkdir(parents=True)
     there = [(7, 100, 0), *(unit(offset) for offset in range(1, 8)), (99_000, 100, 0), (98_000, 100, 0)]
     there[2] = (2001, 102, -2)
@@ -86,12 +88,18 @@ def test_each_class_of_difference_is_found(spark: Any, tmp_path: Path) -> None:
     there[5:7] = [unit(6), unit(7)]
     (directory / f"{0:020d}").write_bytes(np.array([*there, *[ZERO] * 5], UNIT).tobytes())
     claims = [row(offset) for offset in range(1, 9)]
-    first = row(0, queue_id=1, position=1200, size=100, broker_serves=False)
-    last = row(0, queue_id=1, position=1300, size=100, rebuild_slot=None)
-    (tmp_path / "T" / "1").mkdir()
-    (tmp_path / "T" / "1" / f"{0:020d}").write_bytes(np.array([(1300, 100, 0)], UNIT).tobytes())
+    first = row(3, queue_id=1, position=1200, size=100, broker_serves=False)
+    last = row(3, queue_id=1, position=1300, size=100, rebuild_slot=None)
+    (root / "T" / "1").mkdir()
+    (root / "T" / "1" / f"{0:020d}").write_bytes(np.array([*[PREFILL] * 3, (1300, 100, -3)], UNIT).tobytes())
+    addressed = [row(offset, queue_id=2, position=1000 * offset + 1500) for offset in range(3)]
+    units = [(1000 * offset + 1500, unit(offset)[1], offset * 20 - (1 << 63)) for offset in range(3)]
+    extension = b"".join(struct.pack(">hqqh", 20, tags, 0, 0) for tags in (unit(0)[2], 77)) + bytes(100)
+    for name, data in (("consumequeue", np.array(units, UNIT).tobytes()), ("consumequeue_ext", extension)):
+        (tmp_path / name / "T" / "2").mkdir(parents=True)
+        (tmp_path / name / "T" / "2" / f"{0:020d}").write_bytes(data)
     consumers = {("T", 0): {"readers": 3}}
-    report = compare(spark, rows_of(spark, [*claims, first, last]), str(tmp_path), "first", consumers)
+    report = compare(spark, rows_of(spark, [*claims, first, last, *addressed]), str(root), "first", consumers)
     ranges = {(found["kind"], found["queue_id"], found["start"], found["end"]): found for found in report.findings}
     assert set(ranges) == {
         ("CQ_WRONG_POSITION", 0, 2, 3),
@@ -101,9 +109,11 @@ def test_each_class_of_difference_is_found(spark: Any, tmp_path: Path) -> None:
         ("CQ_ORDER", 0, 5, 7),
         ("CQ_WRONG_POSITION", 0, 8, 9),
         ("CQ_EXTRA", 0, 9, 10),
-        ("CQ_DUPLICATE_OFFSET", 1, 0, 1),
+        ("CQ_DUPLICATE_OFFSET", 1, 3, 4),
+        ("CQ_WRONG_TAG", 2, 1, 2),
+        ("CQ_EXT_MISSING", 2, 2, 3),
     }
-    doubled = ranges["CQ_DUPLICATE_OFFSET", 1, 0, 1]
+    doubled = ranges["CQ_DUPLICATE_OFFSET", 1, 3, 4]
     assert (doubled["expected_position"], doubled["found_position"]) == (1200, 1300)
     shifted = ranges["CQ_ORDER", 0, 5, 7]
     assert (shifted["expected_position"], shifted["found_position"]) == (5000, 6000)

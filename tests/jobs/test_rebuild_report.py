@@ -46,7 +46,7 @@ def test_comparison_page_names_file_position_command_and_units(
     assert (code, summary["verdict"]) == (1, "INCONSISTENT")
     assert summary["compare"]["differences"] == {"CQ_MISSING": 1, "CQ_WRONG_TAG": 1}
     verdict = err.strip().splitlines()[-1]
-    assert verdict.startswith(f"INCONSISTENT: {COUNT} messages in 1 queues")
+    assert verdict.startswith(f"INCONSISTENT: 1 message that consumers do not get, {COUNT} messages in 1 queue,")
     page = report.read_text()
     assert re.findall(r"<h2>(.*?)</h2>", page) == ["Where, and what to run", "Findings", "Coverage", "Run"]
     assert "order<1>" not in page
@@ -59,7 +59,9 @@ def test_comparison_page_names_file_position_command_and_units(
     assert wrong[0] == "T, queue 0"
     assert f"slots [{RETAGGED}, {RETAGGED + 1})" in wrong[1]
     assert wrong[2] == f"{file}, position {RETAGGED * UNIT.itemsize}"
-    assert f"dledger dump {store} --from @{position} --count 1" in wrong[3]
+    cure = f"--store {store} --table {tmp_path / 't'} --files {tmp_path / 't'}-files --consume-queue-file-size 2000"
+    assert f"python jobs/rebuild_consume_queue.py {cure}" in wrong[3]
+    assert f"dledger dump {store} --from @{position} --count 1" in page.replace("<wbr>", "")
     assert ["tags_code", "<mark>0</mark>", "<mark>5</mark>"] in cells
     assert ["unit", "<mark>present</mark>", "<mark>none</mark>"] in cells
     looks = look_everywhere(browser, report, tmp_path / "screenshots")
@@ -78,7 +80,7 @@ def test_rebuild_prints_verdict_of_equal_files_and_warns_of_other_size(
     sized = ["--consume-queue-file-size", "2000"]
     code, summary, err = run_in_process(rebuild_consume_queue.command, capsys, *map(str, arguments), *sized)
     assert (code, summary["verdict"]) == (0, "CONSISTENT")
-    assert err.strip().splitlines()[-1].startswith(f"CONSISTENT: {COUNT} messages in 1 queues")
+    assert err.strip().splitlines()[-1].startswith(f"CONSISTENT: {COUNT} messages in 1 queue")
     assert "warning" not in err
     arguments[-1] = tmp_path / "other"
     _, _, err = run_in_process(rebuild_consume_queue.command, capsys, *map(str, arguments), "--dry-run")

@@ -7,7 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +15,8 @@ import pytest
 
 from dledger_core.rocketmq import UNIT, encode_messages
 from jobs._rebuild.files import write_files
-from jobs._rebuild.slots import count_units, place, queues_of, summary_of
-from jobs._rebuild.table import Table, kept_in
+from jobs._rebuild.slots import count_units, kept_in, place, queues_of, summary_of
+from jobs._rebuild.table import Table
 from jobs._rebuild.units import DECODED_SCHEMA, EntryRules, decoded, units_of
 from tests.jobs.broker_store import PREFILL, BrokersQueue, write_broker_store
 from tests.jobs.conftest import Rebuild
@@ -29,15 +29,32 @@ _LONG_TOPIC = "%RETRY%" + "长" * 60
 _LISTS = pa.map_(pa.string(), pa.string())
 
 
-def offsets_of_a_broker(chance: random.Random, count: int) -> list[int]:
-    """The broker sometimes loses units and assigns their offsets again, sometimes from 0 on; some are missing."""
-    offsets, following = [], chance.choice([0, 0, 5])
-    for _ in range(count):
-        if offsets and chance.random() < 0.08:
-            following = chance.choice([0, max(0, following - chance.randrange(6)), following + 1])
-        offsets.append(following)
-        following += 1
-    return offsets
+_Fate = Literal["", "lost", "cut"]
+"""Before the message: messages were lost from the log; the broker lost the end of its queue."""
+
+
+def offsets_of_a_broker(chance: random.Random, count: int) -> Iterator[tuple[int, _Fate]]:
+    """Offsets in the order of the log.
+
+    First some messages are missing in the log. Then two producers sometimes send at once. Last the broker sometimes
+    loses units and assigns their offsets again, sometimes from 0 on.
+    """
+    following = end = chance.choice([0, 0, 5])  # of the broker's counter, and of its queue
+    fate: _Fate = ""
+    for number in range(count):
+        unlucky = number > 0 and chance.random() < 0.1
+        if unlucky and number < count // 8:
+            following = end = following + chance.randrange(1, 3)
+            fate = "lost"
+        elif unlucky and number < count // 4:
+            one, other = chance.randrange(1, 4), chance.randrange(1, 4)
+            yield from ((following + at, "") for size in (one, other) for at in range(size))
+            following, end = following + one + other, end + max(one, other)
+        elif unlucky:
+            following = end = chance.choice([0, max(0, end - chance.randrange(1, 6))])
+            fate = "cut"
+        yield following, fate
+        following, end, fate = following + 1, end + 1, ""
 
 
 class Log:
@@ -46,14 +63,18 @@ class Log:
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.told: list[list[tuple[_Queue, int]]] = []
+        self.fates: list[list[_Fate]] = []
         self.tags: list[int] = []
 
-    def add(self, queues: list[tuple[_Queue, int]], code: int = 0, **fields: Any) -> None:
+    def add(
+        self, queues: list[tuple[_Queue, int]], code: int = 0, fates: list[_Fate] | None = None, **fields: Any
+    ) -> None:
         ((topic, queue_id), offset) = fields.pop("own", queues[0] if queues else (("T", 0), 0))
         given = pa.array([[(name, text) for name, text in fields.pop("properties", {}).items()]], _LISTS)
         body = encode_messages(topic, queue_id, [b"x"], properties=given, queue_offset=offset, **fields)
         self.bodies.append(body[0].as_py())
         self.told.append(queues)
+        self.fates.append(fates or [""] * len(queues))
         self.tags.append(code)
 
 
@@ -61,9 +82,11 @@ def brokers_log(seed: int) -> Log:
     """All kinds of topics; queues ``twice`` 0-3 have offsets that were given out twice."""
     chance, log = random.Random(seed), Log()
     monotonic = ["T", "%DLQ%g", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", _LONG_TOPIC]
-    feeds = {(topic, 0): iter(range(9, 999)) for topic in monotonic}
-    feeds |= {("twice", i): iter(offsets_of_a_broker(chance, 999)) for i in range(4)}
-    lmq = iter(offsets_of_a_broker(chance, 999))
+    feeds: dict[_Queue, Iterator[tuple[int, _Fate]]] = {
+        (topic, 0): ((at, "") for at in range(9, 999)) for topic in monotonic
+    }
+    feeds |= {("twice", i): offsets_of_a_broker(chance, 80) for i in range(4)}
+    lmq = offsets_of_a_broker(chance, 120)
     delayed: dict[int, Iterator[int]] = {level: iter(range(99)) for level in (1, 3, 18)}
     for number in range(400):
         kind = chance.random()
@@ -78,27 +101,33 @@ def brokers_log(seed: int) -> Log:
             queue = [(("SCHEDULE_TOPIC_XXXX", level - 1), next(delayed[level]))]
             log.add(queue, at + delay, properties=properties, store_timestamp=at, tags="TagA")
         elif kind < 0.3:
-            queue = [(("T", 0), next(feeds["T", 0])), (("%LMQ%a", 0), next(lmq))]
-            lists = {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(queue[1][1])}
-            log.add(queue, 2598919, properties=lists, sys_flag=8, tags="TagA")
+            (own_offset, _), (offset, fate) = next(feeds["T", 0]), next(lmq)
+            queue = [(("T", 0), own_offset), (("%LMQ%a", 0), offset)]
+            lists = {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(offset)}
+            log.add(queue, 2598919, ["", fate], properties=lists, sys_flag=8, tags="TagA")
         else:
             chosen = chance.choice(list(feeds))
-            log.add([(chosen, next(feeds[chosen]))], keys=f"k{number}")
+            offset, fate = next(feeds[chosen])
+            log.add([(chosen, offset)], fates=[fate], keys=f"k{number}")
     return log
 
 
 def modelled(log: Log, places: list[int]) -> tuple[set[tuple[Any, ...]], dict[str, dict[_Queue, dict[int, Any]]]]:
     """Return the rows of the table, and the slots of each queue for ``first`` and ``last``."""
     rebuilt: dict[_Queue, BrokersQueue] = defaultdict(BrokersQueue)
-    served: dict[_Queue, dict[int, Any]] = defaultdict(dict)
+    filled: dict[_Queue, BrokersQueue] = defaultdict(BrokersQueue)  # with holes where the log has lost messages
+    served: dict[_Queue, BrokersQueue] = defaultdict(BrokersQueue)
     rows = []
-    for body, queues, tags, position in zip(log.bodies, log.told, log.tags, places, strict=True):
-        for queue, offset in queues:
+    for body, queues, fates, tags, position in zip(log.bodies, log.told, log.fates, log.tags, places, strict=True):
+        for (queue, offset), fate in zip(queues, fates, strict=True):
             unit = (position, len(body), tags)
+            for model in (filled[queue], served[queue]):
+                model.end = offset if fate == "lost" or (fate == "cut" and model is served[queue]) else model.end
+                model.put(offset, unit)
             rows.append((queue, offset, unit, rebuilt[queue].put(offset, unit)))
-            served[queue][offset] = unit
-    found = {(*queue, at, *unit, served[queue][at] == unit, slot) for queue, at, unit, slot in rows}
-    return found, {"first": {queue: model.slots for queue, model in rebuilt.items()}, "last": dict(served)}
+    found = {(*queue, at, *unit, unit in served[queue].slots.values(), slot) for queue, at, unit, slot in rows}
+    first = {queue: model.slots for queue, model in filled.items()}
+    return found, {"first": first, "last": {queue: model.slots for queue, model in served.items()}}
 
 
 def files_of(queues: dict[_Queue, dict[int, Any]]) -> dict[str, bytes]:
@@ -155,7 +184,8 @@ def test_log_with_all_that_occurs(spark: Any, tmp_path: Path, run_rebuild: Rebui
     assert {tuple(row) for row in committed} == {(True, True), (False, None)}
     lost = [row for row in rows if not row[6]]
     assert code == 1
-    assert summary["duplicate_slots"] == summary["duplicates"]["not_served_by_broker"] == len(lost)
+    assert summary["duplicate_slots"] == len(rows) - len({row[:3] for row in rows})
+    assert summary["duplicates"]["not_served_by_broker"] == len(lost)
     counted = summary_of(Table(spark, str(tmp_path / "t")).queues(), ())
     assert counted == {name: summary[name] for name in counted}
     ranges = summary["duplicates"]["ranges"]
