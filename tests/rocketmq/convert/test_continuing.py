@@ -264,7 +264,7 @@ def test_positions_and_queues_lead_from_prefix_into_log(open_: Path, tmp_path: P
     assert entry == served[1]
     root, store = tmp_path / "nodes" / "default", tmp_path / "nodes" / "default" / "dledger-n0"
     offline = rows_of("dump", root, "--from", f"@{near}")
-    assert message == {name: value for name, value in offline[0].items() if name != "magic"}
+    assert message == {name: value for name, value in offline[0].items() if name not in ("magic", "hidden")}
     assert message["topic"]
     assert [(row["index"], row["position"]) for row in offline[:2]] == [(None, near), (0, END)]
     assert offline[2]["index"] == 1
