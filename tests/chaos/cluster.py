@@ -63,7 +63,8 @@ class ChaosCluster(LocalCluster):
     def store_path(self, node_id: str, group: str = "default") -> Path:
         return self.node_directory(node_id) / group / f"dledger-{node_id}"
 
-    def _spawn(self, peer: Peer) -> None:
+    def _spawn(self, node_id: str) -> None:
+        peer = next(each for each in self._peers if each.node_id == node_id)
         command = [sys.executable, "-m", "dledger_core.cli", "serve"]
         command += ["--self-id", peer.node_id, "--peers", self._list_of(peer)]
         command += ["--dir", str(self.node_directory(peer.node_id))]
