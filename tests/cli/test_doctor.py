@@ -68,17 +68,16 @@ def java(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize(
-    ("version", "major", "result"),
+    ("version", "major", "result", "through"),
     [
-        ("17.0.15", 17, "ok"),
-        ("21", 21, "ok"),
-        ("21.0.2+3", 21, "ok"),
-        ("25.0.1", 25, "wrong"),
-        ("1.8.0_392", 8, "wrong"),
-        ("18", 18, "wrong"),
+        ("17.0.15", 17, "ok", "JAVA_HOME"),
+        ("21", 21, "ok", "PATH"),
+        ("21.0.2+3", 21, "ok", "JAVA_HOME"),
+        ("25.0.1", 25, "wrong", "PATH"),
+        ("1.8.0_392", 8, "wrong", "JAVA_HOME"),
+        ("18", 18, "wrong", "PATH"),
     ],
 )
-@pytest.mark.parametrize("through", ["JAVA_HOME", "PATH"])
 def test_java_is_ok_if_supported(
     java: Callable[..., Path], version: str, major: int, result: str, through: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,15 +152,14 @@ __version__ = "3.5.1"
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("job", COMMANDS)
 @pytest.mark.parametrize(
-    ("package", "text", "name"),
+    ("job", "package", "text", "name"),
     [
-        ("pyspark", MISSING.format("pyspark"), "pyspark"),
-        ("pyspark", OTHER_PYSPARK, "3.5.1"),
-        ("delta", MISSING.format("delta"), "delta"),
+        *((job, "pyspark", MISSING.format("pyspark"), "pyspark") for job in COMMANDS),
+        (INGEST, "pyspark", OTHER_PYSPARK, "3.5.1"),
+        (REBUILD, "delta", MISSING.format("delta"), "delta"),
     ],
-    ids=["no pyspark", "other pyspark", "no delta"],
+    ids=[*(f"no pyspark-{job}" for job in COMMANDS), "other pyspark", "no delta"],
 )
 def test_missing_package_is_one_line_with_install_command(
     job: str, package: str, text: str, name: str, tmp_path: Path, work: Path

@@ -93,7 +93,11 @@ def test_message_with_damaged_body_is_named_and_keeps_its_slot(
     assert (summary["damaged_messages"], summary["damaged_messages_at"]) == (1, [places[70]])
 
 
-@pytest.mark.parametrize("how", ["cut", "cut without checkpoint", "emptied without checkpoint", "header without it"])
+ENDS = ("cut", "emptied without checkpoint")
+SOAK_ENDS = ("cut without checkpoint", "header without it")
+
+
+@pytest.mark.parametrize("how", [*ENDS, *(pytest.param(each, marks=pytest.mark.soak) for each in SOAK_ENDS)])
 def test_lost_end_is_a_finding(store: tuple[Path, list[int]], tmp_path: Path, run_rebuild: Rebuild, how: str) -> None:
     """Recovered entries are rebuilt. Without a checkpoint, as in generation B, the index shows the loss."""
     path, places = store
@@ -180,7 +184,7 @@ def test_log_that_was_cut(spark: Any, tmp_path: Path) -> None:
     assert compared["newer_units"] == 0
 
 
-@pytest.mark.parametrize("kind", ["store", "commitlog"])
+@pytest.mark.parametrize("kind", ["store", pytest.param("commitlog", marks=pytest.mark.soak)])
 def test_comparison_says_whose_delay_levels_it_needs(tmp_path: Path, run_rebuild: Rebuild, kind: str) -> None:
     """A DLedger store is rebuilt with RocketMQ's levels, a CommitLog with the broker's own."""
     bodies = delayed_messages([1, 2, 3, 4])

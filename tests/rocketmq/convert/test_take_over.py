@@ -29,10 +29,10 @@ def wait_for_all(client: Client, end: int, timeout_s: float = 180.0) -> None:
 @pytest.mark.parametrize(
     ("name", "profile"),
     [
-        ("dledger-0.3.1.2-three", "B"),
+        pytest.param("dledger-0.3.1.2-three", "B", marks=pytest.mark.soak),
         ("dledger-0.3.1.2-three", "A"),
-        ("dledger-0.4.0-three", "B"),
-        ("dledger-0.3.1.2-diverged", "B"),
+        pytest.param("dledger-0.4.0-three", "B", marks=pytest.mark.soak),
+        pytest.param("dledger-0.3.1.2-diverged", "B", marks=pytest.mark.soak),
         ("dledger-0.4.0-diverged", "B"),
     ],
 )
