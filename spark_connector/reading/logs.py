@@ -121,22 +121,24 @@ class Log(Protocol):
         """
 
 
-def open_log(options: DLedgerOptions, group: str | None = None, *, planning: bool = False) -> Log:
-    """Open the log of ``group``; a store names its group itself. ``planning``: see ``client_for``."""
+def open_log(
+    options: DLedgerOptions, group: str | None = None, *, planning: bool = False, log: str | None = None
+) -> Log:
+    """Open the log of ``group``; a store names its group itself. ``planning`` and ``log``: see ``client_for``."""
     if options.path:
         return StoreLog(options)
     kind = JavaLog if options.protocol == "dledger-java" else ServerLog
-    return kind(options, group or options.groups[0], planning=planning)
+    return kind(options, group or options.groups[0], planning=planning, log=log)
 
 
 class _ClientLog:
     """A log read through a client."""
 
-    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False) -> None:
+    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False, log: str | None = None) -> None:
         self.group = group
         self._options = options
         self._planning = planning
-        self._client = client_for(options, group, planning=planning)
+        self._client = client_for(options, group, planning=planning, log=log)
         self._fetch: dict[str, Any] = {}
 
     def _use_log(self, log: str | None) -> None:
@@ -179,8 +181,8 @@ class _ClientLog:
 class ServerLog(_ClientLog):
     """A log on servers."""
 
-    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False) -> None:
-        super().__init__(options, group, planning=planning)
+    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False, log: str | None = None) -> None:
+        super().__init__(options, group, planning=planning, log=log)
         self._fetch = {"isolation": options.isolation}
         if options.read_from.startswith("node:"):
             self._fetch["node"] = options.read_from.removeprefix("node:")
@@ -219,8 +221,8 @@ class JavaLog(_ClientLog):
     entry (``commitProbe``); executors read up to that end without another check.
     """
 
-    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False) -> None:
-        super().__init__(options, group, planning=planning)
+    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False, log: str | None = None) -> None:
+        super().__init__(options, group, planning=planning, log=log)
         self._fetch = {"isolation": "read_uncommitted"}
         self._bounds_read = False
 

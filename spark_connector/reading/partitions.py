@@ -55,11 +55,16 @@ class RangesPartition(InputPartition):
         self.pinned_at = pinned_at
 
 
-OpenLog = Callable[[DLedgerOptions, str], Log]
+OpenLog = Callable[[DLedgerOptions, Range], Log]
+
+
+def _open_planned(options: DLedgerOptions, part: Range) -> Log:
+    """Open the log that was planned: a client of this process may know an earlier one of the group."""
+    return open_log(options, part.group, log=part.log)
 
 
 def read_partition(
-    partition: RangesPartition | None, options: DLedgerOptions, open_log: OpenLog = open_log
+    partition: RangesPartition | None, options: DLedgerOptions, open_log: OpenLog = _open_planned
 ) -> Iterator[pa.RecordBatch]:
     """Yield the entries of a partition as batches of 1-8 MB where possible; nothing for None."""
     if partition is not None:
@@ -73,7 +78,7 @@ def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: Open
     pool = ThreadPoolExecutor(1, "dledger-prefetch")
     try:
         for part in partition.ranges:
-            log = open_log(options, part.group)
+            log = open_log(options, part)
             pin = Pin(partition.pin_ms, partition.pinned_at, options.on_pin_failure)
             pin.renew(log, part.start)
             check_history(log, part)

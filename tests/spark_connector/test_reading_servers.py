@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -455,3 +456,18 @@ def test_retention_waits_for_planned_entries_only(single: Any) -> None:
     assert indexes(reader, parts) == list(range(max(first, 1), last))
     reader.stop()
     soon(lambda: first_index(single, "kept") > first, every_s=0.2)
+
+
+def test_recreated_log_is_read_by_process_that_has_read_its_predecessor() -> None:
+    with LocalCluster(1, groups=("again",), **SLOW_ELECTIONS) as nodes:
+        append(nodes, "again", [b"old"] * 10)
+        given = {"groups": "again", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+        engine = Engine()
+        engine.run(DLedgerStreamReader(options(nodes, **given)), 2)
+        assert len(engine.read) == 10
+        nodes.stop("n0")
+        shutil.rmtree(nodes.directory / "again" / "dledger-n0")
+        nodes.restart("n0")
+        first = append(nodes, "again", [b"new"] * 20)
+        engine.run(DLedgerStreamReader(options(nodes, **given)), 2)
+        assert engine.read[10:] == list(range(first, first + 20))
