@@ -16,10 +16,14 @@ from hypothesis import strategies as st
 from dledger_core import control
 from dledger_core.errors import DiskFailedError, ProducerUnknownError
 from dledger_core.ids import Index
+from dledger_core.server.replica.replica import Controls
 from dledger_core.storage import CommitLog
+from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.table_store import DamagedTablesError
 from dledger_core.storage.tables.tables import LogTables, TableChanges
+from dledger_core.storage.files.twin_file import copies
 from dledger_core.storage.tables.transactions import ORPHANED
+from tests.storage.sample import Sample
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log
 from tests.support.replica_group import Asker, HandDriven
@@ -65,7 +69,38 @@ def test_log_that_ends_before_its_tables_is_recovering_unless_installed(installe
     filled(ahead).close()
     log = open_log(with_tables_of(ahead, installed=installed))
     assert (log.recovering_marker.above is not None) is not installed
-    assert log.load_tables().applied_index > log.last_index()
+    assert (log.load_tables().applied_index > log.last_index()) is installed
+    log.close()
+
+
+@pytest.mark.parametrize("trimmed", [False, True], ids=["complete log", "trimmed log"])
+def test_tables_ahead_of_log_are_cut_back_durably_before_other_entries_get_indexes(trimmed: bool) -> None:
+    log = open_log(files := FaultyFiles())
+    tables = log.load_tables()
+    bodies = {name: producer_entry(name) for name in ("kept", "lost", "other")}
+    append(log, [bytes(600)], control=bodies["kept"])
+    tables.apply(Index(0), 0, bodies["kept"])
+    for _ in range(9):
+        append(log, [bytes(600)])
+    if trimmed:
+        assert log.trim(9, tables.take_changes(), log.last_index()) > 1
+    lost = log.last_index() + 1
+    append(log, [b"x"] * 9, control=bodies["lost"])
+    tables.apply(Index(lost), 0, bodies["lost"])
+    disk = Sample(files, SMALL, [int(log.position_of(Index(lost)))], [])
+    log.save_tables(tables.take_changes())
+    log.close()
+    for path in copies(Layout(STORE).checkpoint):
+        files.unlink(path)
+    disk.record(0)[:] = bytes(len(disk.record(0)))
+    log = open_log(files)
+    assert (log.last_index(), log.recovering_marker.above is not None) == (lost - 1, True)
+    append(log, [b"y"] * 20, control=bodies["other"])
+    files.crash(0.0)  # before the next checkpoint stores tables
+    log = open_log(files)
+    controls = Controls(log)
+    controls.apply(log.last_index())
+    assert list(controls.tables.producers) == ["kept", "other"]
     log.close()
 
 
@@ -82,19 +117,6 @@ def test_producer_of_lost_entries_is_unknown_once_they_are_given_up() -> None:
     assert changes.applied_index == 3
     tables.apply(Index(4), 0, producer_entry("new"))
     assert "new" in tables.producers, "another entry has this index now"
-
-
-def test_tables_forget_what_the_log_has_lost() -> None:
-    ahead = FaultyFiles()
-    filled(ahead).close()
-    with HandDriven(STORE, files=with_tables_of(ahead), storage=SMALL) as n0:
-        assert n0.replica.tables.applied_index > n0.log.last_index()
-        n0.lead()  # the only voter decides alone that the end is lost
-        ask = Asker(n0)
-        ask.produced("p", 0, 10, b"after a lost one")
-        n0.run()
-        assert ask.ranges == [ProducerUnknownError]
-        assert n0.replica.tables.applied_index <= n0.log.last_index()
 
 
 def changed(stored: Mapping[bytes, bytes], changes: TableChanges) -> dict[bytes, bytes]:

@@ -118,6 +118,7 @@ class CommitLog(DurableLog):
             members_file(layout).save(files, self._members)
         self._first_index, self._last_index = end.first_index, end.last_index
         load_hard_state(files, layout, end.term or meta.previous_term or 0)  # raises if it is older than the log
+        self._tables = self._cut_back(self._tables, end.last_index)
         recorded = self._checkpoint.commit_index if self._checkpoint is not None else NO_INDEX
         self._commit_index = min(max(recorded, end.first_index - 1), end.last_index)
         self._appender = Appender(data, self._index, end, config.preallocate_bytes)
@@ -144,6 +145,21 @@ class CommitLog(DurableLog):
         newest = max(self._members.started(self._meta.first_index).newest_index, self._tables.durable_index)
         covered = NO_INDEX if self._checkpoint is None else self._checkpoint.durable_index
         return newest > max(covered, self._meta.first_index - 1) and self._recover(keep_tail=True).last_index < newest
+
+    def _cut_back(self, tables: LogTables, last_index: int) -> LogTables:
+        """Return the tables without the entries that the log has lost; store them before others get their indexes.
+
+        Tables of a log that contains its first entry are derived from it again.
+        """
+        if tables.durable_index <= last_index:
+            return tables
+        if self._meta.tables_index is None:
+            tables = LogTables()
+        else:
+            tables.forget_after(Index(last_index))
+        self._table_store.write(TableChanges.complete(tables).rows, replace=True)
+        self._table_store.sync()
+        return tables
 
     def _find_configurations(self, end: RecoveredEnd) -> KnownConfigurations:
         """Return the configurations of the file and of the log.
