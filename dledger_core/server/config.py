@@ -14,6 +14,8 @@ from dledger_core.server.maintenance.retention import RetentionPolicy
 from dledger_core.server.security.authentication import SecurityFiles
 
 _RESERVE_BYTES_MIN: Final = 256 << 20
+_GROUPS_MAX: Final = 4096
+"""Groups that a new connection between two nodes attaches at once; it would drop the attaches of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,13 @@ class ServerConfig:
                 f"use one of {', '.join(p.node_id for p in self.peers)}",
             )
         parse_groups(",".join(self.groups))
+        if len(self.groups) > _GROUPS_MAX:
+            raise ConfigError(
+                f"group names {len(self.groups)} groups, and a node hosts at most {_GROUPS_MAX}",
+                "",
+                "host the other groups on other nodes, or append to fewer groups",
+                {"groups": len(self.groups), "limit": _GROUPS_MAX},
+            )
         if self.disk_full_bytes and self.disk_full_bytes < self.storage.preallocate_bytes:
             raise ConfigError(
                 f"disk-full-bytes {self.disk_full_bytes} is below preallocate-bytes {self.storage.preallocate_bytes}",

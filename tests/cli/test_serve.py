@@ -101,6 +101,14 @@ def test_wrong_setting_names_its_option(name: str, value: object) -> None:
     assert name.replace("_", "-") in f"{caught.value.what} {caught.value.where}"
 
 
+def test_more_groups_than_a_connection_attaches_are_an_error() -> None:
+    names = tuple(f"g{number}" for number in range(4097))
+    assert len(config(group=names[:4096]).groups) == 4096
+    with pytest.raises(ConfigError) as caught:
+        config(group=names)
+    assert caught.value.values == {"groups": 4097, "limit": 4096}
+
+
 @pytest.mark.parametrize(
     ("groups", "lines", "expected"),
     [

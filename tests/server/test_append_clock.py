@@ -39,6 +39,19 @@ def test_append_time_follows_no_jump_of_a_leaders_clock(tmp_path) -> None:
         assert appended(n0) == DAY + 1, "times never decrease"
 
 
+def test_log_whose_times_are_ahead_of_leaders_clock_is_reported(tmp_path, caplog) -> None:
+    with HandDriven(tmp_path, voters=THREE) as n0:
+        n0.wall_ms = BEGIN + 400 * DAY
+        n0.lead()
+        appended(n0)
+        assert "append times ahead" not in caplog.text
+        n0.depose()
+        n0.wall_ms = BEGIN
+        n0.lead()
+        assert f"ahead_ms={400 * DAY}" in caplog.text
+        assert appended(n0) == 400 * DAY
+
+
 def test_clocks_that_differ_for_a_while_are_reported_once() -> None:
     comparison = ClockComparison(limit_ms=2000, period_ms=10_000)
 

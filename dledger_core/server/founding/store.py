@@ -25,7 +25,7 @@ from dledger_core.storage.files.identity import (
     save_identity,
     without_log,
 )
-from dledger_core.storage.files.layout import Layout, LogMeta, lock_store, open_identity
+from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta, lock_store, open_identity
 from dledger_core.storage.files.members_file import KnownConfigurations, members_file
 from dledger_core.storage.files.meta_files import hard_state_file
 
@@ -99,13 +99,13 @@ class GroupStore:
             raise CorruptRecordError(
                 "the store belongs to a log, and its meta/log.json is missing",
                 str(self._layout.log_meta),
-                "restore it; or move the store away, start the node, and run dledger member replace",
+                f"restore it; or {REPLACE}",
             )
         if self.identity.is_member and hard_state_file(self._layout.hard_state).load(self._files).value is None:
             raise CorruptRecordError(
                 "both copies of the file are missing or damaged, so the node's vote is unknown",
                 str(self._layout.hard_state),
-                "restore it, or set a term with dledger repair --term",
+                f"restore it; set a term with dledger repair --term; or {REPLACE}",
             )
         self._has_entries = any(map(is_segment_name, self._files.listdir(self._layout.data) or ()))
         if self._has_entries and (self._meta is None or self._meta.log_uuid is None):

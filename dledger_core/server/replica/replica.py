@@ -172,6 +172,7 @@ class Replica:
     __slots__ = (
         "_append_clock",
         "_checkpoint_due",
+        "_clock_difference_ms",
         "_closing",
         "_controls",
         "_disk",
@@ -236,6 +237,7 @@ class Replica:
         self._on_configuration = on_configuration
         self._environment = environment
         self._log_time_interval_ms = int(limits.log_time_s * 1000)
+        self._clock_difference_ms = limits.clock_difference_ms
         self._append_clock = AppendClock(environment.wall_ms, environment.monotonic_ms)
         self._pace = CatchUpPace(environment.monotonic_ms, lambda: self.log.staged_end)
         log.clock_ms = self._append_clock.now_ms
@@ -609,6 +611,7 @@ class Replica:
         elif (self.soft_state.role, self.soft_state.term) != (Role.LEADER, soft_state.term):
             self._leading_from = self.raft.last_index
             self._append_clock.lead()
+            self._compare_times()
             if self.profile_b:
                 self.log_time.lead()
         self.soft_state = soft_state
@@ -623,6 +626,18 @@ class Replica:
         for observer in self._observers:
             observer.role_changed(soft_state)
         self.changes.notify()
+
+    def _compare_times(self) -> None:
+        """Report that a clock of an earlier leader was ahead: no append time is ever lower than the one before."""
+        ahead_ms = self.log.newest_time_ms - self._append_clock.now_ms()
+        if ahead_ms > self._clock_difference_ms:
+            _LOG.warning(
+                "append times ahead of the clock: group=%s node=%s ahead_ms=%d remedy=synchronize clocks; appends get "
+                "the newest time of the log until the clock reaches it; for right times now append to a new group",
+                self.group,
+                self.node_id,
+                ahead_ms,
+            )
 
     # --- for services ----------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId, Term, member_id
 from dledger_core.raft import Configuration
 from dledger_core.raft.ready import HardState
 from dledger_core.storage.files.file_system import Files
-from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, save_log_meta
+from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta, load_log_meta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
 from dledger_core.storage.files.meta_files import clear_recovering, hard_state_file, save_hard_state
 from dledger_core.storage.files.twin_file import TwinFile
@@ -45,7 +45,7 @@ def load_identity(files: Files, layout: Layout) -> StoreIdentity:
     raise CorruptRecordError(
         "both copies of the store's identity are missing or damaged, so its votes are unknown",
         str(layout.identity),
-        "restore the file; or move the store away, start the node, and run dledger member replace",
+        f"restore the file; or {REPLACE}",
     )
 
 

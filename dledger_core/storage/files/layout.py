@@ -22,6 +22,9 @@ from dledger_core.storage.files.twin_file import copies
 
 FORMAT_VERSION: Final = 1
 
+REPLACE: Final = "move the store away, start the node, and run dledger member replace"
+"""The way back of a store that cannot be repaired: an empty one has forgotten its votes, so it is another member."""
+
 _CRC: Final = "crc32"
 _REQUIRED: Final = ("format_version", "profile", "group", "node_id", "data_segment_bytes", "index_segment_bytes")
 _NUMBERS: Final = (
@@ -147,7 +150,7 @@ def load_log_meta(files: Files, path: Path) -> LogMeta | None:
         raise StoreMismatchError(
             f"the file is malformed: {error}",
             str(path),
-            "restore it from a backup, or move the store away and let the node catch up from its peers",
+            f"restore it from a backup; or {REPLACE}",
         ) from error
 
 
@@ -316,7 +319,7 @@ def _check_vacant(files: Files, layout: Layout) -> None:
         raise StoreMismatchError(
             "meta/log.json is missing, so the store cannot be identified",
             str(layout.log_meta),
-            "restore it from a backup, or move the store away and let the node catch up from its peers",
+            f"restore it from a backup; or {REPLACE}",
         )
     unexpected = _unexpected(files, layout, names, in_meta)
     if unexpected is None:

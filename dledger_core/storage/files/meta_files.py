@@ -20,7 +20,7 @@ from dledger_core.java_properties import MalformedError, read_java_properties
 from dledger_core.raft.ready import HardState
 from dledger_core.record import INDEX_RECORD_BYTES
 from dledger_core.storage.files.file_system import Files, read_checked, remove_durably, write_checked
-from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.layout import REPLACE, Layout
 from dledger_core.storage.files.twin_file import TwinFile, copies
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def load_hard_state(files: Files, layout: Layout, last_term: int) -> HardState:
         raise CorruptRecordError(
             "both copies of the file are missing, damaged or older than the log, so the node's vote is unknown",
             str(layout.hard_state),
-            "restore it, set a term with dledger repair --term, or remove the store: the node catches up",
+            f"restore it; set a term with dledger repair --term; or {REPLACE}",
             {"term": None if state is None else state.term, "last_entry_term": last_term},
         )
     return state

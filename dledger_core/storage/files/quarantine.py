@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dledger_core.errors import QuarantinedError
 from dledger_core.storage.files.file_system import Files, read_checked, remove_durably, write_checked
-from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.layout import REPLACE, Layout
 
 
 def mark_quarantined(files: Files, layout: Layout, reason: str) -> None:
@@ -30,7 +30,7 @@ def check_not_quarantined(files: Files, layout: Layout) -> None:
         raise QuarantinedError(
             f"the store is quarantined: {reason}",
             str(layout.root),
-            "run dledger repair on this store; if it is quarantined again, move it away: the node catches up",
+            f"run dledger repair on this store; if it is quarantined again, {REPLACE}",
         )
 
 

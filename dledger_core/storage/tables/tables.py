@@ -23,7 +23,7 @@ from dledger_core.continuation import Chain, chain_of
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index
 from dledger_core.storage.files.file_system import Files
-from dledger_core.storage.files.layout import Layout, LogMeta
+from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta
 from dledger_core.storage.files.table_store import DamagedTablesError, Rows
 from dledger_core.storage.tables import producers
 from dledger_core.storage.tables.changes import RowChanges
@@ -270,7 +270,7 @@ def load_tables(
     raise CorruptRecordError(
         f"the tables of producers and transactions are {found}, and the entries they were derived from are deleted",
         str(layout.tables),
-        "restore the file, or move the store away and let the node catch up from its peers",
+        f"restore the file; or {REPLACE}",
         {"first_index": meta.first_index},
     )
 

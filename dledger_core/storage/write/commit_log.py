@@ -321,6 +321,11 @@ class CommitLog(DurableLog):
         """End of the last staged record."""
         return self._staging.end
 
+    @property
+    def newest_time_ms(self) -> int:
+        """Append time of the last staged entry; no later one is lower."""
+        return self._staging.time_ms
+
     def place(self, proposal: Proposal, first_index: Index, term: Term, now_ms: int | None = None) -> Batch:
         """Encode a leader's batch at the staged end, without I/O, with an append time that never decreases.
 

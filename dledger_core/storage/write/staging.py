@@ -199,6 +199,11 @@ class Staging:
             )
         check_understood(records)
 
+    @property
+    def time_ms(self) -> int:
+        """Append time of the last staged entry; no later one is lower."""
+        return self._end.time_ms
+
     def truncate(self, index: int) -> None:
         """Move the staged end back to before entry ``index``; see ``CommitLog.stage_truncate``."""
         invariant(index <= self._end.index, "truncation point is past the end of the log", index=index)
