@@ -628,7 +628,7 @@ class Replica:
         self.changes.notify()
 
     def _compare_times(self) -> None:
-        """Report that a clock of an earlier leader was ahead: no append time is ever lower than the one before."""
+        """Report that a clock of an earlier leader was ahead: append times never decrease."""
         ahead_ms = self.log.newest_time_ms - self._append_clock.now_ms()
         if ahead_ms > self._clock_difference_ms:
             _LOG.warning(
