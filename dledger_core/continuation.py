@@ -48,9 +48,47 @@ Chain: TypeAlias = tuple[ContinuedLog, ...]
 """The logs that a log continues, oldest first."""
 
 
+def find_link(chain: Sequence[ContinuedLog], log_uuid: str | None) -> ContinuedLog | None:
+    """Return the link of a log in a chain, or None."""
+    return next((link for link in chain if link.log_uuid == log_uuid), None)
+
+
 def follows(chain: Chain, log_uuid: str, last_index: int) -> bool:
-    """Whether a log with this chain contains a log's entries up to ``last_index``."""
-    return any(link.log_uuid == log_uuid and last_index <= link.index for link in chain)
+    """Whether a log with this chain contains a log's entries up to ``last_index``, by their indexes only."""
+    link = find_link(chain, log_uuid)
+    return link is not None and last_index <= link.index
+
+
+def contains(
+    chain: Chain,
+    log_uuid: str,
+    index: int,
+    term: int,
+    *,
+    first_index: int,
+    commit_index: int,
+    term_at: Callable[[int], int | None],
+) -> bool | None:
+    """Whether a log with this chain contains the entry of another log that index and term name; None if unknown.
+
+    Up to the link, all entries of this log are those of the other one, where index and term identify an entry. Only
+    committed entries count: a learner may still hold entries that its log does not have. The term of a deleted entry
+    is not known.
+
+    Args:
+        chain: chain of this log.
+        log_uuid: the other log.
+        index: index of the entry; NO_INDEX for an empty log, which every log contains.
+        term: term of the entry.
+        first_index: first entry of this log.
+        commit_index: last committed entry of this log.
+        term_at: returns the term of an entry of this log.
+    """
+    if not follows(chain, log_uuid, index):
+        return False
+    if index == NO_INDEX:
+        return True
+    return term_at(index) == term if first_index <= index <= commit_index else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -571,13 +609,24 @@ def _new_record(lost: AbstractSet[NodeId], found: Answers, new_uuid: Callable[[]
 
     return ContinuationRecord(
         log_uuid=new_uuid(),
-        continues=(*chain, ContinuedLog(str(found[best].log_uuid), end.last_index, end.last_term, end.check)),
+        continues=_extended(chain, ContinuedLog(str(found[best].log_uuid), end.last_index, end.last_term, end.check)),
         term=max(each.term for each in ends.values()),
         version=found[best].version,
         voter=survivor(best),
         learners=tuple(survivor(node) for node in sorted(found) if node != best),
         lost=tuple(sorted(lost)),
     )
+
+
+def _extended(chain: Chain, point: ContinuedLog) -> Chain:
+    """Return a chain with one more link, which caps the earlier ones: the new log contains nothing after its point.
+
+    The best end may be that of a survivor that never caught up in the log of the point. Its last entry is one of the
+    earlier log then, because a log that continues another one has entries of higher terms only.
+    """
+    end = point.term, point.index
+    capped = (replace(point, log_uuid=link.log_uuid) if end < (link.term, link.index) else link for link in chain)
+    return (*capped, point)
 
 
 # --- what may be lost -----------------------------------------------------------------------------------------------
@@ -622,37 +671,26 @@ def preview(lost: AbstractSet[NodeId], answers: Answers) -> dict[str, Any]:
 
 
 class Response(Enum):
-    """Reaction of a store to a log that continues its own."""
+    """Reaction of a store to a log that continues its own. A node of the new log chooses it at each attach."""
 
     STOP = "stop"
-    """Set the store aside: the new log has all that it has, or all that can be committed."""
+    """Set the store aside: its last entry, and with it all that it has, is in the new log."""
     STAY = "stay"
     """Go on: it has committed entries that the new log lacks. The new log refuses appends."""
     WAIT = "wait"
-    """Go on for now: entries after the point may be committed, and it cannot know."""
+    """Go on for now: the new log lacks its last entry, which may be committed, or it is not known to have it."""
 
 
-def respond(
-    chain: Sequence[ContinuedLog],
-    log_uuid: str,
-    end: LogEnd,
-    *,
-    agrees: Callable[[ContinuedLog], bool],
-    is_leader: bool,
-) -> Response | None:
-    """Return the reaction of a store to a log with this chain; None if that log does not continue its own.
+def respond(*, has_committed: bool | None, has_end: bool | None) -> Response:
+    """Return the reaction of a store of a log that another one continues.
+
+    A store that leads goes on as well: it may have sent entries whose commit it does not know.
 
     Args:
-        chain: chain of the other log.
-        log_uuid: the store's log.
-        end: its end.
-        agrees: whether the store's entry at the end of the continued log is the same one.
-        is_leader: whether it leads and has committed an entry of its term, so that it knows all committed entries.
+        has_committed: whether the new log ``contains`` the last entry that the store knows to be committed. Entries
+            that are not committed contest nothing, whatever their term.
+        has_end: whether it contains the last entry of the store.
     """
-    link = next((each for each in chain if each.log_uuid == log_uuid), None)
-    if link is None:
-        return None
-    if end.commit_index > link.index or (end.commit_index == link.index != NO_INDEX and not agrees(link)):
+    if has_committed is False:
         return Response.STAY
-    reaches = end.last_index < link.index or (end.last_index == link.index and (link.index < 0 or agrees(link)))
-    return Response.STOP if reaches or is_leader else Response.WAIT
+    return Response.STOP if has_end else Response.WAIT

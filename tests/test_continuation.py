@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 from typing import TypeAlias
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from dledger_core import continuation
 from dledger_core.continuation import (
     Action,
+    Chain,
     CompleteRecord,
     Continuation,
     ContinuationRecord,
@@ -28,6 +30,7 @@ from dledger_core.continuation import (
     TakeRecord,
     Unanswered,
     completed,
+    contains,
     follows,
     gave_up,
     preview,
@@ -308,26 +311,191 @@ CHAIN = (ContinuedLog("older", 3, 1, 5), ContinuedLog("old", 9, 3, 7))
 
 
 @pytest.mark.parametrize(
-    ("found", "agrees", "leads", "expected"),
+    ("log_uuid", "index", "term", "expected"),
     [
-        (end(3, 9, 9), True, False, Response.STOP),
-        (end(3, 7, 5), True, False, Response.STOP),
-        (end(3, 9, 5), False, False, Response.WAIT),  # another entry there, perhaps a committed one
-        (end(3, 9, 9), False, False, Response.STAY),
-        (end(4, 10, 10), True, False, Response.STAY),
-        (end(4, 10, 9), True, False, Response.WAIT),  # the next entry may be committed
-        (end(4, 10, 9), True, True, Response.STOP),  # the leader knows that it is not
-        (end(4, 10, 10), True, True, Response.STAY),
+        ("old", 9, 3, True),
+        ("old", 7, 2, True),
+        ("older", 3, 1, None),  # deleted
+        ("older", 4, 2, False),
+        ("old", 7, 3, False),  # the new log has an entry of term 2 there
+        ("old", 10, 3, False),
+        ("old", 4, 2, None),
+        ("old", -1, -1, True),
+        ("another", 7, 2, False),
     ],
 )
-def test_store_stops_for_continuing_log_only_if_nothing_more_is_committed(
-    found: LogEnd, agrees: bool, leads: bool, expected: Response
+@pytest.mark.parametrize("commit_index", [6, 12])
+def test_log_contains_committed_entry_up_to_link_only(
+    log_uuid: str, index: int, term: int, expected: bool | None, commit_index: int
 ) -> None:
-    assert respond(CHAIN, "old", found, agrees=lambda _: agrees, is_leader=leads) is expected
+    found = contains(
+        CHAIN,
+        log_uuid,
+        index,
+        term,
+        first_index=5,
+        commit_index=commit_index,
+        term_at={5: 1, 6: 1, 7: 2, 8: 3, 9: 3, 10: 3, 11: 5, 12: 5}.get,
+    )
+    is_known = log_uuid != "old" or index > 9 or index <= commit_index
+    assert found is (expected if is_known else None)
 
 
-def test_store_ignores_log_that_does_not_continue_its_own() -> None:
-    assert respond(CHAIN, "another", end(), agrees=lambda _: True, is_leader=False) is None
+@pytest.mark.parametrize(
+    ("has_committed", "has_end", "expected"),
+    [
+        (True, True, Response.STOP),
+        (None, True, Response.STOP),
+        (True, False, Response.WAIT),
+        (True, None, Response.WAIT),
+        (None, False, Response.WAIT),
+        (None, None, Response.WAIT),
+        (False, False, Response.STAY),
+        (False, None, Response.STAY),
+    ],
+)
+def test_store_stops_for_continuing_log_only_if_its_end_is_there(
+    has_committed: bool | None, has_end: bool | None, expected: Response
+) -> None:
+    assert respond(has_committed=has_committed, has_end=has_end) is expected
+
+
+Entries: TypeAlias = tuple[tuple[str, int], ...]
+"""Log and term of each entry of a store; entries with one log, term and index are the same."""
+
+
+def logs(log_uuid: str, longest: int, terms: int) -> list[Entries]:
+    found = (row for count in range(longest + 1) for row in itertools.product(range(1, terms + 1), repeat=count))
+    return [tuple((log_uuid, term) for term in row) for row in found if list(row) == sorted(row)]
+
+
+def match(one: Entries, other: Entries) -> bool:
+    """Whether two logs have Raft's property of Log Matching: equal entries have equal entries before them."""
+    same = [this == that for this, that in zip(one, other, strict=False)]
+    return same == sorted(same, reverse=True)
+
+
+def rank(entries: Entries) -> tuple[int, int]:
+    return (entries[-1][1] if entries else -1), len(entries) - 1
+
+
+def response_to(chain: Chain, new: Entries, log_uuid: str, old: Entries, committed: int, first: int = 0) -> Response:
+    """Return the reaction of a store with ``committed`` entries to a log whose first entry is at ``first``."""
+
+    def has(count: int) -> bool | None:
+        term = old[count - 1][1] if count else -1
+        log = {"first_index": first, "commit_index": len(new) - 1, "term_at": lambda index: new[index][1]}
+        return contains(chain, log_uuid, count - 1, term, **log)  # type: ignore[arg-type]
+
+    return respond(has_committed=has(committed), has_end=has(len(old)))
+
+
+def test_no_pair_of_logs_stops_store_whose_entries_new_log_lacks() -> None:
+    all_logs, stopped = logs("old", 4, 3), 0
+    for point, old in itertools.product(all_logs, repeat=2):
+        if not match(point, old):
+            continue
+        last_term, last_index = rank(point)
+        chain = (ContinuedLog("old", last_index, last_term, 7),)
+        for added, committed in itertools.product(range(3), range(len(old) + 1)):
+            new = (*point, *[("new", max(last_term, 1) + 1)] * added)  # the old log may have entries of this term too
+            lacks_end, lacks_committed = old != point[: len(old)], old[:committed] != point[:committed]
+            found = response_to(chain, new, "old", old, committed)
+            assert (found is Response.STOP) == (not lacks_end), (new, old, committed)
+            assert (found is Response.STAY) == lacks_committed, (new, old, committed)
+            stopped += found is Response.STOP
+            for first in range(1, len(new) + 1):  # deleted entries
+                found = response_to(chain, new, "old", old, committed, first)
+                assert found is not Response.STOP or not lacks_end
+                assert found is not Response.STAY or lacks_committed
+                assert found is Response.WAIT or not 0 < len(old) <= min(first, len(point)) or lacks_committed
+    assert stopped > 100
+
+
+def continued_again(first: Entries, entries: Entries) -> Chain:
+    """Return the chain of a recovery of log "new", which continued "old" up to ``first``, by one survivor."""
+    (last_term, last_index), (term, index) = rank(first), rank(entries)
+    survivor = answer("n2", log_uuid="new", chain=(ContinuedLog("old", last_index, last_term, 1),))
+    action = decided("n0,n1", after_giving_up(replace(survivor, end=end(term, index, -1, check=2))))
+    assert isinstance(action, TakeRecord)
+    return action.record.continues
+
+
+def test_log_that_continues_two_claims_no_entry_that_it_lacks() -> None:
+    """The second recovery has a survivor that the first one's log never reached, or that follows it in part."""
+    all_logs, capped = logs("old", 3, 2), set()
+    for first, never_reached in itertools.product(all_logs, repeat=2):
+        if not match(first, never_reached) or rank(never_reached) > rank(first):
+            continue
+        middle = (*first, ("new", 3), ("new", 3))
+        for entries in (never_reached, *(middle[:count] for count in range(len(middle) + 1))):
+            chain = continued_again(first, entries)
+            if chain[0].index != len(first) - 1:
+                capped.add(chain[0].index)
+                assert chain[0] == replace(chain[1], log_uuid="old"), "index, term and check are those of the point"
+            new = (*entries, ("newest", 4))
+            for log_uuid, old in [*(("old", each) for each in all_logs), ("new", middle), ("new", middle[:-1])]:
+                if not match(old, first) or not match(old, never_reached):
+                    continue
+                found = response_to(chain, new, log_uuid, old, len(old))
+                has_all = old == entries[: len(old)]
+                assert found is (Response.STOP if has_all else Response.STAY), (chain, entries, log_uuid, old)
+    assert capped == {-1, 0, 1, 2}
+
+
+def histories(random: Random, steps: int, nodes: int = 5) -> tuple[list[Entries], list[int]]:
+    """Return logs and numbers of committed entries of the members of a group, after so many random events."""
+    entries: list[Entries] = [()] * nodes
+    terms, committed, leaders = [0] * nodes, [0] * nodes, [0] * nodes
+    for _ in range(steps):
+        node = random.randrange(nodes)
+        if random.random() < 0.16:
+            term = max(terms) + 1
+            asked = [each for each in range(nodes) if each == node or random.random() < 0.6]
+            ready = [each for each in asked if rank(entries[each]) <= rank(entries[node])]
+            for each in asked:
+                terms[each], leaders[each] = term, 0
+            if len(ready) > nodes // 2:
+                leaders[node], entries[node] = term, (*entries[node], ("old", term))
+        elif (term := leaders[node]) and random.random() < 0.25:
+            entries[node] += (("old", term),)
+        elif term:
+            peer = random.randrange(nodes)
+            if peer == node or terms[peer] > term:
+                continue
+            terms[peer], leaders[peer] = term, 0
+            count = random.randint(0, len(entries[node]))
+            if entries[peer][:count] != entries[node][:count]:
+                entries[peer] = entries[node][:count]
+            has = [sum(log[:end] == entries[node][:end] for log in entries) for end in range(len(entries[node]) + 1)]
+            done = [end for end, log in enumerate(entries[node], 1) if log[1] == term and has[end] > nodes // 2]
+            committed[node] = max([committed[node], *done])
+            committed[peer] = max(committed[peer], min(committed[node], count))
+    return entries, committed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_histories_stop_no_store_with_entry_that_new_log_lacks(seed: int) -> None:
+    random, seen = Random(seed), set()
+    for _ in range(500):
+        entries, committed = histories(random, random.randint(15, 60))
+        continues = random.randrange(len(entries))  # whichever survivor a recovery chose
+        point = entries[continues]
+        last_term, last_index = rank(point)
+        chain, new = (ContinuedLog("old", last_index, last_term, 7),), (*point, ("new", last_term + 1))
+        for old, count in zip(entries, committed, strict=True):
+            found = response_to(chain, new, "old", old, count)
+            seen.add(found)
+            assert (found is Response.STOP) == (old == point[: len(old)])
+            assert (found is Response.STAY) == (old[:count] != point[:count])
+    assert seen == set(Response)
+
+
+def test_log_starts_above_highest_term_of_its_survivors() -> None:
+    ends = {"n1": end(9, 12, term=9), "n2": end(3, 9, term=11)}
+    action = decided("n0", *(after_giving_up(answer(node, end=ends[node])) for node in ends))
+    assert isinstance(action, TakeRecord)
+    assert (action.record.voter.node_id, action.record.term) == ("n1", 11)
 
 
 def test_reader_follows_chain_only_up_to_the_point_of_continuation() -> None:

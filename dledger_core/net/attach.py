@@ -29,6 +29,10 @@ class Attach:
     commit_index: int = wire(
         "ci", "int", "index of the last entry that it knows to be committed", high=NUMBER_MAX, default=-1
     )
+    commit_term: int | None = wire(
+        "ct", "int", "term of the entry at the commit index, or of its last one if that is lower", high=NUMBER_MAX,
+        default=None, optional=True,
+    )  # fmt: skip
     version: int = wire("gv", "int", "highest group version that the node understands", low=0)
 
 

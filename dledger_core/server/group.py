@@ -27,14 +27,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from dledger_core.continuation import (
     ContinuationRecord,
+    ContinuedLog,
     Response,
     SurvivorAnswer,
-    chain_of_rows,
     chain_rows,
+    find_link,
     respond,
 )
 from dledger_core.errors import (
@@ -55,7 +56,7 @@ from dledger_core.errors import (
     one_line,
 )
 from dledger_core.founding import GROUP_VERSION, FoundingRecord, LogConstants, StoreAnswer
-from dledger_core.ids import Index, NodeId, Term, node_of
+from dledger_core.ids import NO_TERM, Index, NodeId, Term, node_of
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.raft import ConfigurationInForce, Message
 from dledger_core.server.admin_log import AdminLog
@@ -86,7 +87,8 @@ _RECOVER_AGAIN: Final = "run dledger recover --lost again"
 _REMEDIES: Final = {
     Response.STOP: "move the store away, then run dledger member add or dledger member replace",
     Response.STAY: "decide which log stays: stop the nodes of the other one, move their stores away, restart the rest",
-    Response.WAIT: "start the other nodes of the log, which may have committed entries; or move the store away",
+    Response.WAIT: "start the other nodes of its log: only they may have committed its last entries; if they are lost, "
+    "move the store away, then run dledger member add or dledger member replace",
 }
 
 
@@ -541,6 +543,8 @@ class Group:
             return None
         replica, status = hosted.replica, hosted.replica.raft.status()
         last_term, last_index = replica.end
+        commit_index = replica.commit_index
+        commit_term = replica.raft.term_at(min(commit_index, last_index))
         return ShownStore(
             replica.member,
             replica.log_uuid,
@@ -548,7 +552,8 @@ class Group:
             Term(last_term),
             Index(last_index),
             GROUP_VERSION,
-            commit_index=replica.commit_index,
+            commit_index=commit_index,
+            commit_term=None if commit_term == NO_TERM else commit_term,
         )
 
     def check_attach(self, theirs: ShownStore) -> None:
@@ -556,21 +561,15 @@ class Group:
 
         Raises:
             UnreachableError: the group is not hosted now; the other node tries again.
+            LogContinuedError: the store has a log that this one continues.
             OtherLogError: the store has another log.
             UnknownFeatureError: the node does not know a feature that the group uses.
             IdentityLostError, EndLostError: the store has forgotten what this node remembers.
         """
         replica = self.services().replica
         ours, node_id = replica.log_uuid, str(node_of(theirs.member))
-        if (link := next((link for link in replica.chain if link.log_uuid == theirs.log_uuid), None)) is not None:
-            if theirs.commit_index > link.index:
-                replica.contest(link, node_id, theirs.commit_index)
-            raise LogContinuedError(
-                f"log {ours} continues log {link.log_uuid} of {node_id} up to index {link.index}",
-                "",
-                "see the log of that node",
-                {"group": self.name, "ours": ours, "theirs": theirs.log_uuid, "chain": chain_rows(replica.chain)},
-            )
+        if (link := find_link(replica.chain, theirs.log_uuid)) is not None:
+            raise self._continuing(replica, link, theirs)
         if ours is None or ours != theirs.log_uuid:
             raise OtherLogError(
                 f"{node_id} has another log of group {self.name} than {self._host.config.self_id}",
@@ -587,6 +586,33 @@ class Group:
                 {"group": self.name, "needed": needed, "understood": theirs.version},
             )
         replica.acknowledged.check(self.name, theirs)
+
+    def _continuing(self, replica: Replica, link: ContinuedLog, theirs: ShownStore) -> LogContinuedError:
+        """Return the refusal of a store whose log this one continues; contest it if this log lacks what it committed.
+
+        The refusal names the store's reaction, for the end that it showed. A node of 0.2.0 reacts to the chain, by
+        indexes alone, and would stop a majority with committed entries of another term: it gets the chain only if its
+        store may stop.
+        """
+        node_id, committed = str(node_of(theirs.member)), theirs.committed_index
+        if theirs.commit_term is not None:
+            has_committed = replica.follows(link.log_uuid, committed, theirs.commit_term)
+        else:
+            has_committed = False if theirs.commit_index > link.index else None
+        has_end = replica.follows(link.log_uuid, theirs.last_index, theirs.last_term)
+        response = respond(has_committed=has_committed, has_end=has_end)
+        if response is Response.STAY:
+            replica.contest(link, node_id, committed, theirs.commit_term)
+        logs = {"ours": replica.log_uuid, "theirs": theirs.log_uuid}
+        values: dict[str, Any] = {"group": self.name, "response": response.value} | logs
+        if response is Response.STOP:
+            values |= {"end": [theirs.last_term, theirs.last_index], "chain": chain_rows(replica.chain)}
+        return LogContinuedError(
+            f"log {replica.log_uuid} continues log {link.log_uuid} of {node_id} up to index {link.index}",
+            "",
+            "see the log of that node",
+            values,
+        )
 
     def attach_refused(self, node_id: NodeId, error: DLedgerError) -> None:
         """Handle that another node refused this node's store; a group that is not hosted there now is no news.
@@ -607,42 +633,38 @@ class Group:
             self._host.on_hosted(self.name)
 
     def _continued(self, node_id: NodeId, error: LogContinuedError) -> None:
-        """React to a log that continues this one: stop, unless this store may have committed more."""
-        hosted = self.hosted
+        """React to a log that continues this one, as the node that has it says."""
+        if (hosted := self.hosted) is None:
+            return
+        replica, values = hosted.replica, error.values
         try:
-            chain = chain_of_rows(error.values.get("chain"))
-        except (TypeError, ValueError):
-            return
-        log_uuid = None if hosted is None else hosted.replica.log_uuid
-        if hosted is None or log_uuid is None:
-            return
-        replica = hosted.replica
-        response = respond(
-            chain, log_uuid, replica.log_end(), agrees=replica.agrees_with, is_leader=replica.leader_ready
-        )
-        if response is None:
-            return
+            response = Response(values.get("response"))
+        except ValueError:  # a node of 0.2.0 does not know whether its log contains the last entry here
+            response = Response.WAIT
+        end = replica.end
+        if response is Response.STOP and values.get("end") != list(end):
+            return  # that was another end: the attach is repeated
         if response is not self._response:
             self._response = response
             _LOG.warning(
                 "log continued by another one: group=%s node=%s log=%s peer=%s new_log=%s response=%s remedy=%s",
                 self.name,
                 self._host.config.self_id,
-                log_uuid,
+                replica.log_uuid,
                 node_id,
-                error.values.get("ours"),
+                values.get("ours"),
                 response.value,
                 _REMEDIES[response],
             )
         if response is Response.STOP and self._task is None:
-            self._task = asyncio.create_task(self._set_aside(), name=f"set-aside-{self.name}")
+            self._task = asyncio.create_task(self._set_aside(end), name=f"set-aside-{self.name}")
 
-    async def _set_aside(self) -> None:
-        """Give the log up, because another one continues it and contains all that this store has."""
+    async def _set_aside(self, end: tuple[Term, Index]) -> None:
+        """Give the log up, because another one contains all that this store has, if it still ends there."""
         store = self._store
         assert store is not None
         async with self._store_lock:
-            if self._state is GroupState.HOSTED:
+            if (hosted := self.hosted) is not None and hosted.replica.end == end:
                 with contextlib.suppress(Exception):  # the group is quarantined then
                     await self._leave_log(store, "another log continues its log", _REMEDIES[Response.STOP])
         self._task = None

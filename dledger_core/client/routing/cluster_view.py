@@ -209,7 +209,11 @@ class ClusterView:
         link = next((link for link in chain_of_rows(response.chain) if link.log_uuid == self.log_uuid), None)
         if link is not None and response.follows is None:
             return UnreachableError(
-                f"{node_id} has not committed anything in the log that continues", self._address(node_id), "", values
+                f"{node_id} does not know whether log {response.log}, which continues log {self.log_uuid}, contains "
+                f"the entry at index {self.entry_seen[0]}: it is not committed there yet, or deleted",
+                self._address(node_id),
+                "retry; if this stays, the entry is deleted: continue with a new client",
+                values,
             )
         if link is not None and response.follows is False:
             index, term = self.entry_seen

@@ -36,6 +36,7 @@ class ShownStore:
         last_index: index of its last entry.
         version: the highest group version that the node understands.
         commit_index: the last entry that it knows to be committed.
+        commit_term: term of its entry at ``committed_index``; None if it is not known, or not sent by a node of 0.2.0.
     """
 
     member: MemberId
@@ -45,6 +46,12 @@ class ShownStore:
     last_index: Index
     version: int
     commit_index: Index = NO_INDEX
+    commit_term: Term | None = None
+
+    @property
+    def committed_index(self) -> Index:
+        """The last entry of the store that it knows to be committed."""
+        return min(self.commit_index, self.last_index)
 
 
 class AttachHost(Protocol):
@@ -122,6 +129,7 @@ class Attachments:
             last_index=identity.last_index,
             version=identity.version,
             commit_index=identity.commit_index,
+            commit_term=identity.commit_term,
         )
         self._send(encode_frame(ATTACH.encode(message)))
 
@@ -152,6 +160,7 @@ class Attachments:
             Index(message.last_index),
             message.version,
             Index(message.commit_index),
+            None if message.commit_term is None else Term(message.commit_term),
         )
         self._theirs.pop(group, None)
         self._update(group)

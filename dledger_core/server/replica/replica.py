@@ -20,7 +20,7 @@ import numpy as np
 from dledger_core import control
 from dledger_core.client.position import check_of
 from dledger_core.config import LIMITS, Limits, RaftConfig
-from dledger_core.continuation import Chain, ContinuedLog, LogEnd, follows
+from dledger_core.continuation import Chain, ContinuedLog, LogEnd, contains
 from dledger_core.errors import (
     BadRequestError,
     BusyError,
@@ -302,16 +302,19 @@ class Replica:
     def follows(self, log_uuid: str, index: int, term: int) -> bool | None:
         """Whether this log continues another one and contains its entry of this index and term.
 
-        None if it is the same log, or while that is not known: only committed entries count, because a learner may
-        still hold entries that the new log does not have.
+        None if it is the same log, or while that is not known here; see ``continuation.contains``.
         """
         if log_uuid == self.log_uuid:
             return None
-        if not follows(self.chain, log_uuid, index):
-            return False
-        if index > self.commit_index:
-            return None
-        return index == NO_INDEX or self.raft.term_at(Index(index)) == term
+        return contains(
+            self.chain,
+            log_uuid,
+            index,
+            term,
+            first_index=self.raft.first_index,
+            commit_index=self.commit_index,
+            term_at=lambda index: self.raft.term_at(Index(index)),
+        )
 
     @property
     def profile_b(self) -> bool:
@@ -811,38 +814,30 @@ class Replica:
             is_recovering=status.is_recovering,
         )
 
-    def agrees_with(self, link: ContinuedLog) -> bool:
-        """Whether this log contains the last entry of a continued log, by term and check."""
-        index = link.index
-        if index == NO_INDEX:
-            return True
-        if not self.log.first_index() <= index <= self.log.last_index():
-            return index == self.log.first_index() - 1 and self.raft.term_at(Index(index)) == link.term
-        return self.raft.term_at(Index(index)) == link.term and self._check_at(index) == link.check
-
     def _check_at(self, index: int) -> int:
         records = self.log.read(index, index + 1, 1)
         header = records.headers[0]
         body = memoryview(records.data)[HEADER_BYTES : int(records.sizes[0])]
         return check_of(index, int(header["term"]), int(header["position"]), body)
 
-    def contest(self, link: ContinuedLog, node_id: str, commit_index: int) -> None:
-        """Refuse appends from now on: a store of the continued log has committed more than this log contains."""
+    def contest(self, link: ContinuedLog, node_id: str, index: int, term: int | None) -> None:
+        """Refuse appends from now on: a store of the continued log has a committed entry that this log lacks."""
         if self.contested is None:
             _LOG.critical(
                 "appends refused, the continued log is alive: group=%s log=%s continued=%s index=%d peer=%s "
-                "committed=%d remedy=decide which log stays, stop the nodes of the other one and move their stores "
-                "away, restart the rest",
+                "committed_index=%d committed_term=%s remedy=decide which log stays, stop the nodes of the other one "
+                "and move their stores away, restart the rest",
                 self.group,
                 self.log_uuid,
                 link.log_uuid,
                 link.index,
                 node_id,
-                commit_index,
+                index,
+                term,
             )
         self.contested = LogContestedError(
-            f"log {self.log_uuid} continues log {link.log_uuid} up to index {link.index}, and {node_id} has committed "
-            f"entries of that log up to index {commit_index}",
+            f"log {self.log_uuid} continues log {link.log_uuid} up to index {link.index}, and lacks a committed entry "
+            f"of that log that {node_id} has, at index {index}" + ("" if term is None else f" of term {term}"),
             f"group {self.group}",
             "decide which log stays: stop the nodes of the other one, move their stores away, restart the rest",
             {"group": self.group, "log": self.log_uuid, "continued": link.log_uuid, "index": link.index},
