@@ -684,7 +684,7 @@ class Response(Enum):
 def respond(*, has_committed: bool | None, has_end: bool | None) -> Response:
     """Return the reaction of a store of a log that another one continues.
 
-    A store that leads goes on as well: it may have sent entries whose commit it does not know.
+    A store that leads continues as well: it may have sent entries whose commit it does not know.
 
     Args:
         has_committed: whether the new log ``contains`` the last entry that the store knows to be committed. Entries

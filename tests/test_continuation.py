@@ -444,7 +444,7 @@ def test_log_that_continues_two_claims_no_entry_that_it_lacks() -> None:
 
 
 def histories(random: Random, steps: int, nodes: int = 5) -> tuple[list[Entries], list[int]]:
-    """Return logs and numbers of committed entries of the members of a group, after so many random events."""
+    """Return logs and numbers of committed entries of the members of a group, after this many random events."""
     entries: list[Entries] = [()] * nodes
     terms, committed, leaders = [0] * nodes, [0] * nodes, [0] * nodes
     for _ in range(steps):

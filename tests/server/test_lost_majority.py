@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,19 @@ from dledger_core import AsyncClient, Client, LocalCluster
 from dledger_core.client import continuing
 from dledger_core.client.continuing import LostMajority, recover_lost
 from dledger_core.config import Peer, format_peers, parse_peers
-from dledger_core.continuation import Continued
-from dledger_core.errors import DLedgerError, LogContestedError, RecoveryRefusedError, UnreachableError
-from dledger_core.ids import NodeId
+from dledger_core.continuation import ContinuationRecord, Continued, ContinuedLog, Survivor
+from dledger_core.errors import (
+    DLedgerError,
+    LogContestedError,
+    LogContinuedError,
+    RecoveryRefusedError,
+    UnreachableError,
+)
+from dledger_core.ids import Index, MemberId, NodeId, Term
 from dledger_core.net.credentials import PLAINTEXT
 from dledger_core.server.group import GroupState
+from dledger_core.server.replica.attachments import ShownStore
+from dledger_core.server.replica.replica import Replica
 from tests.support.server_group import ServerGroup, eventually, run
 from tests.support.soon import soon
 
@@ -254,6 +263,172 @@ def test_majority_that_is_alive_stays_and_new_log_refuses_appends(tmp_path: Path
                 assert found[:5] == acknowledged
                 assert len(found) == 9
                 assert state(group, "n0") is state(group, "n1") is GroupState.HOSTED
+
+    run(work())
+
+
+def force_recovery(peers: str, node: str, addresses: Mapping[str, str]) -> None:
+    """Continue the log in a new one on a node alone, by the operations of its store, whatever the others have."""
+
+    async def work() -> None:
+        nodes = continuing._Nodes(parse_peers(peers), "default", TIMEOUT_S, PLAINTEXT)
+        try:
+            old = (await nodes.send(NodeId(node), "ask")).log_uuid
+            found = await nodes.send(NodeId(node), "give-up", old)
+            assert found.end is not None
+            record = ContinuationRecord(
+                log_uuid="the new log",
+                continues=(ContinuedLog(str(old), found.end.last_index, found.end.last_term, found.end.check),),
+                term=found.end.term,
+                version=found.version,
+                voter=Survivor(NodeId(node), str(found.store), "the new store", addresses[node]),
+                learners=(),
+                lost=tuple(each for each in map(NodeId, sorted(addresses)) if each != node),
+            )
+            await nodes.send(NodeId(node), "take", record=record)
+            await nodes.send(NodeId(node), "complete", record.log_uuid)
+        finally:
+            await nodes.close()
+
+    asyncio.run(work())
+
+
+def log_has(cluster: LocalCluster, node: str, *texts: str) -> bool:
+    return any(all(text in line for text in texts) for line in cluster.log_path(node).read_text().splitlines())
+
+
+@pytest.mark.parametrize("others", ["down", "isolated"])
+def test_majority_with_committed_entries_stays_although_other_log_is_longer(tmp_path: Path, others: str) -> None:
+    """A deposed leader has 30 uncommitted entries; the majority has acknowledged fewer, in a newer term."""
+    with LocalCluster(3, tmp_path) as cluster:
+        addresses = {str(peer.node_id): peer.address for peer in parse_peers(cluster.peers)}
+        old = cluster.leader()
+        majority = [node for node in cluster.node_ids if node != old]
+        peers = {name: listed(addresses, *nodes) for name, nodes in {"old": [old], "majority": majority}.items()}
+        with cluster.client() as client:
+            client.append([b"before"])
+            soon(lambda: all(node.commit_index == client.bounds().end - 1 for node in client.metadata().nodes))
+        asyncio.run(append_uncommitted(cluster, peers["old"], majority))
+        cluster.kill(old)
+        for node in majority:
+            cluster.restart(node)
+        with Client(peers["majority"], timeout_ms=20_000) as client:
+            acknowledged = [client.append([f"acknowledged {number}".encode()]).first_index for number in range(3)]
+        for node in majority:
+            (cluster.stop if others == "down" else cluster.pause)(node)
+        cluster.restart(old)
+        with Client(peers["old"], timeout_ms=2_000) as client:
+            assert soon(lambda: ends_after(client, acknowledged[-1] + 10)), "the old leader has the longer log"
+        force_recovery(peers["old"], old, addresses)
+        with Client(peers["old"], timeout_ms=20_000) as client:
+            client.append([b"in the new log"])
+
+        for node in majority:
+            (cluster.restart if others == "down" else cluster.resume)(node)
+        soon(lambda: all(log_has(cluster, node, "log continued by another one", "response=stay") for node in majority))
+        soon(lambda: leads_one_of(majority, peers["majority"]))  # without a leader, clients follow the new log
+        with Client(peers["majority"], timeout_ms=20_000) as client:
+            client.append([b"later"])
+            rows = client.read(0, 1 << 20)
+            found = dict(zip(rows.column("index").to_pylist(), rows.column("body").to_pylist(), strict=True))
+            assert [found[index] for index in acknowledged] == [b"acknowledged 0", b"acknowledged 1", b"acknowledged 2"]
+        with Client(peers["old"], timeout_ms=20_000) as client, pytest.raises(LogContestedError):
+            client.append([b"refused"])
+
+
+def listed(addresses: Mapping[str, str], *nodes: str) -> str:
+    return ";".join(f"{node}-{addresses[node]}" for node in nodes)
+
+
+def leads_one_of(nodes: list[str], peers: str) -> bool:
+    with contextlib.suppress(DLedgerError), Client(peers, timeout_ms=2_000) as client:
+        return client.metadata().leader_id in nodes
+    return False
+
+
+def ends_after(client: Client, index: int) -> bool:
+    with contextlib.suppress(DLedgerError):
+        return client.metadata().nodes[0].last_index > index
+    return False
+
+
+async def append_uncommitted(cluster: LocalCluster, leader: str, followers: list[str]) -> None:
+    """Send appends to a leader that has just lost its followers."""
+    async with AsyncClient(leader, timeout_ms=500) as client:
+        await client.metadata()
+        for node in followers:
+            cluster.kill(node)
+        sent = (client.append([f"never acknowledged {number}".encode()] * 2) for number in range(15))
+        done = await asyncio.gather(*sent, return_exceptions=True)
+        assert all(isinstance(each, DLedgerError) for each in done)
+
+
+def shown(replica: Replica, node: str, end: tuple[int, int], commit: tuple[int, int | None]) -> ShownStore:
+    """Return a store of the log that a replica's continues, with (term, index) of its end, (index, term) committed."""
+    commit_index, commit_term = Index(commit[0]), None if commit[1] is None else Term(commit[1])
+    return ShownStore(
+        MemberId(f"{node}/store"), replica.chain[-1].log_uuid, Term(9), Term(end[0]), Index(end[1]), 1, commit_index,
+        commit_term,
+    )  # fmt: skip
+
+
+def test_new_log_stops_store_only_for_end_that_it_contains(tmp_path: Path) -> None:
+    """A node of 0.2.0 sends no term of its commit index, and stops for a chain by indexes alone."""
+
+    async def work() -> None:
+        async with ServerGroup(tmp_path) as group, client_of(group) as client:
+            await group.leader()
+            await append(client, 5)
+            await settled(group, "n2")
+            for node in ("n0", "n1"):
+                await group.stop(node)
+            await leaderless(group, "n2")
+            await recover(group, "n0", "n1")
+            await append(client, 1, "in the new log")
+            found = group.nodes["n2"].groups["default"]
+            replica = group.hosted("n2").replica
+            link = replica.chain[-1]
+
+            def response(end: tuple[int, int], commit: tuple[int, int | None]) -> tuple[object, bool]:
+                with pytest.raises(LogContinuedError) as caught:
+                    found.check_attach(shown(replica, "n0", end, commit))
+                assert caught.value.retriable, "asked again"
+                values = caught.value.values
+                assert values.get("end") == (list(end) if "chain" in values else None)
+                return values["response"], "chain" in values
+
+            def is_contested() -> bool:
+                return replica.contested is not None
+
+            same, below, later = (link.term, link.index), link.index - 1, link.term + 1
+            assert response(same, (link.index, link.term)) == ("stop", True)
+            assert response((link.term, below), (below, None)) == ("stop", True)
+            assert response((later, below), (0, link.term)) == ("wait", False)
+            assert response((later, below), (below, None)) == ("wait", False)
+            assert response((later, link.index + 9), (0, None)) == ("wait", False)
+            assert not is_contested(), "entries that are not committed contest nothing"
+            assert response((later, below), (below, later)) == ("stay", False)
+            assert is_contested()
+            replica.contested = None
+            assert response((later, link.index + 1), (link.index + 1, None)) == ("stay", False)
+            assert is_contested()
+
+    run(work())
+
+
+@pytest.mark.parametrize("values", [{}, {"response": "stop", "end": [1, 0]}, {"response": "later"}], ids=str)
+def test_store_continues_unless_refusal_names_its_present_end(tmp_path: Path, values: dict[str, Any]) -> None:
+    """A node of 0.2.0 sends the chain alone."""
+
+    async def work() -> None:
+        async with ServerGroup(tmp_path, 1) as group, client_of(group) as client:
+            await append(client, 3)
+            found, replica = group.nodes["n0"].groups["default"], group.hosted("n0").replica
+            chain = [[replica.log_uuid, replica.raft.last_index + 9, 9, 7]]
+            error = LogContinuedError("another log", "", "", {"ours": "new", "chain": chain} | values)
+            found.attach_refused(NodeId("n9"), error)
+            await append(client, 3, "after")
+            assert state(group, "n0") is GroupState.HOSTED
 
     run(work())
 

@@ -21,6 +21,7 @@ from dledger_core.errors import (
     DLedgerError,
     FencedError,
     NoLeaderError,
+    OtherLogError,
     ProducersFullError,
     QueryUnknownError,
     TransactionError,
@@ -157,6 +158,24 @@ async def test_wrong_request_is_refused_and_node_continues(tmp_path, caplog):
         for kind in GOOD:
             assert await result_of(channel, kind, {}) == "ok"
     assert "request failed" not in caplog.text
+
+
+async def test_request_that_names_another_log_is_refused_without_effect(tmp_path):
+    async with one_node(tmp_path) as (cluster, client):
+        await client.append([b"entry"])
+        end = cluster.hosted("n0").replica.raft.last_index
+        channel, of_log = await cluster.channel("n0"), [kind for kind in GOOD if kind not in (Type.GROUPS, Type.AWAIT)]
+        for kind in (*of_log, Type.MEMBER, Type.RECOVER):
+            with pytest.raises(OtherLogError):
+                await channel.request(
+                    {"t": kind, "g": "default", "lu": "another"} | GOOD.get(kind, {}),
+                    *PAYLOADS.get(kind, ()),
+                    timeout_s=TIMEOUT_S,
+                )
+        seen = codec.seen_payload({"default": codec.SeenLog(0, "another")})
+        with pytest.raises(OtherLogError):
+            await channel.request({"t": Type.AWAIT} | GOOD[Type.AWAIT], *seen, timeout_s=TIMEOUT_S)
+        assert cluster.hosted("n0").replica.raft.last_index == end
 
 
 @pytest.mark.parametrize("number", [0, -1, None, "1", True, 1 << 63])
