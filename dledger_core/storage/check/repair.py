@@ -32,7 +32,9 @@ from dledger_core.record import (
     place,
 )
 from dledger_core.storage.check.damage import Damage, find_damage, write_wrong_rows
+from dledger_core.storage.check.holes import LastBatch, Survey, agreed_end, keep_bytes, survey
 from dledger_core.storage.check.judge import ScanCursor, Verdict, complete_end, first_fault, native_rules, verdict
+from dledger_core.storage.check.recovery import truncate_rows, truncate_tail
 from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.file_system import File, Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile, contradiction
@@ -455,6 +457,46 @@ class StoreRepair:
         with self._writing():
             save_checkpoint(self._files, self._layout.checkpoint, checkpoint)
         self._checkpoint = checkpoint
+
+    def survey(self) -> Survey:
+        """Return what the store has, read completely."""
+        return survey(self._reader, self._index, self.meta, self._durable_end())
+
+    def read(self, start: int, end: int, max_bytes: int) -> Records:
+        """Return good records [start, ...) up to ``end`` or ``max_bytes``; raise CorruptRecordError where damaged."""
+        return self._reader.read(start, end, max_bytes)
+
+    def agreed_end(self, hole: Damage, records: Records, behind: Records | None, commit_index: int) -> int:
+        """See ``holes.agreed_end``."""
+        return agreed_end(self._reader, self._index, hole, records, behind, commit_index)
+
+    def end_before_hole(self, start: int) -> Path | None:
+        """End the log before its first hole, and keep all bytes from there on in a file; return its path.
+
+        Only of a store that has given its log up. None if the first hole does not start at ``start``. A cut that a
+        crash interrupted has removed the end of the log, and is continued.
+
+        Raises:
+            DiskFailedError: a write failed.
+        """
+        found, durable = self.survey(), self._durable_end()
+        if (found.holes[0].start if found.holes else found.last_index + 1) != start:
+            return None
+        before = LastBatch(self.meta)
+        list(find_damage(self._reader, self._index, before.cursor, start, before.position, before.on_block))
+        with self._writing():
+            path = keep_bytes(
+                self._files, self._layout, self._data, self.meta.log_uuid, before.last_index + 1, before.position
+            )
+            if durable is not None and durable[0] > before.last_index + 1:
+                commit_index = min(self.commit_index, before.last_index)
+                checkpoint = Checkpoint(before.last_index, commit_index, before.position)
+                save_checkpoint(self._files, self._layout.checkpoint, checkpoint)
+                self._checkpoint = checkpoint
+            truncate_tail(self._data, before.position, self._data.written_end(before.position))
+            truncate_rows(self._index, before.last_index)
+            self._index.segments.sync(self._index.segments.bases)
+        return path
 
     def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
         """See ``write_back``.
