@@ -118,6 +118,14 @@ class LogEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Hole:
+    """Entries [start, end) of a store's log without a good record; the log goes on behind them."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class GivenUpLog:
     """The log that a store gave up, and its final end there."""
 
@@ -287,6 +295,18 @@ def gave_up(state: Continuation | None, log_uuid: str, store: str, end: LogEnd) 
     return Continuation(GivenUpLog(log_uuid, store, end))
 
 
+def mended(state: Continuation | None, end: LogEnd) -> Continuation:
+    """Return the state of a store whose holes were filled, or whose log was ended before one.
+
+    Raises:
+        RecoveryRefusedError: it has not given its log up, or a record names its end.
+    """
+    record = None if state is None else state.record
+    if state is None or state.is_complete or (record is not None and record.voter.before == state.given_up.store):
+        raise _refused("the store has not given its log up, or the record of a recovery names its end")
+    return replace(state, given_up=replace(state.given_up, end=end))
+
+
 def taken(state: Continuation | None, node_id: NodeId, record: ContinuationRecord) -> Continuation:
     """Return the state of a store that takes a record.
 
@@ -360,6 +380,7 @@ class SurvivorAnswer:
         reason: why it cannot.
         leader: an active leader that the store follows, or that it is itself.
         state: what it did in a recovery.
+        holes: the holes of its log.
     """
 
     node_id: NodeId
@@ -373,6 +394,7 @@ class SurvivorAnswer:
     reason: str = ""
     leader: NodeId | None = None
     state: Continuation | None = None
+    holes: tuple[Hole, ...] = ()
 
     @property
     def held(self) -> ContinuationRecord | None:
@@ -404,6 +426,7 @@ class SurvivorAnswer:
                     "chain": chain_of(fields["chain"]),
                     "end": None if end is None else end_of(end),
                     "state": found,
+                    "holes": tuple(Hole(**each) for each in fields.get("holes", ())),
                 }
             )
         except (AssertionError, KeyError, TypeError, ValueError):
@@ -419,6 +442,23 @@ class GiveUpLog:
 
     log_uuid: str
     nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FillHoles:
+    """Let ``nodes`` fill the holes of their stores from ``survivors``, which have all given the log up."""
+
+    log_uuid: str
+    nodes: tuple[NodeId, ...]
+    survivors: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutLog:
+    """Let a node end its log before its first hole, which starts at ``start``: a person has accepted the loss."""
+
+    nodes: tuple[NodeId]
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,7 +500,8 @@ class Refused:
     remedy: str
 
 
-Action: TypeAlias = GiveUpLog | TakeRecord | CompleteRecord | Continued | Unanswered | Refused
+Holes: TypeAlias = Mapping[NodeId, tuple[Hole, ...]]
+Action: TypeAlias = GiveUpLog | FillHoles | CutLog | TakeRecord | CompleteRecord | Continued | Unanswered | Refused
 
 
 def best_of(ends: Mapping[NodeId, LogEnd]) -> NodeId:
@@ -468,18 +509,27 @@ def best_of(ends: Mapping[NodeId, LogEnd]) -> NodeId:
     return max(sorted(ends), key=lambda node: ends[node].rank)
 
 
-def decide(lost: AbstractSet[NodeId], answers: Answers, new_uuid: Callable[[], str]) -> Action:
+def decide(
+    lost: AbstractSet[NodeId],
+    answers: Answers,
+    new_uuid: Callable[[], str],
+    *,
+    accepts_loss: bool = False,
+    tried: Holes | None = None,
+) -> Action:
     """Return the next action of a recovery.
 
     Args:
         lost: the nodes that were named lost.
         answers: the answers of all nodes that answered, the named ones too.
         new_uuid: returns a new identity.
+        accepts_loss: whether a hole that nobody fills may end the log.
+        tried: the holes before the last attempt to fill them.
     """
     found = {node: answer for node, answer in answers.items() if answer.log_uuid is not None and node not in lost}
     records = {record.log_uuid: record for answer in found.values() if (record := answer.held) is not None}
     if records:
-        return _continued(lost, answers, records, new_uuid)
+        return _continued(lost, answers, records, new_uuid, tried, accepts_loss=accepts_loss)
     logs = {str(answer.log_uuid): node for node, answer in found.items()}
     if len(logs) != 1:
         return _no_log(logs)
@@ -490,8 +540,41 @@ def decide(lost: AbstractSet[NodeId], answers: Answers, new_uuid: Callable[[], s
     serving = tuple(node for node in sorted(found) if not found[node].has_given_up)
     if serving:
         return GiveUpLog(log_uuid, serving)
+    if (mending := _mending(lost, found, log_uuid, tried, accepts_loss=accepts_loss)) is not None:
+        return mending
     record = _new_record(lost, found, new_uuid)
     return TakeRecord(record, tuple(survivor.node_id for survivor in record.survivors))
+
+
+def holes_of(lost: AbstractSet[NodeId], answers: Answers) -> Holes:
+    """Return the holes of the survivors that have some."""
+    return {node: answers[node].holes for node in sorted(answers) if node not in lost and answers[node].holes}
+
+
+def _mending(
+    lost: AbstractSet[NodeId], found: Answers, log_uuid: str, tried: Holes | None, *, accepts_loss: bool
+) -> Action | None:
+    """Return what is to be done about holes before a record names the best end.
+
+    As long as an attempt fills some, there is another one: a store may need one that has just been filled. Holes of the
+    others do not matter: they get the entries from the voter.
+    """
+    holes, best = holes_of(lost, found), _best(found)
+    if holes and len(found) > 1 and holes != tried:
+        return FillHoles(log_uuid, tuple(holes), tuple(sorted(found)))
+    if best not in holes:
+        return None
+    hole, end = holes[best][0], found[best].end
+    assert end is not None
+    if accepts_loss:
+        return CutLog((best,), hole.start)
+    command = f"dledger recover --lost {','.join(sorted(lost))} --accept-loss"
+    return Refused(
+        f"entries {hole.start} to {hole.end - 1} are damaged on {best}, and no node that is left has them; its log "
+        f"goes on behind them up to {end.last_index}",
+        f"start a node that has them and leave it out of --lost; or run {command}: the log ends before entry "
+        f"{hole.start}, and the bytes behind it are kept in a file of the store",
+    )
 
 
 def _no_log(logs: Mapping[str, NodeId]) -> Refused:
@@ -562,6 +645,9 @@ def _continued(
     answers: Answers,
     records: Mapping[str, ContinuationRecord],
     new_uuid: Callable[[], str],
+    tried: Holes | None,
+    *,
+    accepts_loss: bool,
 ) -> Action:
     """Return the action where stores hold incomplete records: continue the one of the same lost nodes."""
     mine = [record for record in records.values() if set(record.lost) == set(lost)]
@@ -580,6 +666,10 @@ def _continued(
         lacking = tuple(each.node_id for each in record.survivors if answers[each.node_id].held != record)
         return TakeRecord(record, lacking) if lacking else CompleteRecord(record, _holders(record, answers))
     fresh = {node: answer for node, answer in answers.items() if node not in lost and answer.has_given_up}
+    if not mine and fresh and all(set(record.lost) < set(lost) for record in others):
+        log_uuid = others[0].point.log_uuid
+        if (mending := _mending(lost, fresh, log_uuid, tried, accepts_loss=accepts_loss)) is not None:
+            return mending
     if not mine and fresh:
         record = _new_record(lost, fresh, new_uuid)
         if all(_outranks(record, held) for held in others):
@@ -661,10 +751,26 @@ def preview(lost: AbstractSet[NodeId], answers: Answers) -> dict[str, Any]:
                 "commit_index": end.commit_index,
                 "is_recovering": end.is_recovering,
                 "has_given_up": found[node].has_given_up,
+                "holes": [
+                    {"start": hole.start, "end": hole.end, "filled_by": _fillers(node, hole, found)}
+                    for hole in found[node].holes
+                ],
             }
             for node, end in sorted(ends.items())
         ],
     }
+
+
+def _fillers(node: NodeId, hole: Hole, found: Answers) -> list[NodeId]:
+    """Return the other survivors whose logs have entries where one has a hole; a repair finds out whether they fit."""
+    return [
+        other
+        for other, answer in sorted(found.items())
+        if other != node
+        and answer.end is not None
+        and answer.end.last_index >= hole.end - 1
+        and not any(theirs.start < hole.end and hole.start < theirs.end for theirs in answer.holes)
+    ]
 
 
 # --- a store of the old log -----------------------------------------------------------------------------------------

@@ -43,9 +43,14 @@ def _nodes(_context: click.Context, _parameter: click.Parameter, value: str | No
     metavar="NODES",
     help="Nodes whose stores are lost permanently, separated by commas: continue the log on the others.",
 )
+@option(
+    "--accept-loss",
+    is_flag=True,
+    help="With --lost: end the log before damaged entries that no node has. The bytes behind them are kept in a file.",
+)
 @option("--dry-run", is_flag=True, help="Show the ends of all logs and what the command would do.")
 @format_option
-def recover(connection: Connection, lost: frozenset[NodeId], dry_run: bool, output: Format) -> int:
+def recover(connection: Connection, lost: frozenset[NodeId], accept_loss: bool, dry_run: bool, output: Format) -> int:
     """Give a group a leader again that has lost a majority of its voters, or of their votes.
 
     Without --lost: a node that lost the end of its log is recovering; it votes again once a leader has sent it
@@ -55,17 +60,28 @@ def recover(connection: Connection, lost: frozenset[NodeId], dry_run: bool, outp
 
     With --lost: the named nodes will never return, and too few voters are left for a majority. All other nodes must
     run. Each gives the log up; then the one with the best end continues it as the only voter of a new log, and the
-    others become voters again when they have caught up. Entries that only lost nodes had are lost. The command can be
-    interrupted and run again.
+    others become voters again when they have caught up. Entries that only lost nodes had are lost. Damaged entries are
+    taken from another node that is left; --dry-run shows those that none has. The command can be interrupted and run
+    again.
 
     Exit 0 if the group has what it needs now, 1 if --dry-run found work to do.
     """
     if connection.is_java:
         raise UnsupportedError("nodes of Java DLedger have no recovering voters", "", "use a group of this project")
+    if accept_loss and not lost:
+        raise ConfigError("--accept-loss is given without --lost", "", "name the lost nodes with --lost")
     peers, credentials = parse_peers(connection.peers or ""), connection.access.credentials()
     if lost:
         done = asyncio.run(
-            recover_lost(peers, connection.group, lost, connection.timeout_s, dry_run=dry_run, credentials=credentials)
+            recover_lost(
+                peers,
+                connection.group,
+                lost,
+                connection.timeout_s,
+                dry_run=dry_run,
+                accepts_loss=accept_loss,
+                credentials=credentials,
+            )
         )
         is_done = isinstance(done.action, Continued)
         log = done.action.log_uuid if isinstance(done.action, Continued) else None

@@ -14,18 +14,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dledger_core.client.routing.channel import ChannelPool
-from dledger_core.config import Peer, parse_peer
+from dledger_core.config import Peer, format_peers, parse_peer
 from dledger_core.continuation import (
     Action,
     CompleteRecord,
     ContinuationRecord,
     Continued,
+    CutLog,
+    FillHoles,
     GiveUpLog,
+    Holes,
     Refused,
     SurvivorAnswer,
     TakeRecord,
     Unanswered,
     decide,
+    holes_of,
     preview,
 )
 from dledger_core.errors import ConfigError, DLedgerError, ProtocolError, RecoveryRefusedError, UnreachableError
@@ -69,12 +73,24 @@ class _Nodes:
                         self._pool.peers.setdefault(member.node_id, peer)
         return answers
 
+    def addresses(self, nodes: Sequence[NodeId]) -> str:
+        """Return a peers string of nodes."""
+        return format_peers(tuple(self._pool.peers[node] for node in nodes))
+
     async def send(
-        self, node: NodeId, operation: str, log: str | None = None, record: ContinuationRecord | None = None
+        self,
+        node: NodeId,
+        operation: str,
+        log: str | None = None,
+        record: ContinuationRecord | None = None,
+        *,
+        start: int = 0,
+        peers: str = "",
     ) -> SurvivorAnswer:
         """Send an operation on a node's store; return the store after it."""
         channel = await self._pool.channel(node, self._timeout_s)
-        header = messages.CONTINUE.encode(messages.ContinueRequest(operation=operation, log=log), g=self._group)
+        request = messages.ContinueRequest(operation=operation, log=log, start=start, peers=peers)
+        header = messages.CONTINUE.encode(request, g=self._group)
         payload = () if record is None else (continuation_payload(record),)
         answer = parse_survivor((await channel.request(header, *payload, timeout_s=self._timeout_s)).payload)
         if answer is None:
@@ -112,6 +128,7 @@ async def recover_lost(
     timeout_s: float,
     *,
     dry_run: bool = False,
+    accepts_loss: bool = False,
     credentials: Credentials = PLAINTEXT,
 ) -> LostMajority:
     """Continue a log whose majority is lost in a new one, or continue an interrupted recovery.
@@ -122,6 +139,7 @@ async def recover_lost(
         lost: the nodes that are lost permanently.
         timeout_s: timeout of a connection and of a request.
         dry_run: only ask, and return the next action.
+        accepts_loss: end the log before a hole that nobody fills.
         credentials: TLS files and token.
 
     Raises:
@@ -131,10 +149,11 @@ async def recover_lost(
     nodes = _Nodes(peers, group, timeout_s, credentials)
     first: dict[str, Any] = {}
     refused: DLedgerError | None = None
+    tried: Holes | None = None
     try:
         for number in range(_ROUNDS_MAX):
             answers = await nodes.ask()
-            action = decide(lost, answers, lambda: uuid.uuid4().hex)
+            action = decide(lost, answers, lambda: uuid.uuid4().hex, accepts_loss=accepts_loss, tried=tried)
             silent = tuple(sorted(nodes.failures.keys() - lost))
             if silent and not answers.keys() - lost:
                 action = Unanswered(silent)  # no answer says what the silent nodes have
@@ -150,6 +169,8 @@ async def recover_lost(
                 )
             if dry_run or isinstance(action, Continued):
                 return LostMajority(action, first, is_new=number > 0)
+            if isinstance(action, FillHoles):
+                tried = holes_of(lost, answers)
             try:
                 await _act(nodes, action)
             except RecoveryRefusedError as error:  # another recovery was faster
@@ -159,12 +180,16 @@ async def recover_lost(
         await nodes.close()
 
 
-async def _act(nodes: _Nodes, action: GiveUpLog | TakeRecord | CompleteRecord) -> None:
+async def _act(nodes: _Nodes, action: GiveUpLog | FillHoles | CutLog | TakeRecord | CompleteRecord) -> None:
     """Send an action to its nodes in order: of two records, the first survivor takes one."""
     for node in action.nodes:
         match action:
             case GiveUpLog(log_uuid):
                 await nodes.send(node, "give-up", log_uuid)
+            case FillHoles(log_uuid, _, survivors):
+                await nodes.send(node, "fill", log_uuid, peers=nodes.addresses(survivors))
+            case CutLog(_, start):
+                await nodes.send(node, "cut", start=start)
             case TakeRecord(record):
                 await nodes.send(node, "take", record=record)
             case CompleteRecord(record):

@@ -398,8 +398,13 @@ class AtResponse:
 class ContinueRequest:
     """Ask about, or change, a store of a group whose majority is lost: one step of ``dledger recover --lost``."""
 
-    operation: str = wire("op", "str", "the step", choices=("ask", "give-up", "take", "complete"))
+    operation: str = wire(
+        "op", "str", "the step", choices=("ask", "give-up", "fill", "read", "cut", "take", "complete")
+    )
     log: str | None = wire("log", "str", "log to give up, or new log that is complete", default=None, optional=True)
+    start: int = wire("start", "int", "read: first entry; cut: first entry of the hole", low=0, default=0)
+    end: int = wire("end", "int", "read: end (exclusive)", low=0, default=0)
+    peers: str = wire("peers", "str", "fill: the other survivors, as a peers string", default="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

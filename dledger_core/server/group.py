@@ -29,6 +29,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final
 
+from dledger_core.config import Peer
 from dledger_core.continuation import (
     ContinuationRecord,
     ContinuedLog,
@@ -59,10 +60,11 @@ from dledger_core.founding import GROUP_VERSION, FoundingRecord, LogConstants, S
 from dledger_core.ids import NO_TERM, Index, NodeId, Term, node_of
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.raft import ConfigurationInForce, Message
+from dledger_core.record import Records
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.founding.store import GroupStore, configuration_of, known_members
-from dledger_core.server.maintenance.repair import EventLoopRepairs, StoreRepairs, open_checked
+from dledger_core.server.maintenance.repair import EventLoopRepairs, StoreRepairs, fill_holes, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs
 from dledger_core.server.monitoring.measures import GroupMeasures
 from dledger_core.server.replica.attachments import ShownStore
@@ -84,6 +86,10 @@ _LOG = logging.getLogger(__name__)
 
 
 _RECOVER_AGAIN: Final = "run dledger recover --lost again"
+_GIVEN_UP: Final = "its store has given its log up"
+_GIVEN_UP_REMEDY: Final = (
+    "run dledger recover --lost again; if the other nodes are alive, move the store away and run dledger member replace"
+)
 _REMEDIES: Final = {
     Response.STOP: "move the store away, then run dledger member add or dledger member replace",
     Response.STAY: "decide which log stays: stop the nodes of the other one, move their stores away, restart the rest",
@@ -299,8 +305,23 @@ class Group:
 
     # --- recovery of a lost majority -------------------------------------------------------------------------
 
-    async def recover(self, operation: str, log_uuid: str | None, record: ContinuationRecord | None) -> SurvivorAnswer:
+    async def recover(
+        self,
+        operation: str,
+        log_uuid: str | None,
+        record: ContinuationRecord | None,
+        *,
+        start: int = 0,
+        survivors: Sequence[Peer] = (),
+    ) -> SurvivorAnswer:
         """Execute an operation of ``dledger recover --lost`` on the store, durably; return the store after it.
+
+        Args:
+            operation: see ``ContinueRequest``.
+            log_uuid: the log that it is about.
+            record: of take.
+            start: of cut: the first entry of the hole.
+            survivors: of fill: nodes that may have the records.
 
         Raises:
             RecoveryRefusedError: the store is not in a state that allows it.
@@ -312,6 +333,8 @@ class Group:
         async with self._store_lock:
             if operation == "give-up":
                 await self._give_up(store, log_uuid)
+            elif operation in ("fill", "cut"):
+                await self._mend(store, operation, start, survivors)
             elif operation == "take":
                 if record is None:
                     raise BadRequestError("the payload is not a continuation record", "", "send the record")
@@ -327,6 +350,10 @@ class Group:
     async def _give_up(self, store: GroupStore, log_uuid: str | None) -> None:
         if self._state is GroupState.WAITING and store.identity.continuation is not None:
             return
+        if self._state in (GroupState.REPAIRING, GroupState.QUARANTINED) and await self._give_up_closed(
+            store, log_uuid
+        ):
+            return
         replica = self.services().replica
         if log_uuid != replica.log_uuid:
             raise RecoveryRefusedError(f"the store has log {replica.log_uuid}, not {log_uuid}", "", _RECOVER_AGAIN)
@@ -335,14 +362,82 @@ class Group:
                 f"{self._host.config.self_id} follows {replica.leader_node}: a majority is alive", "", _RECOVER_AGAIN
             )
         _LOG.warning("giving the log up by request: group=%s member=%s log=%s", self.name, store.member, log_uuid)
-        await self._leave_log(
-            store,
-            "its store has given its log up",
-            "run dledger recover --lost again; if the other nodes are alive, move the store away and run dledger "
-            "member replace",
-        )
+        await self._leave_log(store, _GIVEN_UP, _GIVEN_UP_REMEDY, survey=True)
 
-    async def _leave_log(self, store: GroupStore, reason: str, remedy: str) -> None:
+    async def _give_up_closed(self, store: GroupStore, log_uuid: str | None) -> bool:
+        """Give up the log of a store that waits for its repair or is quarantined; return whether it is closed.
+
+        Raises:
+            RecoveryRefusedError: the store has another log, or its files are still open.
+        """
+        me = self._host.config.self_id
+        if self._hosted is not None:
+            raise RecoveryRefusedError(f"{me}: {self._reason}", "", f"restart {me}, then {_RECOVER_AGAIN}")
+        if log_uuid != store.identity.log_uuid:
+            raise RecoveryRefusedError(
+                f"the store has log {store.identity.log_uuid}, not {log_uuid}", "", _RECOVER_AGAIN
+            )
+        await self.end_repair()
+        if self.hosted is not None:  # the repair was faster
+            return False
+        _LOG.warning(
+            "giving up the log of a damaged store: group=%s member=%s log=%s", self.name, store.member, log_uuid
+        )
+        try:
+            end, _ = await asyncio.to_thread(store.survey)
+            store.take_lock()
+            await asyncio.to_thread(store.give_up, end)
+        except Exception as error:
+            self._stopped(error)
+            raise
+        self._state, self._reason, self._remedy, self._task = GroupState.WAITING, _GIVEN_UP, _GIVEN_UP_REMEDY, None
+        return True
+
+    async def _mend(self, store: GroupStore, operation: str, start: int, survivors: Sequence[Peer]) -> None:
+        """Fill the holes of a store that has given its log up from other survivors, or end its log before one."""
+        state, me = store.identity.continuation, self._host.config.self_id
+        if self._state is not GroupState.WAITING or state is None:
+            raise RecoveryRefusedError(f"the store of {me} has not given its log up", "", _RECOVER_AGAIN)
+        store.release_lock()
+        try:
+            if operation == "cut":
+                kept = await asyncio.to_thread(store.cut, start)
+                if kept is not None:
+                    _LOG.warning(
+                        "log ended before a hole: group=%s node=%s start=%d kept=%s", self.name, me, start, kept
+                    )
+                return
+            limits, credentials = self._host.config.limits, self._host.credentials
+            with await asyncio.to_thread(partial(store.repairing, write=True)) as repairing:
+                report = await fill_holes(repairing, survivors, self.name, limits, credentials)
+            for hole in report.repaired:
+                _LOG.warning("hole filled: group=%s node=%s start=%d end=%d", self.name, me, hole.start, hole.end)
+            for hole in report.remaining:
+                reasons = "; ".join(f"{node}: {why}" for node, why in report.failures.items())
+                _LOG.error(
+                    "hole not filled: group=%s node=%s start=%d end=%d error=%s",
+                    self.name,
+                    me,
+                    hole.start,
+                    hole.end,
+                    one_line(reasons),
+                )
+            await asyncio.to_thread(store.mended)
+        finally:
+            store.take_lock()
+
+    async def read_given_up(self, log_uuid: str | None, start: int, end: int) -> tuple[Records, int]:
+        """Return records for another survivor and the commit index; see ``GroupStore.read_given_up``.
+
+        Without the store's lock: two survivors may fill each other's holes at once, and each record is checked.
+        """
+        store = self._store
+        if store is None or self._state is not GroupState.WAITING:
+            raise RecoveryRefusedError("the store has not given that log up", "", _RECOVER_AGAIN)
+        max_bytes = self._host.config.limits.repair_fetch_bytes
+        return await asyncio.to_thread(store.read_given_up, log_uuid, start, end, max_bytes)
+
+    async def _leave_log(self, store: GroupStore, reason: str, remedy: str, *, survey: bool = False) -> None:
         """Stop the replica, and give the log up durably with its final end."""
         hosted, self._hosted, self._state = self._hosted, None, GroupState.WAITING
         assert hosted is not None
@@ -350,6 +445,8 @@ class Group:
         try:
             await hosted.membership.close()
             end = await replica.give_up()
+            if survey:  # behind damage the files may have more than the replica served
+                end, _ = await asyncio.to_thread(store.survey, end)
             await asyncio.to_thread(store.give_up, end)
             store.take_lock()
         except Exception as error:
@@ -360,17 +457,30 @@ class Group:
         found = await asyncio.to_thread(store.survivor)
         hosted = self.hosted
         if hosted is None:
-            return found if found.end is not None else replace(found, reason=self._reason)
+            if found.end is None and found.log_uuid is not None:
+                return await self._closed_survivor(store, found)
+            return replace(found, reason="" if found.end is not None else self._reason)
         replica, status = hosted.replica, hosted.replica.raft.status()
         configuration = replica.raft.configuration
+        end = replica.log_end()
+        leader = replica.leader_node if status.has_active_leader or replica.is_leader else None
         return replace(
             found,
             version=configuration.version,
             members=known_members(configuration, self._host.config),
             chain=replica.chain,
-            end=replica.log_end(),
-            leader=replica.leader_node if status.has_active_leader or replica.is_leader else None,
+            end=end,
+            leader=leader,
+            holes=() if leader is not None else (await asyncio.to_thread(store.survey, end))[1],
         )
+
+    async def _closed_survivor(self, store: GroupStore, found: SurvivorAnswer) -> SurvivorAnswer:
+        """Return a store that waits for its repair or is quarantined, by its files."""
+        try:
+            end, holes = await asyncio.to_thread(store.survey)
+        except DLedgerError as error:
+            return replace(found, reason=f"{self._reason}; {error}")
+        return replace(found, end=end, holes=holes)
 
     async def _host_member(self, store: GroupStore) -> None:
         store.release_lock()
@@ -378,6 +488,9 @@ class Group:
         _LOG.info("group founded: group=%s member=%s log=%s", self.name, store.member, store.identity.log_uuid)
         try:
             log = await asyncio.to_thread(open_checked, self._host.config, self.name)
+        except CorruptRecordError as error:
+            if not self._repair_first(error):
+                self._stopped(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this group only
             self._stopped(error)
         else:
@@ -398,22 +511,29 @@ class Group:
         try:
             log = open_checked(config, self.name)
         except CorruptRecordError as error:
-            repairs = StoreRepairs(
-                config,
-                self._host.members,
-                EventLoopRepairs(limits=config.limits, credentials=self._host.credentials),
-            )
-            if not repairs.can_help(self.name, error):
+            if not self._repair_first(error):
                 raise
-            self._state, self._reason = GroupState.REPAIRING, "its store is being repaired"
-            _LOG.error("group offline until its store is repaired: group=%s error=%s", self.name, error)
-            if (known := newest_configuration(OsFiles(), Layout(config.store_path(self.name)))) is not None:
-                self._host.on_configuration(self.name, known)  # peers may have moved since the list was written
-            self._task = asyncio.create_task(self._repair(repairs, error), name=f"repair-{self.name}")
         except (QuarantinedError, InvariantViolationError) as error:
             self.quarantine(error)
         else:
             self._start_or_quarantine(log)
+
+    def _repair_first(self, error: CorruptRecordError) -> bool:
+        """Repair a damaged store in the background before its group is hosted; return whether peers can help."""
+        config = self._host.config
+        repairs = StoreRepairs(
+            config,
+            self._host.members,
+            EventLoopRepairs(limits=config.limits, credentials=self._host.credentials),
+        )
+        if not repairs.can_help(self.name, error):
+            return False
+        self._state, self._reason = GroupState.REPAIRING, "its store is being repaired"
+        _LOG.error("group offline until its store is repaired: group=%s error=%s", self.name, error)
+        if (known := newest_configuration(OsFiles(), Layout(config.store_path(self.name)))) is not None:
+            self._host.on_configuration(self.name, known)  # peers may have moved since the list was written
+        self._task = asyncio.create_task(self._repair(repairs, error), name=f"repair-{self.name}")
+        return True
 
     def _start_or_quarantine(self, log: CommitLog) -> None:
         try:

@@ -52,7 +52,7 @@ def fill(store: Sample, other: Sample, *, commit_index: int = -1) -> None:
         for hole in repairing.survey().holes:
             records, behind = read(other, hole.start, hole.end), read(other, hole.end, hole.end + 1)
             assert records is not None
-            agreed = repairing.agreed_end(hole, records, behind, commit_index)
+            agreed = repairing.agreed_end(hole.start, records, behind, commit_index)
             assert repairing.write_back(hole, records, agreed) is None
 
 

@@ -6,13 +6,21 @@ import uuid
 from dataclasses import replace
 
 from dledger_core import founding
-from dledger_core.continuation import ContinuationRecord, KnownMember, LogEnd, SurvivorAnswer, taken
-from dledger_core.errors import BadRequestError, CorruptRecordError, FoundingRefusedError, StoreMismatchError
+from dledger_core.client.position import check_of
+from dledger_core.continuation import ContinuationRecord, Hole, KnownMember, LogEnd, SurvivorAnswer, mended, taken
+from dledger_core.errors import (
+    BadRequestError,
+    CorruptRecordError,
+    FoundingRefusedError,
+    RecoveryRefusedError,
+    StoreMismatchError,
+)
 from dledger_core.founding import Admission, FoundingRecord, LogConstants, NamedStore, Peers, StoreAnswer, StoreIdentity
 from dledger_core.ids import MemberId, member_id, node_of, store_of
 from dledger_core.raft import UNKNOWN, Configuration
-from dledger_core.record import is_segment_name
+from dledger_core.record import HEADER_BYTES, Records, is_segment_name
 from dledger_core.server.config import ServerConfig
+from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.file_system import File, Files, OsFiles
 from dledger_core.storage.files.identity import (
     constants_of,
@@ -27,7 +35,7 @@ from dledger_core.storage.files.identity import (
 )
 from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta, lock_store, open_identity
 from dledger_core.storage.files.members_file import KnownConfigurations, members_file
-from dledger_core.storage.files.meta_files import hard_state_file
+from dledger_core.storage.files.meta_files import hard_state_file, load_hard_state
 
 
 def peers_of(config: ServerConfig) -> Peers:
@@ -89,6 +97,7 @@ class GroupStore:
         self._files = files or OsFiles()
         self._layout = Layout(config.store_path(group))
         self._lock: File | None = None
+        self._surveyed: tuple[LogEnd | None, tuple[LogEnd, tuple[Hole, ...]]] | None = None
         self._meta = self._load_meta()
         identity_file(self._layout.identity).make_equal(self._files)
         self.identity = load_identity(self._files, self._layout)
@@ -209,7 +218,96 @@ class GroupStore:
             chain=meta.continues,
             end=end,
             state=state,
+            holes=() if end is None else self.survey(end)[1],
         )
+
+    def repairing(self, *, write: bool) -> StoreRepair:
+        """Return access to the files of the store, which is closed; the caller closes it."""
+        return StoreRepair.open(
+            self._layout.root,
+            group=self._group,
+            node_id=self._config.self_id,
+            files=self._files,
+            config=self._config.storage,
+            write=write,
+        )
+
+    def survey(self, known: LogEnd | None = None) -> tuple[LogEnd, tuple[Hole, ...]]:
+        """Return the end of the log by its files, which are read completely, and its holes.
+
+        An end of the log that is missing is a hole too.
+
+        Args:
+            known: the end, as far as it is known; the result is kept for it.
+
+        Raises:
+            CorruptRecordError: the node's term is unknown.
+        """
+        if self._surveyed is not None and self._surveyed[0] == known:
+            return self._surveyed[1]
+        with self.repairing(write=False) as store:
+            found, commit_index = store.survey(), store.commit_index
+            is_doubtful = store.recovering_above is not None or store.quarantine_reason is not None
+        holes = tuple(Hole(hole.start, hole.end) for hole in found.holes if hole.start < hole.end)
+        if known is not None and found.last_index < known.last_index:
+            end, holes = known, (*holes, Hole(found.last_index + 1, known.last_index + 1))
+        else:
+            end = LogEnd(
+                term=load_hard_state(self._files, self._layout, last_term=0).term if known is None else known.term,
+                last_term=found.last_term,
+                last_index=found.last_index,
+                commit_index=commit_index if known is None else max(known.commit_index, commit_index),
+                check=None if found.last is None else _check_of(found.last),
+                is_recovering=is_doubtful or bool(holes and holes[-1].end > found.last_index),
+            )
+        self._surveyed = known, (end, holes)
+        return end, holes
+
+    def mended(self) -> None:
+        """Take over, durably, what holes that were filled, or cut off, have changed of the end.
+
+        Raises:
+            RecoveryRefusedError: as ``continuation.mended``.
+        """
+        self._surveyed = None
+        state = self.identity.continuation
+        end, _ = self.survey(None if state is None else state.given_up.end)
+        self._become(replace(self.identity, continuation=mended(state, end)))
+        self._surveyed = None
+
+    def cut(self, start: int) -> str | None:
+        """End the given up log before its first hole, durably; return the file that has the bytes behind, or None.
+
+        Raises:
+            RecoveryRefusedError: as ``continuation.mended``; nothing was changed.
+        """
+        state = self.identity.continuation
+        mended(state, LogEnd(term=0, last_term=0, last_index=0, commit_index=0))
+        assert state is not None
+        with self.repairing(write=True) as store:
+            kept = store.end_before_hole(start)
+        if kept is None:
+            return None
+        self._surveyed = None
+        end, _ = self.survey()
+        before = state.given_up.end
+        end = replace(end, term=before.term, commit_index=min(before.commit_index, end.last_index), is_recovering=True)
+        self._become(replace(self.identity, continuation=mended(state, end)))
+        self._surveyed = None
+        return str(kept)
+
+    def read_given_up(self, log_uuid: str | None, start: int, end: int, max_bytes: int) -> tuple[Records, int]:
+        """Return good records of the given up log, for another survivor, and its commit index.
+
+        Raises:
+            RecoveryRefusedError: the store has not given this log up.
+            CorruptRecordError: the first record is damaged or missing.
+        """
+        state = self.identity.continuation
+        if state is None or self.identity.is_member or state.given_up.log_uuid != log_uuid:
+            raise RecoveryRefusedError("the store has not given that log up", "", "run dledger recover again")
+        with self.repairing(write=False) as store:
+            return store.read(start, end, max_bytes), state.given_up.end.commit_index
 
     def give_up(self, end: LogEnd) -> None:
         """Give the log up, durably, with its end, which never changes from now on. Idempotent."""
@@ -222,6 +320,7 @@ class GroupStore:
 
     def complete_continuation(self, log_uuid: str) -> None:
         """Make the store one of the new log, durably; raise RecoveryRefusedError as ``continuation.completed``."""
+        self._surveyed = None
         self._become(continued(self.identity, log_uuid, self._config.self_id))
         continue_store(self._files, self._layout, self.identity)
         self._meta = self._load_meta()
@@ -250,6 +349,11 @@ class GroupStore:
         )
         self._become(identity)
         self._meta = self._load_meta()
+
+
+def _check_of(records: Records) -> int:
+    header, body = records.first, memoryview(records.data)[HEADER_BYTES : int(records.sizes[0])]
+    return check_of(header.index, header.term, header.position, body)
 
 
 def _new_uuid() -> str:

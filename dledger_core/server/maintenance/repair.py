@@ -95,15 +95,21 @@ class PeerConnection:
 
     async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
         """See ``PeerRecordSource``."""
-        assert self._connection is not None
-        self._number += 1
-        self._response = asyncio.get_running_loop().create_future()
+        return await self._read(group, start, end)
+
+    def _request(self, group: str, start: int, end: int) -> dict[str, Any]:
         request = messages.ReadRequest(
             start=start, end=end, max_bytes=self._limits.repair_fetch_bytes, isolation="records"
         )
+        return messages.READ.encode(request, r=self._number, g=group, **self._log)
+
+    async def _read(self, group: str, start: int, end: int) -> tuple[Records, int]:
+        assert self._connection is not None
+        self._number += 1
+        self._response = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._limits.peer_response_s):
-                self._connection.send(messages.READ.encode(request, r=self._number, g=group, **self._log))
+                self._connection.send(self._request(group, start, end))
                 frame = await self._response
         except TimeoutError:
             raise UnreachableError("no response in time", self.peer.address) from None
@@ -132,6 +138,51 @@ class PeerConnection:
         if self._connection is not None:
             self._connection.close()
             await self._connection.closed
+
+
+Agreed = Callable[[int, Records, Records | None, int], int]
+"""See ``StoreRepair.agreed_end``."""
+
+
+class SurvivorConnection(PeerConnection):
+    """A connection to another store that has given its log up too; see ``PeerRecordSource``.
+
+    Instead of the commit index, a read returns the last entry that is known to be the same one here.
+
+    Args:
+        peer: the node.
+        agreed: compares its records with the store here.
+        limits: the node's limits.
+        credentials: the node's own.
+    """
+
+    def __init__(
+        self, peer: Peer, agreed: Agreed, limits: Limits = LIMITS, credentials: Credentials = PLAINTEXT
+    ) -> None:
+        super().__init__(peer, limits, credentials)
+        self._agreed = agreed
+        self._behind: tuple[Records | None] | None = None
+
+    async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
+        """See ``PeerRecordSource``."""
+        if self._behind is None:  # the first read names the end of the hole
+            self._behind = (await self._record_behind(group, end),)
+        records, commit_index = await self._read(group, start, end)
+        if not records.count:
+            return records, commit_index
+        return records, await asyncio.to_thread(self._agreed, start, records, self._behind[0], commit_index)
+
+    async def _record_behind(self, group: str, at: int) -> Records | None:
+        try:
+            found = (await self._read(group, at, at + 1))[0]
+        except CorruptRecordError:
+            return None
+        return found if found.count and found.first_bad_body() is None else None
+
+    def _request(self, group: str, start: int, end: int) -> dict[str, Any]:
+        log = self._log.get("lu")
+        request = messages.ContinueRequest(operation="read", log=log, start=start, end=end)
+        return messages.CONTINUE.encode(request, r=self._number, g=group)
 
 
 class PeerRecords:
@@ -383,6 +434,39 @@ async def repair_store(
     if not left:
         await environment.run_blocking(store.settle)
     return RepairReport(tuple(found), tuple(left), dict(records.failures), tuple(left_out))
+
+
+async def fill_holes(
+    store: StoreRepair, survivors: Sequence[Peer], group: str, limits: Limits, credentials: Credentials
+) -> RepairReport:
+    """Fill the holes of a store that has given its log up with the records of other survivors.
+
+    Args:
+        store: opened for repair; closed by the caller.
+        survivors: the nodes whose stores have given up the same log.
+        group: the group's name.
+        limits: the node's limits.
+        credentials: the node's own.
+
+    Raises:
+        DiskFailedError: a write failed.
+    """
+    await asyncio.to_thread(store.prepare)
+    found = (await asyncio.to_thread(store.survey)).holes
+    others = tuple(peer for peer in survivors if peer.node_id != store.meta.node_id)
+    records = PeerRecords(
+        others,
+        group,
+        store.meta.log_uuid,
+        lambda peer: SurvivorConnection(peer, store.agreed_end, limits, credentials),
+    )
+
+    async def write(hole: Damage, fetched: Records | None, agreed: int) -> Damage | None:
+        return await asyncio.to_thread(store.write_back, hole, fetched, agreed)
+
+    rests = [await records.repair(hole, write) for hole in reversed(found)]  # a filled one confirms the one before it
+    left = tuple(rest for rest in rests if rest is not None)
+    return RepairReport(found, left, dict(records.failures))
 
 
 def open_checked(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from dledger_core.checksum import Buffer
-from dledger_core.config import format_peers, is_node_id, parse_peer
+from dledger_core.config import format_peers, is_node_id, parse_peer, parse_peers
 from dledger_core.continuation import chain_rows
 from dledger_core.control import TransactionId
 from dledger_core.errors import (
@@ -524,10 +524,26 @@ class ClientService:
         request.respond(messages.ADMIT_OK, response)
 
     async def _continue(self, request: Request, group: Group, message: messages.ContinueRequest) -> None:
+        if message.operation == "read":
+            await self._read_given_up(request, group, message)
+            return
         record = codec.parse_continuation_record(request.frame.payload) if message.operation == "take" else None
-        answer = await group.recover(message.operation, message.log, record)
+        survivors = parse_peers(message.peers) if message.peers else ()
+        answer = await group.recover(message.operation, message.log, record, start=message.start, survivors=survivors)
         payload = codec.continuation_payload(answer)
         request.respond(messages.CONTINUE_OK, messages.ContinueResponse(), payload)
+
+    async def _read_given_up(self, request: Request, group: Group, message: messages.ContinueRequest) -> None:
+        records, commit_index = await group.read_given_up(message.log, message.start, message.end)
+        response = messages.ReadResponse(
+            count=records.count,
+            next_index=message.start + records.count,
+            commit_index=commit_index,
+            visible_end=message.start,
+            first_index=message.start,
+            skip=[],
+        )
+        request.respond(messages.READ_OK, response, *codec.records_payload([records]))
 
     # --- recovery --------------------------------------------------------------------------------------------
 

@@ -31,7 +31,6 @@ from dledger_core.storage.files.layout import Layout, LogMeta
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.record_reader import RecordReader
 
-
 _CHUNK_BYTES: Final = 4 << 20
 
 
@@ -132,28 +131,29 @@ def _row_end(index: IndexFile, meta: LogMeta) -> tuple[int, int]:
 
 
 def agreed_end(
-    reader: RecordReader, index: IndexFile, hole: Damage, records: Records, behind: Records | None, commit_index: int
+    reader: RecordReader, index: IndexFile, start: int, records: Records, behind: Records | None, commit_index: int
 ) -> int:
     """Return the last entry up to which a survivor's records are the same entries as those that are lost here.
 
     Args:
         reader: the store.
         index: its index.
-        hole: a hole.
-        records: records of the survivor from its start on.
+        start: an entry in a hole.
+        records: records of the survivor from it on.
         behind: the survivor's record after the hole; None if it has none.
         commit_index: entries up to here are committed, as the survivor knows.
     """
-    last = hole.start + records.count - 1
+    last = start + records.count - 1
     if behind is not None:
         with contextlib.suppress(CorruptRecordError, IndexOutOfRangeError):
-            ours, theirs = reader.read(hole.end, hole.end + 1, 1).first, behind.first
+            theirs = behind.first
+            ours = reader.read(theirs.index, theirs.index + 1, 1).first
             if (ours.index, ours.term) == (theirs.index, theirs.term):
                 return last
-    rows = index.read(hole.start, hole.start + records.count)
+    rows = index.read(start, start + records.count)
     same = agreement(rows, index_records(records), magic=True)
     confirmed = records.count if bool(same.all()) else int(np.argmin(same))
-    return max(hole.start + confirmed - 1, min(commit_index, last))
+    return max(start + confirmed - 1, min(commit_index, last))
 
 
 def keep_bytes(files: Files, layout: Layout, data: Segments, log_uuid: str | None, index: int, position: int) -> Path:

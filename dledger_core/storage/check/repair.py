@@ -466,9 +466,9 @@ class StoreRepair:
         """Return good records [start, ...) up to ``end`` or ``max_bytes``; raise CorruptRecordError where damaged."""
         return self._reader.read(start, end, max_bytes)
 
-    def agreed_end(self, hole: Damage, records: Records, behind: Records | None, commit_index: int) -> int:
+    def agreed_end(self, start: int, records: Records, behind: Records | None, commit_index: int) -> int:
         """See ``holes.agreed_end``."""
-        return agreed_end(self._reader, self._index, hole, records, behind, commit_index)
+        return agreed_end(self._reader, self._index, start, records, behind, commit_index)
 
     def end_before_hole(self, start: int) -> Path | None:
         """End the log before its first hole, and keep all bytes from there on in a file; return its path.

@@ -21,6 +21,7 @@ from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta, load_log_meta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
 from dledger_core.storage.files.meta_files import clear_recovering, hard_state_file, save_hard_state
+from dledger_core.storage.files.quarantine import end_quarantine
 from dledger_core.storage.files.twin_file import TwinFile
 
 
@@ -145,6 +146,7 @@ def continue_store(files: Files, layout: Layout, identity: StoreIdentity) -> Non
     record = state.record
     if meta.log_uuid == record.log_uuid:
         return
+    end_quarantine(files, layout)  # its log was read completely when it was given up
     # A term without a vote: no store has voted in it for a member of the new log, and the first election raises it.
     save_hard_state(files, layout, HardState(Term(record.term), None))
     indexes = [NO_INDEX]
