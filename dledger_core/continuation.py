@@ -119,7 +119,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Entries [start, end) of a store's log without a good record; the log goes on behind them."""
+    """Entries [start, end) of a store's log without a good record; the log continues behind them."""
 
     start: int
     end: int
@@ -295,7 +295,7 @@ def gave_up(state: Continuation | None, log_uuid: str, store: str, end: LogEnd) 
     return Continuation(GivenUpLog(log_uuid, store, end))
 
 
-def mended(state: Continuation | None, end: LogEnd) -> Continuation:
+def with_end(state: Continuation | None, end: LogEnd) -> Continuation:
     """Return the state of a store whose holes were filled, or whose log was ended before one.
 
     Raises:
@@ -523,7 +523,7 @@ def decide(
         lost: the nodes that were named lost.
         answers: the answers of all nodes that answered, the named ones too.
         new_uuid: returns a new identity.
-        accepts_loss: whether a hole that nobody fills may end the log.
+        accepts_loss: whether a hole without an intact copy may end the log.
         tried: the holes before the last attempt to fill them.
     """
     found = {node: answer for node, answer in answers.items() if answer.log_uuid is not None and node not in lost}
@@ -540,8 +540,8 @@ def decide(
     serving = tuple(node for node in sorted(found) if not found[node].has_given_up)
     if serving:
         return GiveUpLog(log_uuid, serving)
-    if (mending := _mending(lost, found, log_uuid, tried, accepts_loss=accepts_loss)) is not None:
-        return mending
+    if (action := _repair_action(lost, found, log_uuid, tried, accepts_loss=accepts_loss)) is not None:
+        return action
     record = _new_record(lost, found, new_uuid)
     return TakeRecord(record, tuple(survivor.node_id for survivor in record.survivors))
 
@@ -551,10 +551,10 @@ def holes_of(lost: AbstractSet[NodeId], answers: Answers) -> Holes:
     return {node: answers[node].holes for node in sorted(answers) if node not in lost and answers[node].holes}
 
 
-def _mending(
+def _repair_action(
     lost: AbstractSet[NodeId], found: Answers, log_uuid: str, tried: Holes | None, *, accepts_loss: bool
 ) -> Action | None:
-    """Return what is to be done about holes before a record names the best end.
+    """Return the repair that holes require before a record names the best end, or None.
 
     As long as an attempt fills some, there is another one: a store may need one that has just been filled. Holes of the
     others do not matter: they get the entries from the voter.
@@ -571,7 +571,7 @@ def _mending(
     command = f"dledger recover --lost {','.join(sorted(lost))} --accept-loss"
     return Refused(
         f"entries {hole.start} to {hole.end - 1} are damaged on {best}, and no node that is left has them; its log "
-        f"goes on behind them up to {end.last_index}",
+        f"continues behind them up to {end.last_index}",
         f"start a node that has them and leave it out of --lost; or run {command}: the log ends before entry "
         f"{hole.start}, and the bytes behind it are kept in a file of the store",
     )
@@ -668,8 +668,8 @@ def _continued(
     fresh = {node: answer for node, answer in answers.items() if node not in lost and answer.has_given_up}
     if not mine and fresh and all(set(record.lost) < set(lost) for record in others):
         log_uuid = others[0].point.log_uuid
-        if (mending := _mending(lost, fresh, log_uuid, tried, accepts_loss=accepts_loss)) is not None:
-            return mending
+        if (action := _repair_action(lost, fresh, log_uuid, tried, accepts_loss=accepts_loss)) is not None:
+            return action
     if not mine and fresh:
         record = _new_record(lost, fresh, new_uuid)
         if all(_outranks(record, held) for held in others):

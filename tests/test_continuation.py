@@ -292,6 +292,7 @@ def test_dry_run_says_which_entries_are_certain_kept_and_may_be_lost() -> None:
                 "commit_index": 4,
                 "is_recovering": False,
                 "has_given_up": False,
+                "holes": [],
             },
             {
                 "node": "n2",
@@ -300,6 +301,7 @@ def test_dry_run_says_which_entries_are_certain_kept_and_may_be_lost() -> None:
                 "commit_index": 6,
                 "is_recovering": True,
                 "has_given_up": False,
+                "holes": [],
             },
         ],
     }

@@ -139,7 +139,7 @@ async def recover_lost(
         lost: the nodes that are lost permanently.
         timeout_s: timeout of a connection and of a request.
         dry_run: only ask, and return the next action.
-        accepts_loss: end the log before a hole that nobody fills.
+        accepts_loss: end the log before a hole that no survivor fills.
         credentials: TLS files and token.
 
     Raises:

@@ -334,7 +334,7 @@ class Group:
             if operation == "give-up":
                 await self._give_up(store, log_uuid)
             elif operation in ("fill", "cut"):
-                await self._mend(store, operation, start, survivors)
+                await self._repair_given_up(store, operation, start, survivors)
             elif operation == "take":
                 if record is None:
                     raise BadRequestError("the payload is not a continuation record", "", "send the record")
@@ -393,7 +393,7 @@ class Group:
         self._state, self._reason, self._remedy, self._task = GroupState.WAITING, _GIVEN_UP, _GIVEN_UP_REMEDY, None
         return True
 
-    async def _mend(self, store: GroupStore, operation: str, start: int, survivors: Sequence[Peer]) -> None:
+    async def _repair_given_up(self, store: GroupStore, operation: str, start: int, survivors: Sequence[Peer]) -> None:
         """Fill the holes of a store that has given its log up from other survivors, or end its log before one."""
         state, me = store.identity.continuation, self._host.config.self_id
         if self._state is not GroupState.WAITING or state is None:
@@ -422,7 +422,7 @@ class Group:
                     hole.end,
                     one_line(reasons),
                 )
-            await asyncio.to_thread(store.mended)
+            await asyncio.to_thread(store.update_end)
         finally:
             store.take_lock()
 

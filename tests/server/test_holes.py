@@ -131,10 +131,10 @@ def test_two_survivors_fill_each_other_and_lose_nothing(tmp_path: Path, also: Da
     run(work())
 
 
-def test_hole_that_nobody_fills_is_shown_and_ends_log_only_on_demand(tmp_path: Path) -> None:
+def test_unfilled_hole_is_shown_and_ends_log_only_on_demand(tmp_path: Path) -> None:
     async def work() -> None:
-        damaged = {node: (b"entry 12",) for node in SURVIVORS}
-        async with survivors(tmp_path, damaged) as (group, client, acknowledged):
+        damaged = dict.fromkeys(SURVIVORS, (b"entry 12",))
+        async with survivors(tmp_path, damaged) as (group, _, acknowledged):
             await leaderless(group, *hosted(group))
             assert holes(await recover(group, dry_run=True)) == {"n2": [[]], "n3": [[]]}
             before = {node: content(group, node) for node in SURVIVORS}
@@ -164,7 +164,7 @@ def test_recovery_with_holes_interrupted_after_any_message_continues(
 ) -> None:
     async def work() -> None:
         damaged = {"n2": (b"entry 5",), "n3": (b"entry 5",) if accepts_loss else (b"entry 9",)}
-        async with survivors(tmp_path, damaged) as (group, client, acknowledged):
+        async with survivors(tmp_path, damaged) as (group, _, acknowledged):
             await leaderless(group, *hosted(group))
             for left in range(8):
                 stop_after(monkeypatch, left)

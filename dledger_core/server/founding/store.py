@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dledger_core import founding
 from dledger_core.client.position import check_of
-from dledger_core.continuation import ContinuationRecord, Hole, KnownMember, LogEnd, SurvivorAnswer, mended, taken
+from dledger_core.continuation import ContinuationRecord, Hole, KnownMember, LogEnd, SurvivorAnswer, taken, with_end
 from dledger_core.errors import (
     BadRequestError,
     CorruptRecordError,
@@ -247,7 +247,7 @@ class GroupStore:
             return self._surveyed[1]
         with self.repairing(write=False) as store:
             found, commit_index = store.survey(), store.commit_index
-            is_doubtful = store.recovering_above is not None or store.quarantine_reason is not None
+            may_lack_entries = store.recovering_above is not None or store.quarantine_reason is not None
         holes = tuple(Hole(hole.start, hole.end) for hole in found.holes if hole.start < hole.end)
         if known is not None and found.last_index < known.last_index:
             end, holes = known, (*holes, Hole(found.last_index + 1, known.last_index + 1))
@@ -258,31 +258,31 @@ class GroupStore:
                 last_index=found.last_index,
                 commit_index=commit_index if known is None else max(known.commit_index, commit_index),
                 check=None if found.last is None else _check_of(found.last),
-                is_recovering=is_doubtful or bool(holes and holes[-1].end > found.last_index),
+                is_recovering=may_lack_entries or bool(holes and holes[-1].end > found.last_index),
             )
         self._surveyed = known, (end, holes)
         return end, holes
 
-    def mended(self) -> None:
+    def update_end(self) -> None:
         """Take over, durably, what holes that were filled, or cut off, have changed of the end.
 
         Raises:
-            RecoveryRefusedError: as ``continuation.mended``.
+            RecoveryRefusedError: as ``continuation.with_end``.
         """
         self._surveyed = None
         state = self.identity.continuation
         end, _ = self.survey(None if state is None else state.given_up.end)
-        self._become(replace(self.identity, continuation=mended(state, end)))
+        self._become(replace(self.identity, continuation=with_end(state, end)))
         self._surveyed = None
 
     def cut(self, start: int) -> str | None:
         """End the given up log before its first hole, durably; return the file that has the bytes behind, or None.
 
         Raises:
-            RecoveryRefusedError: as ``continuation.mended``; nothing was changed.
+            RecoveryRefusedError: as ``continuation.with_end``; nothing was changed.
         """
         state = self.identity.continuation
-        mended(state, LogEnd(term=0, last_term=0, last_index=0, commit_index=0))
+        with_end(state, LogEnd(term=0, last_term=0, last_index=0, commit_index=0))
         assert state is not None
         with self.repairing(write=True) as store:
             kept = store.end_before_hole(start)
@@ -292,7 +292,7 @@ class GroupStore:
         end, _ = self.survey()
         before = state.given_up.end
         end = replace(end, term=before.term, commit_index=min(before.commit_index, end.last_index), is_recovering=True)
-        self._become(replace(self.identity, continuation=mended(state, end)))
+        self._become(replace(self.identity, continuation=with_end(state, end)))
         self._surveyed = None
         return str(kept)
 

@@ -464,7 +464,7 @@ async def fill_holes(
     async def write(hole: Damage, fetched: Records | None, agreed: int) -> Damage | None:
         return await asyncio.to_thread(store.write_back, hole, fetched, agreed)
 
-    rests = [await records.repair(hole, write) for hole in reversed(found)]  # a filled one confirms the one before it
+    rests = [await records.repair(hole, write) for hole in reversed(found)]  # a filled hole confirms entries before it
     left = tuple(rest for rest in rests if rest is not None)
     return RepairReport(found, left, dict(records.failures))
 

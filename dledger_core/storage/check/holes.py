@@ -36,7 +36,7 @@ _CHUNK_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a closed store has.
+    """The log that a closed store contains.
 
     Attributes:
         first_index: first entry of the log.

@@ -459,7 +459,7 @@ class StoreRepair:
         self._checkpoint = checkpoint
 
     def survey(self) -> Survey:
-        """Return what the store has, read completely."""
+        """Return the log that the store contains; the store is read completely."""
         return survey(self._reader, self._index, self.meta, self._durable_end())
 
     def read(self, start: int, end: int, max_bytes: int) -> Records:
