@@ -55,10 +55,7 @@ def add(connection: Connection, address: str, learner: bool, wait: bool, output:
     Start NODE with an empty directory first. It receives the log as a learner and becomes a voter once it has caught
     up.
     """
-    wanted = (lambda found: not _lags(found, node)) if learner else (lambda found: _is_settled_voter(found, node))
-    return _change(
-        connection, output, lambda client: client.add_member(node, address, learner=learner), node, wait, wanted
-    )
+    return _change(connection, output, lambda client: client.add_member(node, address, learner=learner), node, wait)
 
 
 @member.command(epilog=examples("dledger member remove n3"))
@@ -70,7 +67,7 @@ def remove(connection: Connection, output: Format, node: str) -> int:
 
     Of a voter that is being replaced, the replacement is removed. A leader transfers leadership first.
     """
-    return _change(connection, output, lambda client: client.remove_member(node), node, False, lambda _: True)
+    return _change(connection, output, lambda client: client.remove_member(node), node)
 
 
 @member.command(epilog=examples("dledger member promote n3"))
@@ -79,7 +76,7 @@ def remove(connection: Connection, output: Format, node: str) -> int:
 @_node
 def promote(connection: Connection, output: Format, node: str) -> int:
     """Make a learner that has caught up a voter."""
-    return _change(connection, output, lambda client: client.promote_member(node), node, False, lambda _: True)
+    return _change(connection, output, lambda client: client.promote_member(node), node)
 
 
 @member.command(
@@ -91,28 +88,17 @@ def promote(connection: Connection, output: Format, node: str) -> int:
 @format_option
 @_node
 def replace(connection: Connection, address: str | None, wait: bool, output: Format, node: str) -> int:
-    """Let a waiting node take the place of a voter whose disk or machine is lost.
+    """Let a waiting node take the place of a member whose disk or machine is lost.
 
     The new store receives the log as a learner. Once it has caught up, the lost store is removed, and then the new one
-    becomes a voter. If the lost store answers before it is removed, the replacement is called off.
+    becomes a voter. If the lost store answers before it is removed, the replacement is called off. A lost learner is
+    removed first, and its successor stays a learner if it was to stay one.
     """
-    return _change(
-        connection,
-        output,
-        lambda client: client.replace_member(node, address),
-        node,
-        wait,
-        lambda found: _is_settled_voter(found, node),
-    )
+    return _change(connection, output, lambda client: client.replace_member(node, address), node, wait)
 
 
 def _change(
-    connection: Connection,
-    output: Format,
-    change: Callable[[Client], GroupMembers],
-    node: str,
-    wait: bool,
-    is_complete: Callable[[GroupMembers], bool],
+    connection: Connection, output: Format, change: Callable[[Client], GroupMembers], node: str, wait: bool = False
 ) -> int:
     with connection.client() as client:
         found = change(client)
@@ -121,7 +107,7 @@ def _change(
         learner = next((each.store_uuid for each in _of(found, node) if each.role == "learner"), None)
         if wait:
             with Progress(f"{node} catches up", unit="entries") as progress:
-                while not is_complete(found := client.members()):
+                while not _is_settled(found := client.members(), node):
                     _show_progress(progress, found, node)
                     time.sleep(_POLL_S)
         _show(connection, found, output)
@@ -135,13 +121,14 @@ def _of(found: GroupMembers, node: str) -> list[MemberStatus]:
     return [each for each in found.members if each.node_id == node]
 
 
-def _is_settled_voter(found: GroupMembers, node: str) -> bool:
-    """Whether the node is a voter and not also a learner; if it is neither, the change was called off."""
-    return not found.is_change_pending and all(each.role == "voter" for each in _of(found, node))
+def _is_settled(found: GroupMembers, node: str) -> bool:
+    """Whether the node is a voter only, or a learner that stays one and lacks nothing.
 
-
-def _lags(found: GroupMembers, node: str) -> bool:
-    return any(each.lag_entries for each in _of(found, node))
+    If it is neither, the change was called off.
+    """
+    members = _of(found, node)
+    is_voter = not found.is_change_pending and all(each.role == "voter" for each in members)
+    return is_voter or all(each.role == "learner" and not (each.is_promoted or each.lag_entries) for each in members)
 
 
 def _show_progress(progress: Progress, found: GroupMembers, node: str) -> None:

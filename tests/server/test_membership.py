@@ -263,6 +263,48 @@ def test_refusals_name_their_reason_and_change_nothing(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.parametrize("learner", [False, True], ids=["to be promoted", "learner"])
+def test_learner_that_lost_its_disk_is_replaced(tmp_path: Path, learner: bool) -> None:
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        _, service = await cluster.led()
+        cluster.waiting["n3"] = "lost", ADDRESS
+        cluster.drop = lambda message: "n3/lost" in (message.sender, message.target)
+        await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=learner, who="someone"))
+        with pytest.raises(MemberChangeRefusedError):
+            await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=learner, who="someone"))
+        with pytest.raises(MemberChangeRefusedError) as caught:
+            await cluster.done(service.replace(NodeId("n3"), None, who="someone"))
+        assert reason_of(caught) == "no-change"
+        cluster.waiting["n3"] = "new", ADDRESS
+        await cluster.done(service.replace(NodeId("n3"), None, who="someone"))
+        assert MemberId("n3/lost") not in cluster.configuration().members
+        new = MemberId("n3/new")
+        if learner:
+            assert new in cluster.configuration().learners - cluster.configuration().promote
+        else:
+            await cluster.when(lambda: cluster.configuration().is_voter(new))
+
+    run(work())
+
+
+def test_replacement_that_lost_its_disk_is_replaced(tmp_path: Path) -> None:
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        leader, service = await cluster.led()
+        lost = NodeId(next(node for node in ("n0", "n1", "n2") if node != leader.node_id))
+        del cluster.members[lost], cluster.services[lost]
+        await cluster.when(lambda: not leader.replica.raft.status().progress[MemberId(lost)].is_active)
+        cluster.drop = lambda message: f"{lost}/lost" in (message.sender, message.target)
+        for store in ("lost", "new"):
+            cluster.waiting[lost] = store, ADDRESS
+            await cluster.done(service.replace(lost, None, who="someone"))
+        await cluster.when(lambda: cluster.configuration().is_voter(MemberId(f"{lost}/new")))
+        assert len(cluster.configuration().members) == 3
+
+    run(work())
+
+
 def test_change_that_a_majority_does_not_answer_is_refused_and_recorded(tmp_path: Path) -> None:
     async def work() -> None:
         cluster = Cluster(tmp_path)

@@ -239,25 +239,35 @@ class Membership:
         return await self._run(f"add {node} --address {address}" + " --learner" * learner, who, change, warning)
 
     async def replace(self, node: NodeId, address: str | None, *, who: str) -> MembersReport:
-        """Let the waiting store of a node take the place of the store that the group has of it; raise as ``add``."""
+        """Let the waiting store of a node take the place of the store that the group has of it; raise as ``add``.
+
+        A learner that is lost, as a replacement of a voter may be, is removed first, which costs no majority.
+        """
         configuration = await self._leading()
-        old = next((member for member in _members_of(configuration, node) if configuration.is_voter(member)), None)
-        if old is None:
+        found = _members_of(configuration, node)
+        if not found:
             remedy = f"{self._command('add')} {node} --address {address or 'HOST:PORT'}"
-            raise _refused("unknown-member", f"{node} has no voter in the group", remedy)
-        if self._is_active(old):
+            raise _refused("unknown-member", f"{node} is not a member of the group", remedy)
+        if any(map(self._is_active, found)):
             raise _refused(
                 "still-active",
                 f"the present store of {node} responded within an election timeout",
                 f"stop {node}, start it with an empty store, then run {self._command('replace')} {node}",
             )
+        voter = next((member for member in found if configuration.is_voter(member)), None)
+        learner = next((member for member in found if member != voter), None)
+        promote = voter is not None or learner in configuration.promote
 
         async def change() -> AddLearner:
             store, reached = await self._admit(node, address, configuration)
-            if (new := member_id(node, store)) == old:
+            if (new := member_id(node, store)) in found:
                 raise _refused("no-change", f"the store of {node} is the one that the group has", "start the node")
-            return AddLearner(new, reached, promote=True, replaces=old)
+            return AddLearner(new, reached, promote=promote, replaces=voter)
 
+        if learner is not None:
+            await change()  # a node that does not wait is refused before anything changes
+            await self._run(f"remove {node}", who, _given(Remove(learner)))
+            await self._leading()
         return await self._run(f"replace {node}" + f" --address {address}" * bool(address), who, change)
 
     async def promote(self, node: NodeId, *, who: str) -> MembersReport:
