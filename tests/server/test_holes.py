@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from dledger_core import AsyncClient
+from dledger_core import AsyncClient, Client, LocalCluster
 from dledger_core.client.continuing import LostMajority, recover_lost
 from dledger_core.continuation import Continued
 from dledger_core.errors import RecoveryRefusedError
@@ -30,6 +34,7 @@ from tests.server.test_lost_majority import (
     wipe,
 )
 from tests.support.server_group import ServerGroup, eventually, run
+from tests.support.soon import soon
 
 LOST = frozenset({NodeId("n0"), NodeId("n1")})
 SURVIVORS = ("n2", "n3")
@@ -41,8 +46,12 @@ def layout(group: ServerGroup, node: str) -> Layout:
 
 
 def damage(group: ServerGroup, node: str, body: bytes) -> None:
+    damage_store(layout(group, node), body)
+
+
+def damage_store(store: Layout, body: bytes) -> None:
     """Flip a byte of an entry's body."""
-    for path in sorted(layout(group, node).data.iterdir()):
+    for path in sorted(store.data.iterdir()):
         if (at := path.read_bytes().find(body)) >= 0:
             with path.open("r+b") as file:
                 file.seek(at)
@@ -192,3 +201,49 @@ def test_two_recoveries_at_once_fill_holes(tmp_path: Path) -> None:
             assert await bodies(client) == acknowledged
 
     run(work())
+
+
+def dledger(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dledger_core.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.integration
+def test_command_shows_unfilled_hole_and_refuses_until_loss_is_accepted(tmp_path: Path) -> None:
+    with LocalCluster(4, tmp_path) as cluster:
+        acknowledged = [b"entry %d" % number for number in range(30)]
+        with Client(cluster.peers) as client:
+            client.append(acknowledged)
+            soon(lambda: min(node.commit_index for node in client.metadata().nodes) >= 30)
+        for node in SURVIVORS:
+            cluster.stop(node)  # a kill may leave a checkpoint from before the entries: then damage is a torn tail
+        for node in ("n0", "n1"):
+            cluster.kill(node)
+            shutil.rmtree(cluster.store_path(node))
+        for node in SURVIVORS:
+            damage_store(Layout(cluster.store_path(node)), b"entry 12")
+            mark_needs_verification(OsFiles(), Layout(cluster.store_path(node)), "Input/output error")
+            cluster.restart(node)
+        command = ["recover", "--peers", cluster.peers, "--lost", "n0,n1"]
+
+        def shown() -> object:
+            look = dledger(*command, "--dry-run", "--format", "json")
+            return json.loads(look.stdout) if look.returncode == 1 else None
+
+        found = soon(shown)
+        assert [len(row["holes"]) for row in found["survivors"]] == [1, 1]
+        refused = dledger(*command)
+        assert refused.returncode not in (0, 1)
+        assert "dledger recover --lost n0,n1 --accept-loss" in refused.stderr
+        cluster.kill("n2")
+        cluster.restart("n2")
+        soon(shown)
+        done = dledger(*command, "--accept-loss")
+        assert done.returncode == 0, done.stderr
+        with Client(cluster.peers) as client:
+            kept = client.read(0, 1 << 20).column("body").to_pylist()
+            assert kept == acknowledged[: len(kept)]
+            client.append([b"after"])
+        files = [path for node in SURVIVORS for path in Layout(cluster.store_path(node)).meta.glob("behind-*.log")]
+        assert all(b"entry 29" in path.read_bytes() for path in files)
+        assert files

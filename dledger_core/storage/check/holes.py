@@ -66,8 +66,9 @@ def survey(reader: RecordReader, index: IndexFile, meta: LogMeta, durable: tuple
     found = LastBatch(meta)
     damaged = list(find_damage(reader, index, found.cursor, end, end_position, found.on_block))
     if found.last_index >= end - 1:
-        for block in Scanner(reader.data, index, reader.rules, found.cursor).blocks():
-            found.on_block(block)  # records whose rows a crash has left out
+        with contextlib.suppress(CorruptRecordError):  # the disk cannot read what follows
+            for block in Scanner(reader.data, index, reader.rules, found.cursor).blocks():
+                found.on_block(block)  # records whose rows a crash has left out
     last_index, last_term, last = found.last_index, found.term, found.record
     durable_last = meta.first_index - 1 if durable is None else durable[0] - 1
     if durable_last > last_index:
