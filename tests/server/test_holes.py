@@ -140,6 +140,38 @@ def test_two_survivors_fill_each_other_and_lose_nothing(tmp_path: Path, also: Da
     run(work())
 
 
+def damage_end(group: ServerGroup, node: str) -> None:
+    """Flip a bit of the last byte that was written."""
+    path = max(layout(group, node).data.iterdir())
+    data = bytearray(path.read_bytes())
+    data[len(data.rstrip(b"\0")) - 1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "also", "may_lack_entries"),
+    [
+        ((b"entry 5",), lambda group, node: None, False),
+        ((), damage_end, True),
+        ((), quarantine_one, True),
+    ],
+    ids=["in the middle", "at the end", "quarantined"],
+)
+def test_only_damaged_end_or_quarantine_may_lack_entries(
+    tmp_path: Path, damaged: tuple[bytes, ...], also: Damage, may_lack_entries: bool
+) -> None:
+    async def work() -> None:
+        async with survivors(tmp_path, dict.fromkeys(SURVIVORS, damaged), also) as (group, _, _):
+            before = content(group, "n2")
+            found = await group.nodes["n2"].groups["default"].recover("ask", None, None)
+            assert found.end is not None
+            assert found.end.is_recovering is may_lack_entries
+            assert found.end.last_index >= 30
+            assert content(group, "n2") == before, "nothing behind damage is overwritten"
+
+    run(work())
+
+
 def test_unfilled_hole_is_shown_and_ends_log_only_on_demand(tmp_path: Path) -> None:
     async def work() -> None:
         damaged = dict.fromkeys(SURVIVORS, (b"entry 12",))
