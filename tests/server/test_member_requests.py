@@ -63,6 +63,44 @@ def test_removed_node_is_no_member_and_a_restart_keeps_that(tmp_path: Path) -> N
     run(work())
 
 
+def test_learner_that_lost_its_disk_is_replaced_by_command_that_status_names(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path, 3) as group, AsyncClient(format_peers(group.peers)) as client:
+            await client.append([b"a"])
+            leader = await group.leader()
+            lost = next(node for node in group.nodes if node != leader)
+            address = next(peer.address for peer in group.peers if peer.node_id == lost)
+            await eventually(lambda: all(found.is_active for found in group.hosted(leader).membership.report().members))
+            await client.remove_member(lost)
+
+            async def wipe() -> None:
+                await group.stop(lost)
+                shutil.rmtree(group.config(lost).store_path("default"))
+                await group.start(lost)
+
+            await wipe()
+            found = await client.add_member(lost, address, learner=True)
+            (before,) = [member.store_uuid for member in found.members if member.node_id == lost]
+            await wipe()
+            progress = group.hosted(leader).replica.raft.status
+            await eventually(lambda: not any(each.is_active for m, each in progress().progress.items() if before in m))
+            with pytest.raises(MemberChangeRefusedError) as caught:
+                await client.add_member(lost, address, learner=True)
+            assert "member replace" in caught.value.remedy
+            reasons = reasons_of(health_of("default", await client.metadata(), await client.members()))
+            assert any(f"dledger member replace {lost}" in reason.remedy for reason in reasons)
+            found = await client.replace_member(lost)
+            (after,) = [member for member in found.members if member.node_id == lost]
+            assert (after.role, after.is_promoted) == ("learner", False)
+            assert after.store_uuid != before
+            await client.append([b"b"])
+            await eventually(
+                lambda: group.hosted(lost).replica.commit_index == group.hosted(leader).replica.commit_index
+            )
+
+    run(work())
+
+
 def test_leader_is_removed_by_one_command_and_removed_nodes_are_named(tmp_path: Path) -> None:
     async def work() -> None:
         async with ServerGroup(tmp_path, 3) as group, AsyncClient(format_peers(group.peers)) as client:

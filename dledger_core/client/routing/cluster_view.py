@@ -383,7 +383,11 @@ class ClusterView:
 
     async def _no_leader(self, failures: Sequence[DLedgerError], asked: int) -> DLedgerError:
         if len(failures) < asked:
-            return NoLeaderError("no node leads the group", f"group {self.group}", "a majority of its nodes must run")
+            return NoLeaderError(
+                "no node leads the group",
+                f"group {self.group}",
+                "start a majority of its nodes; if they run, dledger status names the next command",
+            )
         error = self.unreachable(failures)
         self._newest = _NOTHING
         await self._set_members(())
