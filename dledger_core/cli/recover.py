@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from functools import partial
 
 import click
 
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
-from dledger_core.cli.output import Format, say, show_result, show_rows
+from dledger_core.cli.output import Format, say, show_result
 from dledger_core.client.continuing import recover_lost
-from dledger_core.client.recovery import recover as recover_group
 from dledger_core.config import is_node_id, parse_peers
 from dledger_core.continuation import Continued
 from dledger_core.errors import ConfigError, UnsupportedError
@@ -68,35 +66,23 @@ def recover(connection: Connection, lost: frozenset[NodeId], accept_loss: bool, 
     """
     if connection.is_java:
         raise UnsupportedError("nodes of Java DLedger have no recovering voters", "", "use a group of this project")
-    if accept_loss and not lost:
-        raise ConfigError("--accept-loss is given without --lost", "", "name the lost nodes with --lost")
     peers, credentials = parse_peers(connection.peers or ""), connection.access.credentials()
-    if lost:
-        done = asyncio.run(
-            recover_lost(
-                peers,
-                connection.group,
-                lost,
-                connection.timeout_s,
-                dry_run=dry_run,
-                accepts_loss=accept_loss,
-                credentials=credentials,
-            )
+    done = asyncio.run(
+        recover_lost(
+            peers,
+            connection.group,
+            lost,
+            connection.timeout_s,
+            dry_run=dry_run,
+            accepts_loss=accept_loss,
+            credentials=credentials,
         )
-        is_done = isinstance(done.action, Continued)
-        log = done.action.log_uuid if isinstance(done.action, Continued) else None
-        show_result({"group": connection.group} | done.preview | {"new_log": log}, output, f"group {connection.group}")
-        if is_done and not done.is_new:
-            say("nothing to do: the group has a new log already")
-        elif is_done:
-            say("next: replace the lost nodes with dledger member add or dledger member replace")
-        return EXIT_OK if is_done else EXIT_FINDING
-    found = asyncio.run(
-        recover_group(peers, connection.group, connection.timeout_s, dry_run=dry_run, credentials=credentials)
     )
-    show_rows([dataclasses.asdict(end) for end in found.ends], output, f"group {connection.group}")
-    if found.leader_id is not None:
-        say(f"nothing to do: {found.leader_id} leads the group, and recovering nodes catch up from it")
-    elif not found.is_needed:
-        say("nothing to do: enough nodes vote to elect a leader")
-    return EXIT_FINDING if dry_run and found.is_needed else EXIT_OK
+    is_done = isinstance(done.action, Continued)
+    log = done.action.log_uuid if isinstance(done.action, Continued) else None
+    show_result({"group": connection.group} | done.preview | {"new_log": log}, output, f"group {connection.group}")
+    if is_done and not done.is_new:
+        say("nothing to do: the group has a new log already")
+    elif is_done:
+        say("next: replace the lost nodes with dledger member add or dledger member replace")
+    return EXIT_OK if is_done else EXIT_FINDING

@@ -102,8 +102,8 @@ def repair(
 
 
 def _report_recovering(store: StoreRepair) -> None:
-    if (above := store.recovering_above) is not None:
-        say(f"the node is recovering: it votes again once it has a committed entry of a term above {above}")
+    if (floor := store.floor) is not None:
+        say(f"the node is recovering: it votes again once it has an entry of a term above {floor.term}")
 
 
 def _show(found: Any, remaining: Any, output: Format, *, dry_run: bool) -> None:

@@ -413,36 +413,6 @@ class ContinueResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecoverRequest:
-    """Ask a voter for the end of its log, or give a recovering voter its vote back."""
-
-    end: list[int] | None = wire(
-        "end", "list", "[term, index] of the last entry with which the node votes again; nil only asks", low=2, high=2,
-        accepts=all_of(int), default=None, optional=True,
-    )  # fmt: skip
-    best_end: list[int] | None = wire(
-        "best", "list", "[term, index] of the best end of all voters: the node elects logs that reach it; nil = own",
-        low=2, high=2, accepts=all_of(int), default=None, optional=True,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoverResponse:
-    """The end of a voter's log."""
-
-    is_recovering: bool = wire("is_recovering", "bool", "whether the node is a recovering voter")
-    last_term: int = wire("term", "int", "term of the last entry, -1 if the log is empty")
-    last_index: int = wire("index", "int", "index of the last entry")
-    leader: str | None = wire(
-        "leader", "str", "node id of a leader that is active, nil if there is none", optional=True
-    )
-    configuration: int = wire("configuration", "int", "index of the configuration entry in force, -1 if founded with")
-    voters: list[list[str]] = wire(
-        "voters", "list", "[node id, address] of all voters of the log", low=0, accepts=_are_addresses
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRequest:
     """Ask for the identity of a node's store of a group, or change it; the group need not be founded."""
 
@@ -559,8 +529,6 @@ CONTINUE: Final = table_of(
     ContinueRequest, Type.CONTINUE, "with take: the continuation record, msgpack", error=BadRequestError
 )
 CONTINUE_OK: Final = table_of(ContinueResponse, Type.CONTINUE_OK, "the store's answer, msgpack")
-RECOVER: Final = table_of(RecoverRequest, Type.RECOVER, error=BadRequestError)
-RECOVER_OK: Final = table_of(RecoverResponse, Type.RECOVER_OK)
 FOUND: Final = table_of(FoundRequest, Type.FOUND, "of take: the founding record, a msgpack map", error=BadRequestError)
 FOUND_OK: Final = table_of(FoundResponse, Type.FOUND_OK)
 ADMIT: Final = table_of(AdmitRequest, Type.ADMIT, error=BadRequestError)
@@ -571,7 +539,7 @@ MEMBER_OK: Final = table_of(MemberResponse, Type.MEMBER_OK)
 TABLES: Final[tuple[Table[Any], ...]] = (
     METADATA, METADATA_OK, APPEND, APPEND_OK, READ, READ_OK, TIME, TIME_OK, PRODUCER, PRODUCER_OK, TRANSACTION,
     TRANSACTION_OK, DIGEST, DIGEST_OK, TRANSFER, TRANSFER_OK, WATCH, WATCH_OK, GROUPS, GROUPS_OK, DESCRIBE, DESCRIBE_OK,
-    AWAIT, AWAIT_OK, AT, AT_OK, RECOVER, RECOVER_OK, CONTINUE, CONTINUE_OK, FOUND, FOUND_OK, ADMIT, ADMIT_OK,
+    AWAIT, AWAIT_OK, AT, AT_OK, CONTINUE, CONTINUE_OK, FOUND, FOUND_OK, ADMIT, ADMIT_OK,
     MEMBER, MEMBER_OK, ALIVE, ALIVE_OK,
 )  # fmt: skip
 """All messages between clients and nodes, without hello and FAILURE."""

@@ -22,6 +22,7 @@ from dledger_core.raft.configuration import (
     even_group_warning,
 )
 from dledger_core.raft.configurations import ConfigurationInForce
+from dledger_core.raft.floor import Floor
 from dledger_core.raft.messages import (
     AppendEntries,
     AppendEntriesResponse,
@@ -50,6 +51,7 @@ __all__ = [
     "Condition",
     "Configuration",
     "ConfigurationInForce",
+    "Floor",
     "HardState",
     "Heartbeat",
     "HeartbeatResponse",

@@ -13,7 +13,8 @@ from dledger_core.raft.state import RaftState
 def tick_follower(state: RaftState) -> bool:
     """Count one tick on a member that does not lead; return whether it starts a campaign."""
     state.election_elapsed += 1
-    if state.role is Role.LEARNER or state.is_recovering:
+    state.count_start()
+    if state.role is Role.LEARNER or state.floor is not None or state.is_starting:
         return False
     if state.role is Role.CANDIDATE and not state.is_hard_state_durable:
         # No request was sent yet: on a slow disk another campaign would only restart the wait.
@@ -35,7 +36,7 @@ def campaign(state: RaftState, *, transfer: bool = False) -> None:
     A pre-vote (thesis section 9.6) changes no term, so a member that returns from a partition cannot depose a leader
     that the others still follow.
     """
-    if state.role is Role.LEADER or not state.may_campaign or state.is_recovering:
+    if state.role is Role.LEADER or not state.may_campaign or state.floor is not None or state.is_starting:
         return
     if transfer or state.configuration.is_sole_voter(state.member):
         _become_candidate(state, transfer=transfer)
@@ -65,7 +66,7 @@ def handle_request_vote(state: RaftState, message: RequestVote) -> None:
     # A member that follows a leader of this term need not vote in it any longer: the election is decided.
     free = state.voted_for == candidate or (state.voted_for is None and state.leader_id is None)
     willing = free or (message.pre and message.term > state.term)
-    granted = willing and _may_elect(state, message)
+    granted = willing and not state.is_starting and _may_elect(state, message)
     if message.pre:
         term = message.term if granted else state.term
         state.send_dependent(_response(state, candidate, term, granted=granted, pre=True))
@@ -79,16 +80,17 @@ def handle_request_vote(state: RaftState, message: RequestVote) -> None:
 
 def _may_elect(state: RaftState, message: RequestVote) -> bool:
     """Whether the candidate has every entry that this member knows to be committed, or may have known."""
-    if not state.is_recovering:
-        return state.log.is_up_to_date(message.last_index, message.last_term)
-    if state.elects_from is not None:
-        return (message.last_term, message.last_index) >= state.elects_from
+    log, floor = state.log, state.floor
+    if floor is None or floor.admits(message.last_term, message.last_index):
+        return log.is_up_to_date(message.last_index, message.last_term)
     # In a group of two an entry is committed only if both have it. So the other voter has every entry that this one
     # may have forgotten, unless it lacks even an entry known to be committed. This holds for entries after that of the
     # configuration of two. Entries before it may have been committed by this member and a third voter; of those the
     # candidate must have all that are here, as any candidate must, and they are here: the log reaches that entry.
-    log, in_force = state.log, state.log.configurations.in_force
-    if state.ends_below_members or in_force.configuration.voters != {state.member, message.sender}:
+    # Without this exception one damaged end of two disks would need an operator, though nothing is in doubt.
+    in_force = log.configurations.in_force
+    exempt = floor.is_open and not state.ends_below_members
+    if not exempt or in_force.configuration.voters != {state.member, message.sender}:
         return False
     known = max(in_force.index, log.commit_index)
     return (message.last_term, message.last_index) >= (log.term_at(known) or NO_TERM, known)

@@ -29,7 +29,7 @@ def become_leader(state: RaftState) -> None:
     nor serve reads.
     """
     invariant(
-        state.role is Role.CANDIDATE and state.may_campaign and not state.is_recovering,
+        state.role is Role.CANDIDATE and state.may_campaign and state.floor is None,
         "only a candidate becomes leader",
         role=state.role,
     )

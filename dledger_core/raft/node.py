@@ -13,6 +13,7 @@ from dledger_core.raft import election, leadership, membership, raft, replicatio
 from dledger_core.raft.batch import Batch, LogStore, Proposal, SnapshotPayloads
 from dledger_core.raft.configuration import Configuration, MemberChange
 from dledger_core.raft.configurations import ConfigurationInForce
+from dledger_core.raft.floor import Floor
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Condition, Message, TimeoutNow
 from dledger_core.raft.pointers import LogPointers
@@ -93,11 +94,10 @@ class RawNode:
         configuration_entry: makes the batch of a configuration entry of its body.
         log_time: returns the log time that heartbeats carry.
         snapshot_payloads: packs and installs snapshots; without it followers that need one wait.
-        recovering_above: this member lost the end of its log in that term or before, and may have forgotten entries
-            that it acknowledged: it is a recovering voter until it has a committed entry of a higher term.
-            None = it kept all.
+        floor: the least end of a log that this member elects, because it may have lost entries; None = it kept all.
         ends_below_members: the log ends below the newest configuration entry ever appended here: this member does not
-            know its group, so it recovers even as the sole voter. Needs ``recovering_above``.
+            know its group, so it keeps its floor even as the sole voter. Needs ``floor``.
+        start_ticks: ticks for which it waits for the other voters before it votes, see ``report_attached``.
     """
 
     def __init__(
@@ -114,8 +114,9 @@ class RawNode:
         configuration_entry: ConfigurationEntry,
         log_time: NewestLogTime = lambda: 0,
         snapshot_payloads: SnapshotPayloads | None = None,
-        recovering_above: Term | None = None,
+        floor: Floor | None = None,
         ends_below_members: bool = False,
+        start_ticks: int = 0,
     ) -> None:
         log = RaftLog(
             store,
@@ -140,8 +141,9 @@ class RawNode:
             configuration_entry=configuration_entry,
             log_time=log_time,
             snapshot_payloads=snapshot_payloads,
-            recovering_above=recovering_above,
+            floor=floor,
             ends_below_members=ends_below_members,
+            start_ticks=start_ticks,
         )
         self._number = 0
         self._in_flight: deque[tuple[int, bool, HardState | None]] = deque()
@@ -214,21 +216,13 @@ class RawNode:
         """The voter to which leadership is being transferred, or None."""
         return self._state.transferee
 
-    def vote_again(self, best_end: tuple[Term, Index]) -> None:
-        """Let a recovering voter vote, because a person decides that the lost entries, if any, stay lost.
+    def raise_floor(self, floor: Floor) -> None:
+        """Set or raise the floor, because entries that this member may have acknowledged are lost."""
+        self._state.raise_floor(floor)
 
-        ``best_end`` is the best (last term, last index) of all voters. A log that does not reach it may lack the newest
-        configuration: its member could be elected alone, or elect a member that was removed since.
-        """
-        log = self._log
-        if (log.last_term, log.last_index) >= best_end:
-            self._state.end_recovery()
-        elif self._state.is_recovering:
-            self._state.elects_from = best_end
-
-    def lose_end(self) -> None:
-        """Become a recovering voter, because another member remembers more of this log than it contains."""
-        self._state.lose_end()
+    def report_attached(self, member: MemberId) -> None:
+        """Record that a member's store was checked by this member, and this one's by it: each knows what it forgot."""
+        self._state.attached.add(member)
 
     def campaign(self) -> None:
         """Start an election now; do nothing on a leader or a learner."""
@@ -342,7 +336,7 @@ class RawNode:
             or state.persisted_messages
             or state.send_due
             or state.restart is not None
-            or state.votes_again
+            or state.floor_changed
             or log.configurations.in_force is not self._emitted_configuration
             or log.commit_index > self._emitted_commit_index
             or log.has_output
@@ -377,11 +371,12 @@ class RawNode:
             committed=self._take_committed(),
             reads=tuple(state.reads.results),
             soft_state=self._take_soft_state(),
-            votes_again=state.votes_again,
+            floor=state.floor if state.floor_changed else None,
+            floor_changed=state.floor_changed,
             configuration=self._take_configuration(),
             committed_configuration=self._take_committed_configuration(),
         )
-        state.votes_again = False
+        state.floor_changed = False
         state.messages.clear()
         state.persisted_messages.clear()
         state.reads.results.clear()
@@ -412,7 +407,7 @@ class RawNode:
                 leadership.maybe_send_timeout_now(state)
         else:
             election.maybe_count_self_vote(state)
-        state.update_recovery()
+        state.update_floor()
 
     def _take_hard_state(self) -> HardState | None:
         state, emitted = self._state, self._emitted_hard_state

@@ -54,7 +54,7 @@ def step(state: RaftState, message: Message) -> None:
         _reject_stale(state, message)
     elif message.term == state.term or _enter_higher_term(state, message):
         _dispatch(state, message)
-        state.update_recovery()
+        state.update_floor()
 
 
 def _enter_higher_term(state: RaftState, message: Message) -> bool:

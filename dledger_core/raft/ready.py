@@ -8,6 +8,7 @@ from enum import Enum
 from dledger_core.ids import Index, MemberId, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.configurations import ConfigurationInForce
+from dledger_core.raft.floor import Floor
 from dledger_core.raft.messages import Message
 
 
@@ -73,8 +74,8 @@ class Ready:
     The replica loop, in this order:
 
     1. sends ``messages``;
-    2. on disk: writes ``hard_state``, restarts the log as ``restart`` says, truncates it from ``truncate_from`` on,
-       appends ``batches``, syncs once;
+    2. on disk: writes a raised ``floor`` and ``hard_state``, restarts the log as ``restart`` says, truncates it from
+       ``truncate_from`` on, appends ``batches``, syncs once;
     3. sends ``persisted_messages`` and calls ``advance(number)``;
     4. serves ``committed`` as soon as it receives it (it never covers entries that can be truncated).
        A majority has them on disk, this node perhaps not yet: a checkpoint of commit_index waits for this Ready or is
@@ -98,7 +99,9 @@ class Ready:
         committed: half-open range [start, end) of newly committed indexes, or None.
         reads: results of ReadIndex requests.
         soft_state: new role, leader or term, or None if unchanged.
-        votes_again: the member is no longer a recovering voter; its marker may be removed.
+        floor: the member's floor if ``floor_changed``. One that was set or raised is made durable before anything that
+            follows; the mark of one that is gone (None) may be removed at any time.
+        floor_changed: the floor was set, raised or removed.
         configuration: the configuration in force, if it changed: by an append, a truncation or a snapshot install. It
             may not be committed, nor durable before this Ready is.
         committed_configuration: the newest committed configuration, if it changed. Only by this one does a member
@@ -115,11 +118,12 @@ class Ready:
     committed: tuple[Index, Index] | None = None
     reads: tuple[ReadReady, ...] = ()
     soft_state: SoftState | None = None
-    votes_again: bool = False
+    floor: Floor | None = None
+    floor_changed: bool = False
     configuration: ConfigurationInForce | None = None
     committed_configuration: ConfigurationInForce | None = None
 
     @property
     def must_persist(self) -> bool:
         """Whether anything must reach the disk before ``advance``."""
-        return bool(self.hard_state or self.batches or self.restart or self.truncate_from is not None)
+        return bool(self.hard_state or self.batches or self.restart or self.floor or self.truncate_from is not None)

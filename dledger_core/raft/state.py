@@ -12,9 +12,10 @@ from typing import Final, TypeAlias
 
 from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
-from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
+from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, MemberId, Term
 from dledger_core.raft.batch import Proposal, SnapshotPayloads
 from dledger_core.raft.configuration import Configuration
+from dledger_core.raft.floor import Floor, higher
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import InstallSnapshot, Message
 from dledger_core.raft.progress import Progress
@@ -89,20 +90,20 @@ class RaftState:
         incoming_snapshot: the chunks of a transfer to this member.
         restart: the log was restarted; the next Ready contains it.
         preferred_pause: quorum checks to wait before leadership is offered to a preferred node again.
-        recovering_above: this member is a recovering voter: it does not vote before it has a committed entry of a
-            higher term, or every entry of a leader of a higher term; None = it votes.
-        elects_from: term and index of the best end of all voters; a person decided that this recovering voter votes for
-            candidates whose log reaches it.
-        complete_to: in such a term the log was equal to the leader's, which ended here.
-        votes_again: ``recovering_above`` was cleared since the last Ready.
+        floor: the least end of a log that this member elects, see ``Floor``; None = it has forgotten nothing.
+        floor_changed: the floor was set, raised or removed since the last Ready.
+        complete_to: in a term above that of the floor the log was equal to the leader's, which ended here.
         ends_below_members: the log ended below the newest configuration entry ever appended here when it was opened,
-            or may have since another member remembered more of it. So this member does not know its group: it is a
-            recovering voter without exception.
+            or may have since another member remembered more of it. So this member does not know its group, and no
+            exception for a group of one or two holds.
+        start_ticks: ticks for which this member still waits for the other voters after its start, see ``is_starting``.
+        attached: members whose connection was attached since the start.
     """
 
     # CPython reads the attributes of an object with more than 30 slowly, unless they are slots.
     __slots__ = (
         "_random",
+        "attached",
         "catch_up_bytes",
         "complete_to",
         "config",
@@ -110,8 +111,9 @@ class RaftState:
         "durable_hard_state",
         "election_elapsed",
         "election_timeout",
-        "elects_from",
         "ends_below_members",
+        "floor",
+        "floor_changed",
         "heartbeat_elapsed",
         "heartbeat_round",
         "incoming_snapshot",
@@ -126,12 +128,12 @@ class RaftState:
         "preferred_pause",
         "progress",
         "reads",
-        "recovering_above",
         "restart",
         "role",
         "send_due",
         "snapshot_number",
         "snapshot_payloads",
+        "start_ticks",
         "term",
         "ticks_in_office",
         "transfer_campaign",
@@ -139,7 +141,6 @@ class RaftState:
         "transferee",
         "voted_for",
         "votes",
-        "votes_again",
     )
 
     def __init__(
@@ -154,8 +155,9 @@ class RaftState:
         configuration_entry: ConfigurationEntry,
         log_time: NewestLogTime,
         snapshot_payloads: SnapshotPayloads | None = None,
-        recovering_above: Term | None = None,
+        floor: Floor | None = None,
         ends_below_members: bool = False,
+        start_ticks: int = 0,
     ) -> None:
         self.member = member
         self.config = config
@@ -187,28 +189,26 @@ class RaftState:
         self.transfer_campaign = False
         self.preferred_pause = 0
         invariant(
-            recovering_above is not None or not ends_below_members,
-            "a log that ends below its configuration is that of a recovering voter",
+            floor is not None or not ends_below_members,
+            "a log that ends below its configuration has a floor",
             member=member,
         )
         self.ends_below_members = ends_below_members
         # A sole voter has no peer that could know more of its log than it does. But a log that lost its newest
         # configuration entry may show a sole voter that has been one of several since.
         alone = self.configuration.is_sole_voter(member) and not ends_below_members
-        self.recovering_above = None if alone else recovering_above
-        self.votes_again = alone and recovering_above is not None
-        self.elects_from: tuple[Term, Index] | None = None
+        self.floor = None if alone else floor
+        self.floor_changed = alone and floor is not None
         self.complete_to: Index | None = None
+        self.start_ticks = start_ticks
+        self.attached: set[MemberId] = set()
         self.messages: list[Message] = []
         self.persisted_messages: list[Message] = []
         self._random = random
         self.election_timeout = 0
         self.reset_election_timer()
-        if self.recovering_above is not None and self.term <= self.recovering_above:
-            # A leader that this member may have elected, and entries it may have acknowledged, belong to terms up to
-            # ``recovering_above``. In a higher term neither its vote nor its acknowledgements are forgotten.
-            self.enter_term(Term(self.recovering_above + 1), None)
-        self.update_recovery()
+        self._leave_floors_term()
+        self.update_floor()
 
     @property
     def configuration(self) -> Configuration:
@@ -231,51 +231,88 @@ class RaftState:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether this member is a recovering voter; see ``recovering_above``."""
-        return self.recovering_above is not None
+        """Whether nobody knows which entries this member may have acknowledged: its floor is (T, ∞)."""
+        return self.floor is not None and self.floor.is_open
 
-    def lose_end(self) -> None:
-        """Become a recovering voter: another member remembers an acknowledgement of an entry that this log lacks.
+    @property
+    def is_starting(self) -> bool:
+        """Whether this member has started and may still learn that it lost votes or entries.
 
-        In the next term neither a vote nor an acknowledgement of this member is forgotten. The configuration may be
-        older than an entry that is lost too, so no exception for a group of one or two holds.
+        Its peers remember both and say so when they attach (``report_attached``). Until each other voter is attached,
+        or the longest election timeout has passed once, it neither votes nor campaigns: a disk that was set back would
+        otherwise elect a log without acknowledged entries before a peer can object.
         """
-        self.ends_below_members = True
-        if self.recovering_above is None:
-            self.recovering_above = self.term
-            self.become_follower(Term(self.term + 1), None)
+        return self.start_ticks > 0 and not self.configuration.is_sole_voter(self.member)
 
-    def update_recovery(self) -> None:
-        """End the recovery of a voter that has every entry it may have acknowledged; part of ``step`` and ``advance``.
+    def count_start(self) -> None:
+        """Count a tick of the start; part of ``tick``."""
+        if not self.start_ticks:
+            return
+        if self.start_ticks > 1 and self.configuration.voters - {self.member} <= self.attached:
+            self.start_ticks = 1  # one tick more: a peer that has something to object says so meanwhile
+            return
+        self.start_ticks -= 1
+        if not self.start_ticks and self.election_elapsed >= self.election_timeout:
+            # Those that waited in vain end their wait at the same moment.
+            self.election_elapsed = 0
+            self.shorten_election_timer()
 
-        The leader of a term above ``recovering_above`` was elected without this member, by a majority of members that
-        forgot nothing. By Leader Completeness (Raft section 5.4.3) its log contained every entry that was committed
-        with this member's help. A committed entry of such a term comes after all of them, and a log that was equal to
-        that leader's contains them.
+    def raise_floor(self, floor: Floor) -> None:
+        """Set or raise the floor, because entries that this member may have acknowledged are lost.
+
+        With a floor (T, ∞) it enters T + 1: in that term it has forgotten neither a vote nor an acknowledgement. Its
+        configuration may be older than an entry that is lost too.
         """
-        above = self.recovering_above
-        if above is None:
+        raised = higher(self.floor, floor)
+        if floor.is_open:
+            self.ends_below_members = True
+        # An end that reached the old floor says nothing about what was lost since.
+        self.complete_to = None
+        if raised != self.floor:
+            self.floor = raised
+            self.floor_changed = True
+            self._leave_floors_term()
+            self.update_floor()
+
+    def _leave_floors_term(self) -> None:
+        # A leader that this member may have elected, and entries that it may have acknowledged, belong to terms up to
+        # T. In a higher term neither its vote nor its acknowledgements are forgotten.
+        floor = self.floor
+        if floor is not None and floor.is_open and self.term <= floor.term:
+            self.become_follower(Term(floor.term + 1), None)
+
+    def update_floor(self) -> None:
+        """Remove the floor once this member has every entry that it may have acknowledged.
+
+        Part of ``step`` and ``advance``.
+
+        Either its own durable end is at or above the floor. For (T, ∞) this is an entry of a term above T: its leader
+        was elected without this member, by a majority whose logs reached their own floors. By Leader Completeness (Raft
+        section 5.4.3) its log contained every entry that was committed with this member's help, and by Log Matching
+        (section 5.3) this log equals it up to that entry. Or the log equals that of such a leader, which may have
+        appended nothing: in profile A there is no no-op.
+        """
+        floor = self.floor
+        if floor is None:
             return
         log = self.log
-        term = log.term_at(log.commit_index) if log.commit_index <= log.durable_index else None
-        committed = term is not None and term > above
+        durable = log.durable_index
+        reached = floor.admits(log.term_at(durable) or NO_TERM, durable) if durable != NO_INDEX else False
         # Entries that a later leader has truncated since were not committed.
-        complete = self.complete_to is not None and log.durable_index >= min(self.complete_to, log.last_index)
-        if committed or complete:
-            self.end_recovery()
-
-    def end_recovery(self) -> None:
-        """Vote again, in a term that this member cannot have forgotten."""
-        above = self.recovering_above
-        if above is not None:
-            invariant(self.term > above, "a recovering voter votes in a term that it may have forgotten", term=above)
-            self.recovering_above = None
-            self.elects_from = None
-            self.votes_again = True
+        complete = self.complete_to is not None and durable >= min(self.complete_to, log.last_index)
+        if reached or complete:
+            invariant(
+                self.term > floor.term or not floor.is_open,
+                "a recovering voter votes in a term that it may have forgotten",
+                term=floor.term,
+            )
+            self.floor = None
+            self.floor_changed = True
+            self.complete_to = None
 
     def record_complete(self, index: Index) -> None:
-        """Record that the log equals that of a leader, which ends at ``index``."""
-        if self.recovering_above is not None:
+        """Record that the log equals that of the leader of this term, which ends at ``index``."""
+        if self.floor is not None and self.term > self.floor.term:
             self.complete_to = index
 
     @property

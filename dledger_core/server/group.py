@@ -59,7 +59,7 @@ from dledger_core.errors import (
 from dledger_core.founding import GROUP_VERSION, FoundingRecord, LogConstants, StoreAnswer
 from dledger_core.ids import NO_TERM, Index, NodeId, Term, node_of
 from dledger_core.net.credentials import PLAINTEXT, Credentials
-from dledger_core.raft import ConfigurationInForce, Message
+from dledger_core.raft import ConfigurationInForce, Floor, Message
 from dledger_core.record import Records
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
@@ -566,12 +566,12 @@ class Group:
             )
         if profile == "A" and config.retention.file_reserved_hours is not None:
             _LOG.warning("age limit ignored, profile A has no log time: group=%s remedy=retain-bytes", self.name)
-        if (above := log.recovering_marker.above) is not None:
+        if (floor := log.floor) is not None and floor.is_open:
             _LOG.warning(
                 "recovering voter, end of the log lost: group=%s above_term=%d remedy=if the group stays without a "
                 "leader, run dledger recover",
                 self.name,
-                above,
+                floor.term,
             )
         replica = Replica(
             group=self.name,
@@ -749,7 +749,8 @@ class Group:
         if isinstance(error, IdentityLostError):
             self.quarantine(error)
         elif isinstance(error, EndLostError):
-            hosted.replica.lose_end()
+            term = hosted.replica.raft.status().term
+            hosted.replica.raise_floor(Floor(max(term, Term(int(error.values.get("term", term))))))
             self._host.on_hosted(self.name)
 
     def _continued(self, node_id: NodeId, error: LogContinuedError) -> None:

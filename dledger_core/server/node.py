@@ -433,6 +433,11 @@ class NodeServer:
             raise UnknownGroupError(what, "", remedy, {"group": group[:127]})
         found.check_attach(theirs)
 
+    def attached(self, group: str, member: MemberId) -> None:
+        """Tell the group that a member is attached."""
+        if (found := self.groups.get(group)) is not None and found.hosted is not None:
+            found.hosted.replica.report_attached(member)
+
     def attach_refused(self, group: str, node_id: NodeId, error: DLedgerError) -> None:
         """Handle that another node refused this node's store."""
         self.groups[group].attach_refused(node_id, error)

@@ -25,6 +25,7 @@ from dledger_core.raft import (
     Batch,
     Configuration,
     ConfigurationInForce,
+    Floor,
     Heartbeat,
     HeartbeatResponse,
     MemberChange,
@@ -602,14 +603,10 @@ def lost_end(group: Group, node: NodeId, entries: int, known: tuple[NodeId, ...]
     kept = old.store.batches[: len(old.store.batches) - entries]
     store = MemoryStore(kept, hard_state=old.store.hard_state)
     lost = Member(
-        node, voters=known, store=store, recovering_above=old.term, ends_below_members=ends_below, seed=int(node[1])
+        node, voters=known, store=store, floor=Floor(Term(old.term)), ends_below_members=ends_below, seed=int(node[1])
     )
     group.members[node] = lost
     return lost
-
-
-def end_of(member: Member) -> tuple[Term, Index]:
-    return Term(member.log_terms()[-1]), Index(member.raw.last_index)
 
 
 def two() -> tuple[Group, Member]:
@@ -639,48 +636,6 @@ def test_sole_voter_of_old_that_lost_its_end_does_not_lead() -> None:
     group.tick(5 * TIMEOUT)
     assert [group[node].role is Role.LEADER for node in (N0, N1)] == [False, False]
     assert group[N1].log_terms() == committed
-
-
-def test_voter_that_votes_by_request_is_not_elected_by_an_old_configuration() -> None:
-    """``dledger recover`` after execution 2: N0 takes itself for the only voter, and N1 has all that is committed."""
-    group, leader = two()
-    committed = leader.log_terms()
-    lost = lost_end(group, N0, 2, (N0,), ends_below=True)
-    lost.raw.vote_again(end_of(group[N1]))
-    lost.tick(5 * TIMEOUT)
-    assert lost.role is not Role.LEADER
-    group.tick(5 * TIMEOUT)
-    assert group[N1].role is Role.LEADER
-    assert lost.log_terms()[: len(committed)] == committed
-    assert not lost.raw.status().is_recovering
-
-
-def test_voter_that_votes_by_request_elects_no_member_that_was_removed_since() -> None:
-    """N0 and N1 removed N2, which has not heard so, and N0 has lost that and more."""
-    group, leader = three()
-    cut(group, N2)
-    change(group, leader, Remove(N2))
-    leader.propose("committed by N0 and N1")
-    group.deliver()
-    committed = leader.log_terms()
-    lost = lost_end(group, N0, 2, (N0, N1, N2), ends_below=True)
-    lost.raw.vote_again(end_of(group[N1]))
-    cut(group, N1)
-    group.tick(6 * TIMEOUT, N0, N2)
-    assert [group[node].role is Role.LEADER for node in (N0, N2)] == [False, False]
-    heal(group)
-    group.tick(6 * TIMEOUT)
-    assert group[N1].role is Role.LEADER
-    assert lost.log_terms()[: len(committed)] == committed
-
-
-def test_voter_with_the_best_end_that_votes_by_request_leads() -> None:
-    pair, store = (N0, N1, N2), MemoryStore(log_of(1, 2))
-    lost = Member(N0, voters=pair, store=store, term=5, recovering_above=5)
-    lost.raw.vote_again((Term(2), Index(1)))
-    group = Group([lost, Member(N1, voters=pair, store=MemoryStore(log_of(1)), term=5)])
-    group.tick(6 * TIMEOUT)
-    assert lost.role is Role.LEADER
 
 
 def test_sole_voter_whose_log_reaches_its_configuration_continues_in_a_later_term() -> None:
@@ -723,7 +678,7 @@ def test_leader_of_a_change_that_lost_it_elects_no_log_without_it(lost_entries: 
 def test_recovering_voter_of_two_elects_the_other_only_if_log_reaches_members(reaches: bool) -> None:
     pair = (N0, N1)
     lost = Member(
-        N0, voters=pair, store=MemoryStore(log_of(1, 2)), term=5, recovering_above=5, ends_below_members=not reaches
+        N0, voters=pair, store=MemoryStore(log_of(1, 2)), term=5, floor=Floor(Term(5)), ends_below_members=not reaches
     )
     group = Group([lost, Member(N1, voters=pair, store=MemoryStore(log_of(1, 2)), term=5)])
     group.tick(6 * TIMEOUT)
@@ -732,9 +687,9 @@ def test_recovering_voter_of_two_elects_the_other_only_if_log_reaches_members(re
 
 def test_recovering_voter_of_two_elects_no_third_candidate() -> None:
     store = MemoryStore(log_of(1, 2))
-    lost = Member(N0, voters=(N0, N1), store=store, term=5, recovering_above=5)
+    lost = Member(N0, voters=(N0, N1), store=store, term=5, floor=Floor(Term(5)))
     lost.run()
-    response = one(lost.step(vote_request(7, sender=N2, last=(9, 99))), RequestVoteResponse)
+    response = one(lost.step(vote_request(7, sender=N2, last=(5, 99))), RequestVoteResponse)
     assert not response.granted
 
 
@@ -752,7 +707,7 @@ def test_voter_whose_disk_was_set_back_does_not_elect_the_other_of_two() -> None
     group.deliver()
     assert not leader.raw.status().is_change_pending
     group.members[N0] = Member(N0, voters=(N0, N1), store=before)
-    group[N0].raw.lose_end()
+    group[N0].raw.raise_floor(Floor(Term(group[N0].term)))
     cut(group, N2)
     group.tick(6 * TIMEOUT, N0, N1)
     assert group[N1].role is not Role.LEADER

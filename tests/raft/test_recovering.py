@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from dledger_core.ids import NO_INDEX, NodeId, Term
-from dledger_core.raft import Batch, RequestVote, RequestVoteResponse, Role, TimeoutNow
+from dledger_core.raft import Batch, Floor, RequestVote, RequestVoteResponse, Role, TimeoutNow
 from tests.raft.messages import append, batch, config, heartbeat, one, vote_request
 from tests.support.group import CONFIG, N0, N1, N2, N3, N4, NODES, Group, Member, only
 from tests.support.memory_store import MemoryStore, log_of
 
 
 def recovering(above: int = 5, *, voters: tuple[NodeId, ...] = (N0, N1, N2), log: tuple[int, ...] = (1, 2)) -> Member:
-    member = Member(store=MemoryStore(log_of(*log)), term=above, voters=voters, recovering_above=above)
+    member = Member(store=MemoryStore(log_of(*log)), term=above, voters=voters, floor=Floor(Term(above)))
     member.run()
     return member
 
@@ -24,7 +24,7 @@ def is_recovering(member: Member) -> bool:
     found = member.raw.status().is_recovering
     assert found == member.raw.status().is_recovering
     assert not member.raw.has_ready()
-    assert any(ready.votes_again for ready in member.readys) is not found
+    assert any(ready.floor_changed and ready.floor is None for ready in member.readys) is not found
     return found
 
 
@@ -35,9 +35,9 @@ def next_entry(term: int, commit_index: int, **more: int) -> object:
 
 @pytest.mark.parametrize("pre", [True, False])
 @pytest.mark.parametrize("transfer", [True, False])
-def test_recovering_voter_rejects_every_candidate(pre: bool, transfer: bool) -> None:
+def test_recovering_voter_rejects_every_candidate_of_its_term(pre: bool, transfer: bool) -> None:
     member = recovering()
-    request = vote_request(7, last=(9, 99), pre=pre, transfer=transfer)
+    request = vote_request(7, last=(5, 99), pre=pre, transfer=transfer)
     assert not one(member.step(request), RequestVoteResponse).granted
     assert is_recovering(member)
 
@@ -62,7 +62,7 @@ def test_recovering_voter_leaves_the_term_that_it_may_have_forgotten() -> None:
 @pytest.mark.parametrize(
     ("message", "recovers"),
     [
-        pytest.param(next_entry(6, 1), False, id="an older entry is committed"),
+        pytest.param(next_entry(6, 1), True, id="an entry of the new term is here"),
         pytest.param(next_entry(6, 2), True, id="an entry of the new term is committed"),
         pytest.param(next_entry(7, 2), True, id="an entry of a later term is committed"),
         pytest.param(append(prev=(1, 2), term=6, last_index=1), True, id="the leader's log ends here"),
@@ -91,14 +91,14 @@ def test_recovering_voter_votes_again_once_the_entries_are_durable(message: obje
 
 def test_recovered_voter_is_shown_by_the_first_ready_after_a_restart() -> None:
     store = MemoryStore(log_of(1, 2, 6), hard_state=None)
-    member = Member(store=store, term=6, commit_index=2, recovering_above=5)
+    member = Member(store=store, term=6, commit_index=2, floor=Floor(Term(5)))
     member.take()
     assert not is_recovering(member)
 
 
 def test_idle_group_of_profile_a_ends_the_recovery() -> None:
     options = config(noop_on_election=False)
-    lost = Member(N0, store=MemoryStore(log_of(1, 2)), term=5, recovering_above=5, config=options)
+    lost = Member(N0, store=MemoryStore(log_of(1, 2)), term=5, floor=Floor(Term(5)), config=options)
     others = [Member(n, store=MemoryStore(log_of(1, 2, 5)), config=options, seed=s) for s, n in [(1, N1), (2, N2)]]
     group = Group([lost, *others])
     group.tick(6 * CONFIG.election_ticks_max)
@@ -144,7 +144,7 @@ def test_leader_that_counts_a_lost_acknowledgement_is_deposed_by_the_first_respo
     last = leader.raw.last_index
     kept: list[Batch] = [kept for kept in group[N0].store.batches if kept.last_index < last]
     store = MemoryStore(kept, hard_state=group[N0].store.hard_state)
-    group.members[N0] = Member(N0, voters=NODES, store=store, recovering_above=leader.term)
+    group.members[N0] = Member(N0, voters=NODES, store=store, floor=Floor(Term(leader.term)))
     group.tick(CONFIG.heartbeat_ticks)
     assert leader.role is not Role.LEADER
     assert leader.commit_index < last
@@ -158,7 +158,7 @@ def test_leader_that_counts_a_lost_acknowledgement_is_deposed_by_the_first_respo
 def test_recovering_voter_of_two_elects_a_log_with_all_known_commits(commit_index: int, elected: bool) -> None:
     pair = (N0, N1)
     store = MemoryStore(log_of(1, 2, 5))
-    lost = Member(N0, voters=pair, store=store, term=5, commit_index=commit_index, recovering_above=5)
+    lost = Member(N0, voters=pair, store=store, term=5, commit_index=commit_index, floor=Floor(Term(5)))
     group = Group([lost, Member(N1, voters=pair, store=MemoryStore(log_of(1, 2)), term=5)])
     group.tick(6 * CONFIG.election_ticks_max)
     assert (group[N1].role is Role.LEADER) is elected

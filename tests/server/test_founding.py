@@ -105,7 +105,7 @@ def test_founding_makes_stores_of_one_log_with_all_voters() -> None:
         log = CommitLog.open(
             Path(f"/disk/g/dledger-{node}"), group="g", node_id=node, files=stores.files[node], config=STORAGE
         )
-        assert (log.log_uuid, log.recovering_marker.above, len(log.configurations)) == (again.log_uuid, None, 1)
+        assert (log.log_uuid, log.floor, len(log.configurations)) == (again.log_uuid, None, 1)
         log.close()
 
 

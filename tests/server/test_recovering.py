@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from dledger_core.config import Peer
-from dledger_core.errors import BadRequestError, UnreachableError
-from dledger_core.raft import AppendEntries, AppendEntriesResponse, Role
+from dledger_core.errors import UnreachableError
+from dledger_core.raft import AppendEntriesResponse, Role
 from dledger_core.record import segment_name
 from dledger_core.server.maintenance.repair import RepairReport, repair_store
 from dledger_core.storage.check.repair import StoreRepair
@@ -144,29 +144,7 @@ def test_repaired_node_does_not_elect_leader_without_acknowledged_entries(keep: 
     group.drop = lambda _: False
     group.tick(20)
     assert [group.lost(node) for node in group.members.values()] == [[], [], []]
-    assert victim.log.recovering_marker.above is None
-
-
-def test_vote_is_given_back_only_with_the_reported_end_and_without_leader() -> None:
-    group, leader, victim, late = with_unrecorded_entries()
-    lose_from(group, victim, 0.4)
-    repair(group, victim, leader)
-    victim = group.start(victim.node_id)
-    group.drop = lambda message: isinstance(message, AppendEntries) and message.target == victim.node_id
-    group.tick(LEADER_TICKS_MAX)  # its term deposes the leader once
-    leader = group.leader()
-    last_term, last_index = victim.replica.end
-    with pytest.raises(BadRequestError):
-        victim.replica.vote_again((last_term, last_index), victim.replica.end)  # it has an active leader
-    isolate(group, leader)
-    assert not elects(group, late, victim)
-    for replica, end in ((victim.replica, last_index - 1), (late.replica, late.replica.end[1])):
-        with pytest.raises(BadRequestError):
-            replica.vote_again((last_term, end), victim.replica.end)
-    assert not elects(group, late, victim)
-    victim.replica.vote_again((last_term, last_index), victim.replica.end)
-    assert elects(group, late, victim)
-    assert victim.log.recovering_marker.above is None
+    assert victim.log.floor is None
 
 
 @pytest.mark.parametrize("byte", [20, 48], ids=["term", "body"])
@@ -197,5 +175,5 @@ def test_log_ends_before_damage_to_uncommitted_entries_for_now(byte: int) -> Non
     group.tick(LEADER_TICKS_MAX)  # its term deposes the leader once
     group.append(group.leader(), b"after", ticks=10)
     assert [group.lost(node) for node in group.members.values()] == [[], [], []]
-    assert victim.log.recovering_marker.above is None
+    assert victim.log.floor is None
     victim.log.check_recent()

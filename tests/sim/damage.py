@@ -33,7 +33,7 @@ from dledger_core.storage.files.meta_files import (
     checkpoint_file,
     hard_state_file,
     load_checkpoint,
-    recovering_above,
+    load_floor,
 )
 from dledger_core.storage.files.twin_file import TwinFile, copies
 from tests.support.faulty_files import SECTOR, FaultyFiles, Inode
@@ -175,7 +175,7 @@ class Damages:
             member.checkpoint_lost = True
 
     def lose_members(self, member: ReplicaMember, source: random.Random) -> None:
-        """Take both copies of the members file in the same way; one of two voters would wait for a person then."""
+        """Take both copies of the members file in the same way; one of two voters would wait for an operator then."""
         if self._may_lose_file(member, 2):
             self._sim.counters["members files lost"] += 1
             for path in copies(Layout(member.path).members):
@@ -215,7 +215,7 @@ class Damages:
                 or m.checkpoint_lost
                 or m.members_lost
                 or m.disk.configurations()[-1].configuration.is_unknown
-                or recovering_above(m.files, Layout(m.path), NO_TERM) is not None
+                or load_floor(m.files, Layout(m.path), NO_TERM) is not None
                 for m in self._members
             )
         )

@@ -12,6 +12,7 @@ from dledger_core.ids import NO_INDEX, Index, MemberId, Term
 from dledger_core.raft import (
     Batch,
     ConfigurationInForce,
+    Floor,
     HardState,
     LogPointers,
     MemberChange,
@@ -21,6 +22,7 @@ from dledger_core.raft import (
     RequestVoteResponse,
     Role,
 )
+from dledger_core.raft.floor import higher
 from tests.sim.lies import tell
 from tests.sim.safety import check
 from tests.support.group import Snapshots, configuration_entry
@@ -53,8 +55,8 @@ class Member:
     membership_faults: ClassVar[tuple[str, ...]] = ()
     """The same, in runs whose members change."""
     core: RawNode
-    recovering_above: Term | None = None
-    """Term above which a core alone, which lost the end of its log, recovers; it survives the process."""
+    floor: Floor | None = None
+    """The floor of a core alone that lost the end of its log; it survives the process."""
 
     def __init__(self, sim: Simulator, node_id: MemberId) -> None:
         self.sim = sim
@@ -127,10 +129,6 @@ class Member:
     def propose_change(self, change: MemberChange) -> None:
         raise NotImplementedError
 
-    def vote_again(self, end: tuple[int, int], best_end: tuple[Term, Index]) -> None:
-        """Do what ``dledger recover`` asks a recovering voter for."""
-        raise NotImplementedError
-
     def later(self, delay: int, action: Callable[[], object]) -> None:
         """Run ``action`` after ``delay`` units unless the process has ended by then."""
         life = self.life
@@ -200,9 +198,14 @@ class CoreMember(Member):
             noop=lambda _: Proposal(f"noop{self.sim.number()}", 1, 0),
             configuration_entry=configuration_entry,
             snapshot_payloads=self._snapshots,
-            recovering_above=self.recovering_above,
+            floor=self.floor,
             ends_below_members=self.newest_configuration > self.disk.last_index(),
+            start_ticks=self.sim.mix.raft.election_ticks_max,
         )
+        for other in self.sim.members.values():
+            if other.up and other is not self:
+                self.core.report_attached(other.node_id)
+                other.core.report_attached(self.node_id)
         self._snapshots.core = self.core
         self.joined()
 
@@ -236,10 +239,6 @@ class CoreMember(Member):
     def propose_change(self, change: MemberChange) -> None:
         self.core.propose_change(change)
 
-    def vote_again(self, end: tuple[int, int], best_end: tuple[Term, Index]) -> None:
-        del end
-        self.input(lambda: self.core.vote_again(best_end))
-
     def input(self, action: Callable[[], object]) -> None:
         super().input(action)
         if not self.up or not self.core.has_ready():
@@ -263,8 +262,8 @@ class CoreMember(Member):
             self.sim.checker.on_step(self)
 
     def _report(self, ready: Ready) -> None:
-        if ready.votes_again:
-            self.recovering_above = None
+        if ready.floor_changed:
+            self.floor = ready.floor
         if ready.soft_state is not None and ready.soft_state.role is not Role.LEADER:
             self._proposed.clear()
         if ready.soft_state is not None and ready.soft_state.role is Role.LEADER and self.sim.changes is not None:
@@ -336,7 +335,7 @@ class CoreMember(Member):
         self.disk.write(batches[-count].first_index)
         self.sim.counters["ends lost below the members"] += self.newest_configuration > self.disk.last_index()
         self._checkpoint = min(self._checkpoint, random.choice((NO_INDEX, self.disk.last_index())))
-        self.recovering_above = self.disk.hard_state.term
+        self.floor = higher(self.floor, Floor(self.disk.hard_state.term))
 
     def trim(self, random: Random) -> None:
         """Delete committed entries of the disk, also such that another member still needs."""

@@ -194,12 +194,12 @@ class MemberChanges:
         """
         others = [other for other in self._sim.members.values() if other is not member]
         alone = known[-1].configuration.is_sole_voter(member.node_id)
-        return not (alone or self.lost or any(other.recovering_above is not None for other in others))
+        return not (alone or self.lost or any(other.floor is not None for other in others))
 
     @property
     def has_recovering(self) -> bool:
         """Whether a core alone is a recovering voter."""
-        return any(member.recovering_above is not None for member in self._sim.members.values())
+        return any(member.floor is not None for member in self._sim.members.values())
 
     def _admit(self, member: MemberId) -> None:
         """Start a store that has never been a member."""

@@ -387,9 +387,6 @@ class ReplicaMember(Member):
     def propose_change(self, change: MemberChange) -> None:
         self.replica.propose_change(change)
 
-    def vote_again(self, end: tuple[int, int], best_end: tuple[Term, Index]) -> None:
-        self.input(lambda: self.replica.vote_again(end, best_end))
-
     def wall_ms(self) -> int:
         """Return the machine's own clock."""
         return 1_700_000_000_000 + self.sim.time.now + self.clock_offset
@@ -414,7 +411,7 @@ class ReplicaMember(Member):
         assert isinstance(log, WatchedLog)
         self.log = log
         log.member = self
-        ended = log.recovered.written_end and log.recovering_marker.above is not None
+        ended = log.recovered.written_end and log.floor is not None
         if ended and self.is_damaged and self.lost_after is None:
             # A repair, perhaps of an earlier life, ended the log before damage to entries that no peer had committed.
             self.sim.counters["logs ended before damage"] += 1
@@ -451,6 +448,10 @@ class ReplicaMember(Member):
         self.replica.observe(self.appends)
         self.repairs.watch()
         self.joined()
+        others = (other for other in self.sim.members.values() if other.up and other is not self)
+        for other in others:  # as links do that are there at once
+            self.replica.report_attached(other.node_id)
+            other.replica.report_attached(self.node_id)
         if self.was_set_back:
             self.sim.shared.set_backs.returned(self)
         self.sim.shared.compare_tables(self)
@@ -483,15 +484,15 @@ class ReplicaMember(Member):
         if self.lost_after is not None:
             covered = [batch for batch in kept if batch.last_index <= self.lost_after]
             check(len(found) >= len(covered), "a repair restored too little", self.node_id, found, covered)
-            check(log.recovering_marker.above is not None, "a node votes that lost the end of its log", self.node_id)
+            check(log.floor is not None, "a node votes that lost the end of its log", self.node_id)
             kept, self.lost_after = kept[: len(found)], None
             self.sim.shared.isolate_leader()
         if self.checkpoint_lost:
-            check(log.recovering_marker.above is not None, "a node votes that lost its checkpoint", self.node_id)
+            check(log.floor is not None, "a node votes that lost its checkpoint", self.node_id)
             self.checkpoint_lost = False
             self.sim.shared.isolate_leader()
         if self.members_lost:
-            check(log.recovering_marker.above is not None, "a node votes that lost its members", self.node_id)
+            check(log.floor is not None, "a node votes that lost its members", self.node_id)
             self.sim.shared.isolate_leader()
         check(found[: len(kept)] == kept, "the log lost durable entries", self.node_id, found, kept)
         rest, new = found[len(kept) :], list(map(shadow_of, writing.batches))

@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dledger_core.errors import DLedgerError, EndLostError, IdentityLostError
+from dledger_core.raft import Floor
 from tests.sim.safety import check
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class SetBacks:
     def returned(self, member: ReplicaMember) -> None:
         """Attach a store that was set back to the members that may remember it.
 
-        Where one of them has died meanwhile, it is not reached first: a person replaces the store.
+        Where one of them has died meanwhile, it is not reached first: an operator replaces the store.
         """
         if not all(other.up for other in self._others(member)):
             assert self._sim.changes is not None
@@ -83,7 +84,7 @@ class SetBacks:
             self._sim.changes.lose(member.node_id)
         else:
             check(isinstance(error, EndLostError), "a store is refused for another reason", member.node_id, error)
-            member.replica.lose_end()
+            member.replica.raise_floor(Floor(member.core.status().term))
 
     def _others(self, member: ReplicaMember) -> list[ReplicaMember]:
         return [other for other in self._sim.current if other is not member]

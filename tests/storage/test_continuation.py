@@ -19,13 +19,13 @@ from dledger_core.continuation import (
 )
 from dledger_core.founding import StoreIdentity
 from dledger_core.ids import NO_INDEX, NO_TERM, MemberId, NodeId, Term
-from dledger_core.raft import Configuration
+from dledger_core.raft import Configuration, Floor
 from dledger_core.raft.ready import HardState
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.identity import continue_store, continued, load_identity, save_identity
 from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
-from dledger_core.storage.files.meta_files import mark_recovering, save_hard_state
+from dledger_core.storage.files.meta_files import save_floor, save_hard_state
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import STORE, append, open_log, read_all
 
@@ -110,7 +110,7 @@ def check_continued(files: FaultyFiles, log: CommitLog, record: ContinuationReco
     newest = Configuration.from_bytes(log.configurations[-1].body)
     assert newest.voters == {MemberId(f"{record.voter.node_id}/{record.voter.store}")}
     assert not log.ends_below_members
-    assert log.recovering_marker.above is None
+    assert log.floor is None
     assert load_identity(files, LAYOUT).store == survivor.store
 
 
@@ -154,7 +154,7 @@ def test_store_that_gave_up_is_no_member_until_record_is_complete() -> None:
 
 
 def test_best_store_stops_recovering_and_the_others_do_not() -> None:
-    for record, above in ((ALONE, None), (SECOND, 3)):
+    for record, floor in ((ALONE, None), (SECOND, Floor(Term(3)))):
         files = old_store()
-        mark_recovering(files, LAYOUT, Term(3))
-        assert advance(files, record).recovering_marker.above == above
+        save_floor(files, LAYOUT, Floor(Term(3)))
+        assert advance(files, record).floor == floor

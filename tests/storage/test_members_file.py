@@ -9,7 +9,7 @@ import pytest
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId, Position, Term
-from dledger_core.raft import UNKNOWN
+from dledger_core.raft import UNKNOWN, Floor
 from dledger_core.raft.ready import HardState
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.layout import Layout
@@ -43,7 +43,7 @@ def founded() -> tuple[FaultyFiles, CommitLog]:
 
 
 def known(log: CommitLog) -> list[ConfigurationEntry]:
-    assert log.ends_below_members == (log.ends_below_members and log.recovering_marker.above is not None)
+    assert log.ends_below_members == (log.ends_below_members and log.floor is not None)
     return list(log.configurations)
 
 
@@ -72,10 +72,10 @@ def remove(files: FaultyFiles, *paths: object) -> None:
 
 def test_store_that_was_set_back_does_not_know_its_group_until_it_recovered():
     files, log = founded()
-    log.begin_recovery(Term(1))
+    log.raise_floor(Floor(Term(1)))
     log = reopened(files)
     assert log.ends_below_members
-    log.end_recovery(log.last_index())
+    log.remove_floor(log.last_index())
     assert not log.ends_below_members
     assert not reopened(files).ends_below_members
 
@@ -195,7 +195,7 @@ def test_crash_of_a_snapshot_install_keeps_vote_and_configuration_of_the_log() -
 
     def look(log: CommitLog) -> None:
         assert not log.ends_below_members
-        assert log.recovering_marker.above is None
+        assert log.floor is None
         expected = [MEMBERS] if log.first_index() == 1000 else [FOUNDED, entry(2, b"second")]
         assert known(log) == expected
         assert log.first_index() == 0 or log.hard_state == HardState(Term(5), MemberId("n2"))
@@ -235,16 +235,16 @@ def test_log_that_ends_below_the_file_is_a_recovering_voter() -> None:
     lose(files, int(log.position_of(2)))
     log = reopened(files)
     assert (log.last_index(), log.ends_below_members) == (1, True)
-    assert log.recovering_marker.above == VOTE.term
+    assert log.floor == Floor(VOTE.term)
     assert known(log) == [FOUNDED]
     append(log, [b"x"], term=2)
     append(log, [], term=2, configuration=b"of another leader")
     append(log, [b"y"], term=2)
     log = reopened(files)
     assert known(log) == [FOUNDED, entry(3, b"of another leader", term=2)], "the lost entry was replaced"
-    log.end_recovery(4)
+    log.remove_floor(4)
     log = reopened(files)
-    assert (log.ends_below_members, log.recovering_marker.above) == (False, None)
+    assert (log.ends_below_members, log.floor) == (False, None)
 
 
 def test_store_forgets_its_lost_end_only_when_recovery_ends() -> None:
@@ -258,7 +258,7 @@ def test_store_forgets_its_lost_end_only_when_recovery_ends() -> None:
     log.persist(HardState(Term(3), None), Index(2), [place(log, 2, [b"z"], term=3)])
     log = reopened(files)
     assert (log.ends_below_members, known(log)) == (True, [FOUNDED])
-    log.end_recovery(2)
+    log.remove_floor(2)
     log = reopened(files)
     assert (log.ends_below_members, known(log)) == (False, [FOUNDED])
 
@@ -290,7 +290,7 @@ def test_one_lost_copy_costs_nothing(copy: int, damage: str) -> None:
     path = copies(LAYOUT.members)[copy]
     remove(files, path) if damage == "removed" else files.content(path).__setitem__(30, 0)
     log = reopened(files)
-    assert (log.ends_below_members, log.recovering_marker.above) == (False, None)
+    assert (log.ends_below_members, log.floor) == (False, None)
     assert known(log) == [FOUNDED, entry(2, b"second")]
     remove(files, copies(LAYOUT.members)[1 - copy])
     assert known(reopened(files)) == [FOUNDED, entry(2, b"second")]
@@ -304,10 +304,10 @@ def test_store_that_lost_both_copies_recovers_until_a_leader_compared_its_log() 
     assert [(found.kind, found.path) for found in findings] == [("CORRUPT", str(LAYOUT.members))]
     for _ in range(2):
         log = reopened(files)
-        assert (log.ends_below_members, log.recovering_marker.above) == (True, VOTE.term)
+        assert (log.ends_below_members, log.floor) == (True, Floor(VOTE.term))
         assert known(log) == [entry(2, b"second")], "what the log itself has"
     log.persist(HardState(Term(2), None), None, [])
-    log.end_recovery(3)
+    log.remove_floor(3)
     assert not reopened(files).ends_below_members
 
 
@@ -321,7 +321,7 @@ def test_trimmed_store_that_lost_both_copies_knows_no_group_after_its_recovery()
     unknown = ConfigurationEntry(NO_INDEX, NO_TERM, UNKNOWN.to_bytes())
     assert (log.ends_below_members, known(log)) == (True, [unknown]), "not what the group was founded with"
     log.persist(HardState(Term(2), None), None, [])
-    log.end_recovery(log.last_index())
+    log.remove_floor(log.last_index())
     log = reopened(files)
     assert (log.ends_below_members, known(log)) == (False, [unknown])
     append(log, [], term=2, configuration=b"fourth")
@@ -333,7 +333,7 @@ def test_new_store_without_the_file_has_lost_nothing() -> None:
     log.close()
     remove(files, *copies(LAYOUT.members))
     log = open_log(files)
-    assert (log.ends_below_members, log.recovering_marker.above, known(log)) == (False, None, [])
+    assert (log.ends_below_members, log.floor, known(log)) == (False, None, [])
 
 
 def test_damaged_entry_that_the_checkpoint_covers_is_an_error() -> None:

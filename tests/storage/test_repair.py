@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from dledger_core.checksum import crc32
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, StoreBusyError, StoreMismatchError
 from dledger_core.ids import NUMBER_MAX, Index, NodeId, Position, Term
-from dledger_core.raft import HardState
+from dledger_core.raft import Floor, HardState
 from dledger_core.record import HEADER_BYTES, Records, segment_name
 from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import (
+    load_floor,
     mark_needs_verification,
-    mark_recovering,
-    recovering_above,
+    save_floor,
     save_hard_state,
     verification_reason,
 )
@@ -72,7 +72,7 @@ def work(repairing: StoreRepair, count: int = 1 << 20) -> list[tuple[int, int]]:
     """Run all steps of a node's repair, ``count`` entries at a time; return the damaged entries."""
     repairing.prepare()
     found = repairing.find(rewrite_rows=True)
-    repairing.mark_recovering_if_end_is_lost(found)
+    repairing.set_floor_if_end_is_lost(found)
     for damage in found:
         left: Damage | None = damage
         while left is not None:
@@ -552,8 +552,8 @@ def test_killed_repair_of_an_open_log_leaves_damage_and_no_torn_tail(store: Samp
     with open_repair(store) as repairing:
         found = repairing.find()
         assert [(one.start, one.end) for one in found] == [(LAST + 1, last + 1)]
-        repairing.mark_recovering_if_end_is_lost(found)
-    assert recovering_above(store.files, LAYOUT, Term(99)) == 5
+        repairing.set_floor_if_end_is_lost(found)
+    assert load_floor(store.files, LAYOUT, Term(99)) == Floor(Term(5))
 
 
 def test_open_log_corrects_rows_from_its_records(store: Sample) -> None:
@@ -641,10 +641,10 @@ def test_repair_marks_recovering_voter_before_repairing_damaged_end(
     before = store.content(DATA)
     with open_repair(store) as repairing:
         repairing.prepare()
-        repairing.mark_recovering_if_end_is_lost(repairing.find())
+        repairing.set_floor_if_end_is_lost(repairing.find())
     assert store.content(DATA) == before
     store.files.crash(0.0)
-    assert recovering_above(store.files, LAYOUT, Term(99)) == (term if lost else None)
+    assert load_floor(store.files, LAYOUT, Term(99)) == (Floor(term) if lost else None)
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -658,7 +658,7 @@ def test_damage_before_complete_records_up_to_clean_end_is_no_lost_end(store: Sa
     if not clean:
         store.at(end - 1)[0] ^= 1
     repair(store, 1)
-    assert recovering_above(store.files, LAYOUT, Term(99)) == (None if clean else 3)
+    assert load_floor(store.files, LAYOUT, Term(99)) == (None if clean else Floor(Term(3)))
     assert store.open().last_index() == (last if clean else last - 4)
 
 
@@ -666,7 +666,7 @@ def test_recovering_marker_needs_the_nodes_term(store: Sample) -> None:
     store.record(LAST)[0] ^= 0xFF
     remove(store, *copies(META / "hard-state"))
     with open_repair(store) as repairing, pytest.raises(CorruptRecordError, match="hard-state"):
-        repairing.mark_recovering_if_end_is_lost(repairing.find())
+        repairing.set_floor_if_end_is_lost(repairing.find())
 
 
 @pytest.mark.parametrize("found", [NUMBER_MAX, NUMBER_MAX + 1, (1 << 63) - 1, None])
@@ -694,9 +694,9 @@ def test_repaired_replica_is_a_recovering_voter_after_its_quarantine(store: Samp
     with open_repair(store) as repairing:
         assert repairing.quarantine_reason == "two leaders"
         repairing.end_quarantine()
-        assert (repairing.quarantine_reason, repairing.recovering_above) == (None, 7)
+        assert (repairing.quarantine_reason, repairing.floor) == (None, Floor(Term(7)))
     store.files.crash(0.0)
-    assert store.open().recovering_marker.above == 7
+    assert store.open().floor == Floor(Term(7))
 
 
 def test_missing_last_files_make_a_recovering_voter(store: Sample) -> None:
@@ -704,36 +704,36 @@ def test_missing_last_files_make_a_recovering_voter(store: Sample) -> None:
     last = max(store.content(DATA))
     remove(store, last)
     assert repair(store) == [(INTACT.positions.index(int(last.name)), LAST + 1)]
-    assert recovering_above(store.files, LAYOUT, Term(99)) == 5
+    assert load_floor(store.files, LAYOUT, Term(99)) == Floor(Term(5))
     log = store.open()
     append(log, [b"of a later term"], term=6)
     log.save_checkpoint(LAST + 1)
     log.close()
     log = store.open()
-    assert log.recovering_marker.above == 5, "the core has not ended the recovery"
-    log.end_recovery(LAST + 1)
-    assert log.recovering_marker.above is None
+    assert log.floor == Floor(Term(5)), "the core has not ended the recovery"
+    log.remove_floor(LAST + 1)
+    assert log.floor is None
     store.files.crash(0.0)
-    assert recovering_above(store.files, LAYOUT, Term(99)) is None
+    assert load_floor(store.files, LAYOUT, Term(99)) is None
 
 
 @pytest.mark.parametrize("byte", [*range(0, 40, 7), None])
 def test_damaged_recovering_marker_means_the_nodes_own_term(store: Sample, byte: int | None) -> None:
     save_hard_state(store.files, LAYOUT, HardState(Term(7), None))
-    mark_recovering(store.files, LAYOUT, Term(5))
+    save_floor(store.files, LAYOUT, Floor(Term(5)))
     marker = store.files.content(META / "recovering")
     if byte is None:
         marker.clear()
     else:
         marker[byte] ^= 1
     with open_repair(store) as repairing:
-        assert repairing.recovering_above == 7
+        assert repairing.floor == Floor(Term(7))
     log = store.open()
-    assert log.recovering_marker.above == 7
+    assert log.floor == Floor(Term(7))
     log.persist(HardState(Term(9), NodeId("n1")), None, [])
     log.close()
     store.files.crash(0.0)
-    assert store.open().recovering_marker.above == 7
+    assert store.open().floor == Floor(Term(7))
 
 
 def test_marker_that_cannot_be_written_hides_no_failure(store: Sample) -> None:

@@ -68,7 +68,7 @@ def test_log_that_ends_before_its_tables_is_recovering_unless_installed(installe
     ahead = FaultyFiles()
     filled(ahead).close()
     log = open_log(with_tables_of(ahead, installed=installed))
-    assert (log.recovering_marker.above is not None) is not installed
+    assert (log.floor is not None) is not installed
     assert (log.load_tables().applied_index > log.last_index()) is installed
     log.close()
 
@@ -94,7 +94,7 @@ def test_tables_ahead_of_log_are_cut_back_durably_before_other_entries_get_index
         files.unlink(path)
     disk.record(0)[:] = bytes(len(disk.record(0)))
     log = open_log(files)
-    assert (log.last_index(), log.recovering_marker.above is not None) == (lost - 1, True)
+    assert (log.last_index(), log.floor is not None) == (lost - 1, True)
     append(log, [b"y"] * 20, control=bodies["other"])
     files.crash(0.0)  # before the next checkpoint stores tables
     log = open_log(files)
@@ -175,7 +175,7 @@ def test_tables_are_stored_after_the_entries_they_include_are_synced() -> None:
     files.crash(0.0)
     log = open_log(files)
     assert log.load_tables().applied_index <= log.last_index()
-    assert log.recovering_marker.above is None
+    assert log.floor is None
     log.close()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, NodeId, Term
+from dledger_core.raft.floor import Floor
 from dledger_core.raft.ready import HardState
 from dledger_core.storage.files.file_system import write_checked
 from dledger_core.storage.files.layout import Layout
@@ -70,14 +71,14 @@ def test_one_lost_copy_costs_nothing_and_is_made_again(
     path = copies(twin)[copy]  # type: ignore[arg-type]
     lose(path)(store.files)
     log = store.open()
-    assert log.recovering_marker.above is None
+    assert log.floor is None
     assert read_all(log) == store.entries
     log.close()
     assert kept(store.files) == before
     other = copies(twin)[1 - copy]  # type: ignore[arg-type]
     lose(other)(store.files)
     assert kept(store.files) == before
-    assert store.open().recovering_marker.above is None
+    assert store.open().floor is None
 
 
 def test_power_cut_in_any_write_leaves_old_or_new_content_in_both_copies() -> None:
@@ -99,7 +100,7 @@ def test_power_cut_in_any_write_leaves_old_or_new_content_in_both_copies() -> No
         found = kept(store.files)
         assert found in (old, (new[0], old[1]), new)
         log = store.open()
-        assert log.recovering_marker.above is None
+        assert log.floor is None
         state = log.hard_state
         log.close()
         for path in (*copies(LAYOUT.hard_state)[:1], *copies(LAYOUT.checkpoint)[:1]):
@@ -120,7 +121,7 @@ def test_new_store_has_lost_nothing_after_a_power_cut_at_any_step() -> None:
         except Crash:
             files.crash_at = None
             files.crash(0.5)
-            assert open_log(files).recovering_marker.above is None
+            assert open_log(files).floor is None
     assert steps > 5
 
 
@@ -179,7 +180,7 @@ def test_lost_checkpoint_makes_recovering_voter_that_cuts_nothing(
         log = open_log(store.files)
         found = read_all(log)
         assert found == store.entries[: len(found)]
-        assert log.recovering_marker.above == 1
+        assert log.floor == Floor(Term(1))
         assert store.content(DATA) == before
         log.close()
         store.files.crash(0.0)
@@ -250,8 +251,8 @@ def test_end_of_recovery_removes_a_kept_tail(store: Sample) -> None:
     one_entry(store)
     log = store.open()
     known = read_all(log)
-    log.end_recovery(log.last_index())
+    log.remove_floor(log.last_index())
     log.close()
     log = store.open()
-    assert (read_all(log), log.recovering_marker.above) == (known, None)
+    assert (read_all(log), log.floor) == (known, None)
     assert not any(store.at(int(log.staged_end)))

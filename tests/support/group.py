@@ -18,6 +18,7 @@ from dledger_core.raft import (
     Batch,
     Configuration,
     ConfigurationInForce,
+    Floor,
     HardState,
     InstalledSnapshot,
     Message,
@@ -101,8 +102,9 @@ class Member:
         commit_index: int = NO_INDEX,
         seed: int = 0,
         snapshots: Snapshots | None = None,
-        recovering_above: int | None = None,
+        floor: Floor | None = None,
         ends_below_members: bool = False,
+        start_ticks: int = 0,
     ) -> None:
         self.node_id = node_id
         self.store = store or MemoryStore()
@@ -113,8 +115,9 @@ class Member:
         self._options: dict[str, Any] = {
             "config": config,
             "random": random.Random(seed),
-            "recovering_above": None if recovering_above is None else Term(recovering_above),
+            "floor": floor,
             "ends_below_members": ends_below_members,
+            "start_ticks": start_ticks,
         }
         self.snapshots = snapshots and copy(snapshots)
         if self.store.in_force_before is NOT_FOUNDED:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -305,10 +306,15 @@ class ReplicaGroup(Group):
         self._storage = storage
         self._seed = seed
         super().__init__([self._opened(node) for node in self.files])
+        for one, other in itertools.permutations(self.members.values(), 2):
+            one.replica.report_attached(other.replica.member)
 
     def start(self, node: NodeId) -> HandDriven:
         """Start a stopped member from its disk."""
         self.members[node] = self._opened(node)
+        for other in self.running:
+            self.members[node].replica.report_attached(other.replica.member)
+            other.replica.report_attached(self.members[node].replica.member)
         return self.members[node]
 
     def _opened(self, node: NodeId) -> HandDriven:

@@ -25,7 +25,7 @@ from dledger_core.storage.check.judge import BodyFormat
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.layout import Layout, LogMeta
-from dledger_core.storage.files.meta_files import hard_state_file, read_properties, recovering_above
+from dledger_core.storage.files.meta_files import hard_state_file, load_floor, read_properties
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.store_reader import StoreReader, open_store
 from dledger_core.storage.read.visibility import Outcomes
@@ -267,7 +267,7 @@ def _open_store(
     parts: tuple[SourcePart, ...] = (LogPart(reader),) if classic is None else (classic, LogPart(reader))
     commit = reader.commit_index
     hard_state = _hard_state(files, layout, reader)
-    if meta is not None and recovering_above(files, layout, hard_state.term) is not None:
+    if meta is not None and load_floor(files, layout, hard_state.term) is not None:
         raise CorruptRecordError(
             "the end of this log was lost, with entries that its node may have acknowledged",
             str(store),

@@ -247,7 +247,7 @@ class GroupStore:
             return self._surveyed[1]
         with self.repairing(write=False) as store:
             found, commit_index = store.survey(), store.commit_index
-            may_lack_entries = store.recovering_above is not None or store.quarantine_reason is not None
+            may_lack_entries = store.floor is not None or store.quarantine_reason is not None
         holes = tuple(Hole(hole.start, hole.end) for hole in found.holes if hole.start < hole.end)
         if known is not None and found.last_index < known.last_index:
             end, holes = known, (*holes, Hole(found.last_index + 1, known.last_index + 1))

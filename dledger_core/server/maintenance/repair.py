@@ -413,7 +413,7 @@ async def repair_store(
     others = tuple(peer for peer in peers if peer.node_id != store.meta.node_id)
     records = PeerRecords(others, group, store.meta.log_uuid, environment.source)
     if others:
-        await environment.run_blocking(partial(store.mark_recovering_if_end_is_lost, found))
+        await environment.run_blocking(partial(store.set_floor_if_end_is_lost, found))
 
     async def write(damage: Damage, fetched: Records | None, commit_index: int) -> Damage | None:
         return await environment.run_blocking(partial(store.write_back, damage, fetched, commit_index))

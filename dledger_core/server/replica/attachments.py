@@ -66,6 +66,9 @@ class AttachHost(Protocol):
     def check_attach(self, group: str, theirs: ShownStore) -> None:
         """Raise the DLedgerError that refuses another node's store."""
 
+    def attached(self, group: str, member: MemberId) -> None:
+        """Handle that messages of a group can be sent to a member: its store was checked, and it refused none."""
+
     def attach_refused(self, group: str, node_id: NodeId, error: DLedgerError) -> None:
         """Handle that another node refused this node's store."""
 
@@ -215,6 +218,7 @@ class Attachments:
             self._ends[number] = Ends(group, theirs[1], self._offered[number][1])
             if group not in self._refused:
                 self._open[group] = theirs
+                self._host.attached(group, theirs[1])
 
     def stores_of(self, group: str) -> set[str]:
         """Return the uuid of the attached store of a group, if it has one."""

@@ -102,6 +102,9 @@ class DiskWriter:
 
 def persist(log: CommitLog, readys: list[Ready]) -> None:
     """Make consecutive Readys durable, with as few syncs as possible."""
+    for ready in readys:
+        if ready.floor is not None:  # first: a crash after it leaves a node that elects less, never one that forgot it
+            log.raise_floor(ready.floor)
     for hard_state, truncate_from, batches, restart in _merge(readys):
         log.persist(hard_state, truncate_from, batches, restart)
 

@@ -22,7 +22,6 @@ from dledger_core.client.position import check_of
 from dledger_core.config import LIMITS, Limits, RaftConfig
 from dledger_core.continuation import Chain, ContinuedLog, LogEnd, contains
 from dledger_core.errors import (
-    BadRequestError,
     BusyError,
     DiskFailedError,
     DLedgerError,
@@ -39,6 +38,7 @@ from dledger_core.raft import (
     Condition,
     Configuration,
     ConfigurationInForce,
+    Floor,
     Heartbeat,
     HeartbeatResponse,
     LogRestart,
@@ -271,8 +271,9 @@ class Replica:
             snapshot_payloads=SnapshotInstalls(
                 log, lambda: self.tables, self._configuration_before, environment.background
             ),
-            recovering_above=log.recovering_marker.above,
+            floor=log.floor,
             ends_below_members=log.ends_below_members,
+            start_ticks=config.election_ticks_max,
         )
         self._disk = environment.open_disk(log, self._persisted, self._fail)
         self.commit_index = log.commit_index
@@ -528,9 +529,8 @@ class Replica:
             self._finish(ready)
         if ready.committed is not None:
             self._committed(Index(ready.committed[1] - 1))
-        if ready.votes_again:
-            self.tables.forget_after(self.raft.last_index)  # nothing to forget, unless a person asked for the vote
-            self._disk.run(partial(self.log.end_recovery, self.commit_index))
+        if ready.floor_changed and ready.floor is None:
+            self._disk.run(partial(self.log.remove_floor, self.commit_index))
         if ready.soft_state is not None:
             self._role_changed(ready.soft_state)
         if ready.configuration is not None or ready.committed_configuration is not None:
@@ -685,23 +685,6 @@ class Replica:
         term = self.raft.term_at(last_index)
         return NO_TERM if term is None else term, last_index
 
-    def vote_again(self, end: tuple[int, int], best_end: tuple[int, int]) -> None:
-        """Give a recovering voter its vote back (``dledger recover``); see ``RawNode.vote_again``.
-
-        Raises:
-            BadRequestError: it is not recovering, has a leader, or its log has another end.
-        """
-        status = self.raft.status()
-        if not status.is_recovering or status.has_active_leader or self.end != end:
-            raise BadRequestError(
-                f"{self.node_id} is not a recovering voter without a leader whose log ends at index {end[1]}",
-                f"group {self.group}",
-                "run dledger recover again",
-                {"last_term": self.end[0], "last_index": self.end[1], "leader_id": self.leader_node},
-            )
-        _LOG.warning("voting resumed by request: group=%s node=%s end=%d", self.group, self.node_id, end[1])
-        self._ask(lambda: self.raft.vote_again((Term(best_end[0]), Index(best_end[1]))))
-
     @property
     def readable_end(self) -> Index:
         """End (exclusive) of the entries that are committed and durable here.
@@ -767,11 +750,13 @@ class Replica:
         """Queue a job for the thread that writes; an error of it stops the replica."""
         self._disk.run(job)
 
-    def lose_end(self) -> None:
-        """Become a recovering voter, because another node remembers more of this log than it contains."""
-        above = self.raft.status().term
-        self._guard(self.raft.lose_end)
-        self._disk.run(partial(self.log.begin_recovery, above))
+    def raise_floor(self, floor: Floor) -> None:
+        """Elect no log below ``floor``, because another node remembers more of this log than it contains."""
+        self._guard(lambda: self.raft.raise_floor(floor))
+
+    def report_attached(self, member: MemberId) -> None:
+        """Record that the stores of this node and of ``member`` were checked by each other."""
+        self.raft.report_attached(member)
 
     def save_checkpoint(self) -> None:
         """Queue a checkpoint of what changed: durable and commit index, acknowledgements of other stores, tables.

@@ -20,6 +20,7 @@ from dledger_core.errors import (
     DLedgerError,
     ProtocolError,
     QuotaExceededError,
+    RecoveryRefusedError,
     UnknownGroupError,
     UnreachableError,
     in_words,
@@ -35,7 +36,6 @@ from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.founding.store import known_members
 from dledger_core.server.group import Group, GroupState, HostedGroup, hosted_logs
 from dledger_core.server.replica.members import Members
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
@@ -201,6 +201,11 @@ class ClientService:
             group = self._group(str_field(frame.header, "g"))
             step = messages.CONTINUE.decode(frame.header)
             self._start(survivor_request, self._continue, survivor_request, group, step)
+        elif kind == Type.RECOVER:
+            # Versions up to 0.2.0 gave votes back by it. Their command must not believe that it worked.
+            raise RecoveryRefusedError(
+                "votes are not given back", "", "run dledger recover of this version; --lost names nodes that are lost"
+            )
         elif kind == Type.AWAIT:
             node_request = Request(connection, flow, frame)
             self._start(node_request, self._await, node_request, messages.AWAIT.decode(frame.header))
@@ -545,30 +550,6 @@ class ClientService:
         )
         request.respond(messages.READ_OK, response, *codec.records_payload([records]))
 
-    # --- recovery --------------------------------------------------------------------------------------------
-
-    def _recover(self, request: GroupRequest, message: messages.RecoverRequest) -> None:
-        replica = request.hosted.replica
-        if message.end is not None:
-            term, index = message.end
-            best_term, best_index = message.best_end or message.end
-            replica.vote_again((term, index), (best_term, best_index))
-        last_term, last_index = replica.end
-        status = replica.raft.status()
-        response = messages.RecoverResponse(
-            is_recovering=status.is_recovering,
-            last_term=last_term,
-            last_index=last_index,
-            leader=replica.leader_node if status.has_active_leader else None,
-            configuration=status.configuration_index,
-            voters=[
-                [str(member.node_id), member.address]
-                for member in known_members(status.configuration, self._config)
-                if member.is_voter and member.address
-            ],
-        )
-        request.respond(messages.RECOVER_OK, response)
-
     # --- leadership ------------------------------------------------------------------------------------------
 
     async def _watch(self, request: GroupRequest, message: messages.WatchRequest) -> None:
@@ -611,7 +592,6 @@ _AT_ONCE: Final[dict[int, tuple[Table[Any], _AtOnce]]] = {
     Type.APPEND: (messages.APPEND, ClientService._append),
     Type.METADATA: (messages.METADATA, ClientService._metadata),
     Type.PRODUCER: (messages.PRODUCER, ClientService._producer),
-    Type.RECOVER: (messages.RECOVER, ClientService._recover),
     Type.TRANSACTION: (messages.TRANSACTION, ClientService._transaction),
 }
 """Requests that are served, or queued, within the call that received them."""

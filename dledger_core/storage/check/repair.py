@@ -20,6 +20,7 @@ import numpy as np
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, StoreMismatchError
 from dledger_core.ids import NO_TERM, NUMBER_MAX, TERM_JUMP_MAX, Index, Position, Term
+from dledger_core.raft.floor import Floor
 from dledger_core.raft.ready import HardState
 from dledger_core.record import (
     HEADER_BYTES,
@@ -44,9 +45,9 @@ from dledger_core.storage.files.meta_files import (
     clear_needs_verification,
     hard_state_file,
     load_checkpoint,
+    load_floor,
     load_hard_state,
-    mark_recovering,
-    recovering_above,
+    raise_floor,
     rewrite_unconfirmed,
     save_checkpoint,
     save_hard_state,
@@ -288,16 +289,16 @@ class StoreRepair:
         """
         term = load_hard_state(self._files, self._layout, last_term=0).term
         with self._writing():
-            mark_recovering(self._files, self._layout, term)
+            raise_floor(self._files, self._layout, Floor(term), term)
             end_quarantine(self._files, self._layout)
 
     @property
-    def recovering_above(self) -> Term | None:
-        """See ``recovering_above``."""
+    def floor(self) -> Floor | None:
+        """The least end of a log that the node elects; see ``load_floor``."""
         with contextlib.suppress(CorruptRecordError):
             term = load_hard_state(self._files, self._layout, last_term=0).term
-            return recovering_above(self._files, self._layout, term)
-        return recovering_above(self._files, self._layout, NO_TERM)
+            return load_floor(self._files, self._layout, term)
+        return load_floor(self._files, self._layout, NO_TERM)
 
     def set_term(self, term: Term) -> None:
         """Replace an unusable term, and forget the vote.
@@ -401,8 +402,8 @@ class StoreRepair:
             data.sync(data.bases)
             data.sync_dir()
 
-    def mark_recovering_if_end_is_lost(self, found: Sequence[Damage]) -> None:
-        """Mark the node as a recovering voter if entries after the last durable one may be lost too.
+    def set_floor_if_end_is_lost(self, found: Sequence[Damage]) -> None:
+        """Set the floor (T, ∞) if entries after the last durable one may be lost too.
 
         Called before any repair: afterwards nothing shows that the end was damaged.
 
@@ -412,7 +413,7 @@ class StoreRepair:
         """
         end = self._durable_end()
         if end is not None and any(damage.end >= end[0] for damage in found) and not self._end_is_known(*end):
-            self._mark_recovering()
+            self._set_open_floor()
 
     def _end_is_known(self, end: int, end_position: int) -> bool:
         """Whether complete batches follow the durable entries, up to a clean end: then no later entry is lost."""
@@ -425,11 +426,11 @@ class StoreRepair:
                     position = int(block.positions[at]) + int(block.records.sizes[at])
         return position > end_position and position == self._data.written_end(end_position)
 
-    def _mark_recovering(self) -> None:
+    def _set_open_floor(self) -> None:
         known = hard_state_file(self._layout.hard_state).load(self._files).exists
         term = load_hard_state(self._files, self._layout, last_term=0 if known else 1).term
         with self._writing():
-            mark_recovering(self._files, self._layout, term)
+            raise_floor(self._files, self._layout, Floor(term), term)
 
     @property
     def commit_index(self) -> int:
@@ -453,7 +454,7 @@ class StoreRepair:
             record = self._reader.read(last, last + 1, 1).first
             position = record.position + record.size
         checkpoint = Checkpoint(last, last, position)
-        self._mark_recovering()
+        self._set_open_floor()
         with self._writing():
             save_checkpoint(self._files, self._layout.checkpoint, checkpoint)
         self._checkpoint = checkpoint

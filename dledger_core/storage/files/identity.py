@@ -20,7 +20,7 @@ from dledger_core.raft.ready import HardState
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta, load_log_meta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
-from dledger_core.storage.files.meta_files import clear_recovering, hard_state_file, save_hard_state
+from dledger_core.storage.files.meta_files import clear_floor, hard_state_file, save_hard_state
 from dledger_core.storage.files.quarantine import end_quarantine
 from dledger_core.storage.files.twin_file import TwinFile
 
@@ -152,7 +152,7 @@ def continue_store(files: Files, layout: Layout, identity: StoreIdentity) -> Non
     indexes = [NO_INDEX]
     if identity.store == record.voter.store:
         indexes = sorted({NO_INDEX, Index(record.point.index)})
-        clear_recovering(files, layout)  # a person decided that this is the best end
+        clear_floor(files, layout)  # a person decided that this is the best end
     body = first_configuration(record).to_bytes()
     entries = tuple(
         ConfigurationEntry(index, NO_TERM if index == NO_INDEX else Term(record.point.term), body) for index in indexes

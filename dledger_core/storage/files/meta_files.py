@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.ids import NO_INDEX, NUMBER_MAX, MemberId, Term, node_of
+from dledger_core.ids import NO_INDEX, NUMBER_MAX, Index, MemberId, Term, node_of
 from dledger_core.java_properties import MalformedError, read_java_properties
+from dledger_core.raft.floor import Floor, higher
 from dledger_core.raft.ready import HardState
 from dledger_core.record import INDEX_RECORD_BYTES
 from dledger_core.storage.files.file_system import Files, read_checked, remove_durably, write_checked
@@ -140,64 +141,77 @@ def save_hard_state(files: Files, layout: Layout, state: HardState) -> None:
     files.replace(layout.currterm, text.encode())
 
 
-# --- marker of a recovering voter ---------------------------------------------------------------------------------
+# --- floor --------------------------------------------------------------------------------------------------------
 
 
-def mark_recovering(files: Files, layout: Layout, above: Term) -> None:
-    """Mark the node as a recovering voter until it has a committed entry of a term above ``above``.
+def save_floor(files: Files, layout: Layout, floor: Floor) -> None:
+    """Write a floor: ``{"above": T, "index": i}``, without ``index`` for (T, ∞).
 
-    The checkpoint lags behind the acknowledged entries. Where damage reaches the end that it covers, later entries may
-    be lost too, and a repair cannot find out. ``RaftState.update_recovery`` has the rule; the marker makes a restart
-    remember.
+    Versions up to 0.2.0 read each as (T, ∞), which is stricter.
     """
-    write_checked(files, layout.recovering, {"above": int(above)})
+    fields = {"above": int(floor.term)} | ({} if floor.index is None else {"index": int(floor.index)})
+    write_checked(files, layout.recovering, fields)
 
 
-def clear_recovering(files: Files, layout: Layout) -> None:
-    """Remove the marker."""
-    remove_durably(files, layout.recovering)
-
-
-def recovering_above(files: Files, layout: Layout, term: Term) -> Term | None:
-    """Return the term above which a committed entry ends the recovery; None if the node votes.
+def load_floor(files: Files, layout: Layout, term: Term) -> Floor | None:
+    """Return the floor of a store, None if it has none.
 
     Args:
         files: the file system.
         layout: the store.
-        term: the node's own; returned if the marker is damaged, because a higher term is always safe.
+        term: the node's own; a damaged file means (term, ∞), because a higher floor is always safe.
     """
     fields = read_checked(files, layout.recovering)
     if fields is None:
         return None
-    above = fields.get("above")
-    return Term(above) if type(above) is int else term
+    above, index = fields.get("above"), fields.get("index")
+    if type(above) is not int:
+        return Floor(term)
+    return Floor(Term(above), Index(index) if type(index) is int else None)
 
 
-class RecoveringMarker:
-    """The marker of an open store. Called by the writer thread.
+def raise_floor(files: Files, layout: Layout, floor: Floor, term: Term) -> None:
+    """Set a floor, or raise the one that is there; see ``load_floor``.
+
+    The checkpoint lags behind the acknowledged entries. Where damage reaches the end that it covers, later entries may
+    be lost too, and a repair cannot find out. ``RaftState.update_floor`` ends it; the file makes a restart remember.
+    """
+    found = load_floor(files, layout, term)
+    raised = higher(found, floor)
+    if raised is not None and raised != found:
+        save_floor(files, layout, raised)
+
+
+def clear_floor(files: Files, layout: Layout) -> None:
+    """Remove the floor."""
+    remove_durably(files, layout.recovering)
+
+
+class FloorFile:
+    """The floor of an open store. Called by the writer thread.
 
     Attributes:
-        above: the node is a recovering voter until it has a committed entry of a higher term; None = it votes.
+        floor: the floor as written; None if there is none.
     """
 
     def __init__(self, files: Files, layout: Layout, term: Term) -> None:
         self._files = files
         self._layout = layout
-        self.above = recovering_above(files, layout, term)
-        if self.above == term:  # so that a damaged marker does not mean a higher term at each start
-            mark_recovering(files, layout, term)
+        self._term = term
+        self.floor = load_floor(files, layout, term)
+        if self.floor == Floor(term):  # so that a damaged file does not mean a higher term at each start
+            save_floor(files, layout, self.floor)
 
-    def begin(self, above: Term) -> None:
-        """Write the marker of a store whose end is known to be lost while it runs."""
-        if self.above is None:
-            mark_recovering(self._files, self._layout, above)
-            self.above = above
+    def raise_to(self, floor: Floor) -> None:
+        """Write a floor that is set or raised while the store is open."""
+        raise_floor(self._files, self._layout, floor, self._term)
+        self.floor = higher(self.floor, floor)
 
-    def end(self) -> None:
-        """Remove the marker (``Ready.votes_again``)."""
-        if self.above is not None:
-            clear_recovering(self._files, self._layout)
-            self.above = None
+    def remove(self) -> None:
+        """Remove the file, because the log has all that the node may have acknowledged."""
+        if self.floor is not None:
+            clear_floor(self._files, self._layout)
+            self.floor = None
             _LOG.warning("voting resumed: store=%s", self._layout.root)
 
 

@@ -27,6 +27,7 @@ from dledger_core.errors import DiskFailedError, StoreMismatchError, invariant
 from dledger_core.founding import LogConstants
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Position, Term
 from dledger_core.raft.batch import Batch, Proposal
+from dledger_core.raft.floor import Floor
 from dledger_core.raft.pointers import LogPointers
 from dledger_core.raft.ready import HardState
 from dledger_core.record import INDEX_RECORD_BYTES, ProposedBatch, Records
@@ -41,14 +42,14 @@ from dledger_core.storage.files.layout import Layout, LogMeta, claim_store, refu
 from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
 from dledger_core.storage.files.meta_files import (
     Checkpoint,
-    RecoveringMarker,
+    FloorFile,
     checkpoint_file,
     hard_state_file,
     load_acknowledged,
     load_checkpoint,
     load_hard_state,
     mark_needs_verification,
-    mark_recovering,
+    raise_floor,
     save_acknowledged,
     save_checkpoint,
     save_hard_state,
@@ -108,10 +109,10 @@ class CommitLog(DurableLog):
         self._members = saved or KnownConfigurations(lost=not is_new)
         if not is_new and (self._checkpoint is None or saved is None or self._has_lost_entries()):
             # Before recovery changes anything: the end is lost, although the files may not show it.
-            mark_recovering(files, layout, self._hard_state.term)
+            raise_floor(files, layout, Floor(self._hard_state.term), self._hard_state.term)
         self.acknowledged: Final = load_acknowledged(files, layout)
-        self.recovering_marker: Final = RecoveringMarker(files, layout, self._hard_state.term)
-        end = self._recover(keep_tail=self.recovering_marker.above is not None)
+        self._floor_file: Final = FloorFile(files, layout, self._hard_state.term)
+        end = self._recover(keep_tail=self.floor is not None and self.floor.is_open)
         self.recovered: Final[RecoveredEnd] = end
         self._members = self._find_configurations(end)
         if self._members != saved:
@@ -238,6 +239,11 @@ class CommitLog(DurableLog):
     def ends_below_members(self) -> bool:
         """Whether the log has lost the newest configuration entry, or may have: it does not know its group."""
         return self._members.ends_above(self._last_index)
+
+    @property
+    def floor(self) -> Floor | None:
+        """The least end of a log that the node elects, as written; None if it has lost nothing."""
+        return self._floor_file.floor
 
     @property
     def log_uuid(self) -> str | None:
@@ -449,28 +455,30 @@ class CommitLog(DurableLog):
             self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
             self._write_checkpoint()
 
-    def begin_recovery(self, above: Term) -> None:
-        """Write the marker of a recovering voter whose disk was set back. Raises like ``persist``.
+    def raise_floor(self, floor: Floor) -> None:
+        """Set or raise the floor of an open log. Raises like ``persist``.
 
-        The members file was set back with the log, so this store does not know its group either, also after a restart.
+        Where the end is lost, the members file was set back with the log, so this store does not know its group either,
+        also after a restart.
         """
         with self._writing():
-            self._know(replace(self._members, lost=True))
-            self.recovering_marker.begin(above)
+            if floor.is_open:
+                self._know(replace(self._members, lost=True))
+            self._floor_file.raise_to(floor)
 
     def save_acknowledged(self, known: Mapping[str, tuple[int, int]]) -> None:
         """Record the newest vote or acknowledgement of each other store. Raises like ``persist``."""
         with self._writing():
             save_acknowledged(self._files, self._layout, known)
 
-    def end_recovery(self, commit_index: int) -> None:
-        """Remove the marker of a recovering voter (``Ready.votes_again``). Raises like ``persist``."""
+    def remove_floor(self, commit_index: int) -> None:
+        """Remove the floor (``Ready.floor_changed``). Raises like ``persist``."""
         with self._writing():
-            self._appender.remove_kept_tail(self._last_index + 1)  # without the marker it is damage
+            self._appender.remove_kept_tail(self._last_index + 1)  # without the floor it is damage
         self.save_checkpoint(commit_index)
         with self._writing():
             self._know(KnownConfigurations(self._members.of_log(self._last_index)))
-            self.recovering_marker.end()
+            self._floor_file.remove()
 
     def _write_checkpoint(self) -> None:
         self._appender.sync()

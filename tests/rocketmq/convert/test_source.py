@@ -14,6 +14,7 @@ from dledger_core import control
 from dledger_core.config import RECORD_BYTES_MAX, StorageConfig
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
 from dledger_core.ids import NodeId, Term
+from dledger_core.raft.floor import Floor
 from dledger_core.raft.ready import HardState
 from dledger_core.record import HEADER_BYTES
 from dledger_core.rocketmq import encode_messages, open_log_directory
@@ -22,7 +23,7 @@ from dledger_core.rocketmq.store.commit_log import scan_records
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, save_log_meta
-from dledger_core.storage.files.meta_files import clear_recovering, mark_recovering, save_hard_state
+from dledger_core.storage.files.meta_files import clear_floor, save_floor, save_hard_state
 from dledger_core.storage.tables.tables import LogTables, TableChanges
 from tests.jobs.broker_store import write_broker_store, write_commitlog
 from tests.rocketmq.convert.stores import (
@@ -424,10 +425,10 @@ def test_trimmed_log_without_tables_is_rejected(trimmed: Path, tmp_path: Path) -
 
 def test_store_of_recovering_voter_is_rejected(trimmed: Path, tmp_path: Path) -> None:
     """The new node would vote at once although acknowledged entries may be lost."""
-    mark_recovering(OsFiles(), Layout(trimmed), Term(3))
+    save_floor(OsFiles(), Layout(trimmed), Floor(Term(3)))
     with pytest.raises(CorruptRecordError):
         converted(trimmed, tmp_path / "new")
-    clear_recovering(OsFiles(), Layout(trimmed))
+    clear_floor(OsFiles(), Layout(trimmed))
     converted(trimmed, tmp_path / "new")
     assert entries(tmp_path / "new") == entries(trimmed)
 
@@ -441,6 +442,6 @@ def test_configuration_entries_of_source_have_no_effect_in_the_copy(tmp_path: Pa
     log.close(2)
     converted(path, copy)
     log = CommitLog.open(copy, group="g", node_id="n0")
-    assert (list(log.configurations), log.ends_below_members, log.recovering_marker.above) == ([], False, None)
+    assert (list(log.configurations), log.ends_below_members, log.floor) == ([], False, None)
     assert bodies_of(log.read(0, 3, 1 << 20))[::2] == [b"a", b"b"]
     assert [control.log_time(control.unpack(body)) for _, _, body in log.control_entries(0, 3)] == [77]
