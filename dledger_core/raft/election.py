@@ -87,7 +87,7 @@ def _may_elect(state: RaftState, message: RequestVote) -> bool:
     # may have forgotten, unless it lacks even an entry known to be committed. This holds for entries after that of the
     # configuration of two. Entries before it may have been committed by this member and a third voter; of those the
     # candidate must have all that are here, as any candidate must, and they are here: the log reaches that entry.
-    # Without this exception one damaged end of two disks would need an operator, though nothing is in doubt.
+    # Without this exception one damaged end of two disks would need an operator, though no entry can be missing.
     in_force = log.configurations.in_force
     exempt = floor.is_open and not state.ends_below_members
     if not exempt or in_force.configuration.voters != {state.member, message.sender}:

@@ -18,7 +18,7 @@ class Floor:
 
     Attributes:
         term: T, the highest term that the member, or a peer, knows that it took part in when it had the entries.
-        index: the last entry of that term that it may have acknowledged; None if nobody knows how far its log went:
+        index: the last entry of that term that it may have acknowledged; None if no member knows how far its log went:
             the floor (T, ∞), that of a *recovering* voter. Only a log with an entry of a term above T is above it.
     """
 

@@ -100,7 +100,7 @@ class Ready:
         reads: results of ReadIndex requests.
         soft_state: new role, leader or term, or None if unchanged.
         floor: the member's floor if ``floor_changed``. One that was set or raised is made durable before anything that
-            follows; the mark of one that is gone (None) may be removed at any time.
+            follows; the file of a removed one (None) may be deleted at any time.
         floor_changed: the floor was set, raised or removed.
         configuration: the configuration in force, if it changed: by an append, a truncation or a snapshot install. It
             may not be committed, nor durable before this Ready is.

@@ -231,14 +231,14 @@ class RaftState:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether nobody knows which entries this member may have acknowledged: its floor is (T, ∞)."""
+        """Whether it is unknown which entries this member may have acknowledged: its floor is (T, ∞)."""
         return self.floor is not None and self.floor.is_open
 
     @property
     def is_starting(self) -> bool:
         """Whether this member has started and may still learn that it lost votes or entries.
 
-        Its peers remember both and say so when they attach (``report_attached``). Until each other voter is attached,
+        Its peers remember both and object when they attach (``report_attached``). Until each other voter is attached,
         or the longest election timeout has passed once, it neither votes nor campaigns: a disk that was set back would
         otherwise elect a log without acknowledged entries before a peer can object.
         """
@@ -249,7 +249,7 @@ class RaftState:
         if not self.start_ticks:
             return
         if self.start_ticks > 1 and self.configuration.voters - {self.member} <= self.attached:
-            self.start_ticks = 1  # one tick more: a peer that has something to object says so meanwhile
+            self.start_ticks = 1  # one tick more: a peer that objects does so meanwhile
             return
         self.start_ticks -= 1
         if not self.start_ticks and self.election_elapsed >= self.election_timeout:
@@ -266,7 +266,7 @@ class RaftState:
         raised = higher(self.floor, floor)
         if floor.is_open:
             self.ends_below_members = True
-        # An end that reached the old floor says nothing about what was lost since.
+        # An end that reached the old floor does not cover entries lost since.
         self.complete_to = None
         if raised != self.floor:
             self.floor = raised

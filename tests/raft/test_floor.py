@@ -64,7 +64,7 @@ def test_member_below_its_floor_does_not_campaign() -> None:
     assert (follower.run(), follower.role, follower.raw.status().is_recovering) == ([], Role.FOLLOWER, False)
 
 
-def test_floor_is_gone_when_durable_end_reaches_it() -> None:
+def test_floor_is_removed_when_durable_end_reaches_it() -> None:
     follower = member(1, 2, term=5, floor=Floor(Term(5), Index(3)))
     follower.step(append(batch(2, 5), prev=(1, 2), term=5))
     assert follower.tick(3 * WAIT) == []

@@ -1,6 +1,6 @@
 """The group that waits for an operator: only a floor keeps it from electing a leader.
 
-It has a candidate and as many voters as a majority needs, and too few of them know what they acknowledged. ``dledger
+It has a candidate and as many voters as a majority needs, and too many of them have a floor. ``dledger
 recover`` continues its log in a new one; tests/sim/search covers that. Any other group without a leader is a failure.
 """
 
