@@ -221,7 +221,7 @@ class RawNode:
         self._state.raise_floor(floor)
 
     def report_attached(self, member: MemberId) -> None:
-        """Record that a member's store was checked by this member, and this one's by it. Each would have objected to what the other forgot."""
+        """Record that this store and that of a member were checked by each other: each objects to lost votes."""
         self._state.attached.add(member)
 
     def campaign(self) -> None:
