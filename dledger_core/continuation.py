@@ -15,7 +15,7 @@ the response leaves:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -102,6 +102,8 @@ class LogEnd:
         commit_index: the last entry that the store knows to be committed.
         check: check of the last entry; None if the log is empty or the entry is deleted.
         is_recovering: whether the store may have lost entries after it.
+        ranges: (term, first index) of each range of entries with one term, in order; empty where it is unknown. The
+            first one may begin before the log, and has the term of the entry before it.
     """
 
     term: int
@@ -110,11 +112,24 @@ class LogEnd:
     commit_index: int
     check: int | None = None
     is_recovering: bool = False
+    ranges: tuple[tuple[int, int], ...] = ()
 
     @property
     def rank(self) -> tuple[int, int]:
         """The order of elections."""
         return self.last_term, self.last_index
+
+    def term_at(self, index: int) -> int | None:
+        """Return the term of an entry; None if it is unknown, or the log does not reach it."""
+        if index == self.last_index:
+            return self.last_term
+        known = [term for term, start in self.ranges if start <= index] if index < self.last_index else []
+        return known[-1] if known else None
+
+    def may_contain(self, index: int, term: int | None) -> bool:
+        """Whether the log has the entry of this index and term; where the term is unknown, of this index."""
+        found = self.term_at(index)
+        return index <= self.last_index and (None in (term, found) or found == term)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +256,8 @@ def end_of(fields: object) -> LogEnd:
     """Return the end of a map; raise ValueError or TypeError if it is malformed."""
     if not isinstance(fields, dict):
         raise TypeError("not a map")
-    end = LogEnd(**fields)
+    ranges = tuple((term, start) for term, start in fields.get("ranges", ()))
+    end = LogEnd(**fields | {"ranges": ranges})
     if not all(map(_fits, (end.term, end.last_term, end.last_index, end.commit_index))):
         raise ValueError("not the end of a log")
     return end
@@ -500,13 +516,32 @@ class Refused:
     remedy: str
 
 
+@dataclass(frozen=True, slots=True)
+class Electable:
+    """The voters that answer can elect a leader: nothing is changed."""
+
+    nodes: tuple[NodeId, ...]
+    leader: NodeId | None
+
+
 Holes: TypeAlias = Mapping[NodeId, tuple[Hole, ...]]
-Action: TypeAlias = GiveUpLog | FillHoles | CutLog | TakeRecord | CompleteRecord | Continued | Unanswered | Refused
+Action: TypeAlias = (
+    GiveUpLog | FillHoles | CutLog | TakeRecord | CompleteRecord | Continued | Electable | Unanswered | Refused
+)
 
 
 def best_of(ends: Mapping[NodeId, LogEnd]) -> NodeId:
-    """Return the survivor with the best end; of equal ones the first by node id."""
-    return max(sorted(ends), key=lambda node: ends[node].rank)
+    """Return the survivor with the best end of those that may continue the log; of equal ones the first by node id.
+
+    The best (last term, last index) is Raft's rule for a *majority* of voters. Survivors are none: an old leader with
+    an uncommitted entry of a late term outranks a log with entries that a lost leader of a later term has committed
+    (the paper's figure 8). So only stores continue the log that contain the entry at the highest commit index of all.
+    """
+    known = max(sorted(ends), key=lambda node: ends[node].commit_index)
+    index = ends[known].commit_index
+    term = ends[known].term_at(index)
+    eligible = [node for node in sorted(ends) if ends[node].may_contain(index, term)]
+    return max(eligible or sorted(ends), key=lambda node: ends[node].rank)
 
 
 def decide(
@@ -568,13 +603,18 @@ def _repair_action(
     assert end is not None
     if accepts_loss:
         return CutLog((best,), hole.start)
-    command = f"dledger recover --lost {','.join(sorted(lost))} --accept-loss"
+    command = f"dledger recover {_naming(lost)}--accept-loss"
     return Refused(
         f"entries {hole.start} to {hole.end - 1} are damaged on {best}, and no node that is left has them; its log "
         f"continues behind them up to {end.last_index}",
         f"start a node that has them and leave it out of --lost; or run {command}: the log ends before entry "
         f"{hole.start}, and the bytes behind it are kept in a file of the store",
     )
+
+
+def _naming(lost: Iterable[NodeId]) -> str:
+    """Return the option that names lost nodes, with a space after it; empty if there are none."""
+    return f"--lost {','.join(sorted(lost))} " if lost else ""
 
 
 def _no_log(logs: Mapping[str, NodeId]) -> Refused:
@@ -607,15 +647,12 @@ def _not_possible(lost: AbstractSet[NodeId], answers: Answers, found: Answers, l
         return Unanswered(tuple(left))
     best = found[_best(found)]
     voters = [member.node_id for member in best.members if member.is_voter]
-    able = sum(node not in lost and not found[node].has_given_up for node in voters)
-    if able > len(voters) // 2 and best.state is not None and best.state.is_complete:
+    able = [node for node in voters if node not in lost and _votes(found[node])]
+    if len(able) > len(voters) // 2 and best.state is not None and best.state.is_complete:
         return Continued(log_uuid, best.chain)
-    if able > len(voters) // 2:
-        named = ", ".join(sorted(lost))
-        return Refused(
-            f"a majority of the voters of log {log_uuid} is left without {named}",
-            "run dledger member replace; if the group has no leader, dledger recover without --lost",
-        )
+    if len(able) > len(voters) // 2:
+        leaders = (found[node].leader for node in able)
+        return Electable(tuple(able), next((leader for leader in leaders if leader is not None), None))
     leader = next((answer.leader for _, answer in sorted(found.items()) if answer.leader is not None), None)
     if leader is not None:
         return Refused(
@@ -625,6 +662,10 @@ def _not_possible(lost: AbstractSet[NodeId], answers: Answers, found: Answers, l
     if best.profile == "A":
         return Refused("a log of profile A cannot change its members", "copy a store, and found the group again")
     return None
+
+
+def _votes(answer: SurvivorAnswer) -> bool:
+    return not answer.has_given_up and answer.end is not None and not answer.end.is_recovering
 
 
 def _members(found: Answers) -> set[KnownMember]:
@@ -674,7 +715,7 @@ def _continued(
         record = _new_record(lost, fresh, new_uuid)
         if all(_outranks(record, held) for held in others):
             return TakeRecord(record, tuple(survivor.node_id for survivor in record.survivors))
-    shown = "; ".join(f"--lost {','.join(record.lost)}" for record in others or mine)
+    shown = "; ".join(_naming(record.lost).strip() or "no --lost" for record in others or mine)
     return Refused(
         f"another recovery is in progress, with {shown}",
         "run that command; name all lost nodes of both if one of its survivors was lost meanwhile",
@@ -749,6 +790,7 @@ def preview(lost: AbstractSet[NodeId], answers: Answers) -> dict[str, Any]:
                 "last_term": end.last_term,
                 "last_index": end.last_index,
                 "commit_index": end.commit_index,
+                "terms": [{"term": term, "from_index": start} for term, start in end.ranges],
                 "is_recovering": end.is_recovering,
                 "has_given_up": found[node].has_given_up,
                 "holes": [

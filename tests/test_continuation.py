@@ -21,6 +21,7 @@ from dledger_core.continuation import (
     ContinuationRecord,
     Continued,
     ContinuedLog,
+    Electable,
     GiveUpLog,
     KnownMember,
     LogEnd,
@@ -64,11 +65,45 @@ def after_giving_up(found: SurvivorAnswer, record: ContinuationRecord | None = N
 
 def decided(lost: str, *answers: SurvivorAnswer) -> Action:
     numbers = itertools.count()
-    named = frozenset(map(NodeId, lost.split(",")))
+    named = frozenset(map(NodeId, filter(None, lost.split(","))))
     return continuation.decide(named, {each.node_id: each for each in answers}, lambda: f"new {next(numbers)}")
 
 
 # --- a recovery -----------------------------------------------------------------------------------------------------
+
+
+OLD_LEADER = {"last_term": 3, "last_index": 11, "commit_index": 10, "ranges": ((1, 0), (3, 11))}
+"""It appended an entry of term 3 that no majority has, where the others have one of term 2 (the paper's figure 8)."""
+
+
+@pytest.mark.parametrize(
+    ("knows", "voter"),
+    [
+        pytest.param({"last_term": 2, "commit_index": 11, "ranges": ((1, 0), (2, 11))}, "n3", id="another one there"),
+        pytest.param({"last_term": 2, "commit_index": 10, "ranges": ((1, 0), (2, 11))}, "n4", id="none there"),
+        pytest.param({"last_term": 2, "last_index": 12, "commit_index": 12}, "n3", id="one that the log lacks"),
+        pytest.param({"last_term": 3, "commit_index": 11, "ranges": ((1, 0), (3, 11))}, "n3", id="the same"),
+    ],
+)
+def test_best_end_contains_the_newest_entry_that_a_survivor_knows_to_be_committed(
+    knows: dict[str, object], voter: str
+) -> None:
+    five = tuple(KnownMember(node, f"store of {node}", f"host:{node}", True) for node in NODES)
+    ends = {"n3": end(**({"last_index": 11} | knows)), "n4": end(**OLD_LEADER)}  # type: ignore[arg-type]
+    survivors = [after_giving_up(answer(node, members=five, end=found)) for node, found in ends.items()]
+    action = decided("n0,n1,n2", *survivors)
+    assert isinstance(action, TakeRecord)
+    assert action.record.voter.node_id == voter
+
+
+def test_recovery_without_lost_nodes_is_for_voters_that_may_not_elect() -> None:
+    """A (T, ∞) floor takes the vote; two of three that have it leave no majority."""
+    healthy, first, second = (answer(node, end=end(is_recovering=node != "n0")) for node in ("n0", "n1", "n2"))
+    assert decided("", healthy, first, second) == GiveUpLog("old", NODES[:3])
+    able = decided("", healthy, first, answer("n2"))
+    assert able == Electable((NODES[0], NODES[2]), None)
+    assert decided("", healthy, first) == Unanswered((NODES[2],))
+    assert decided("n2", healthy, first) == GiveUpLog("old", NODES[:2]), "one disk lost and one floor: A4"
 
 
 def test_recovery_lets_all_survivors_give_up_before_one_of_them_gets_record() -> None:
@@ -128,7 +163,7 @@ def member_of(record: ContinuationRecord, found: SurvivorAnswer) -> SurvivorAnsw
         ("n0,n1", [answer("n0", log_uuid=None, store=None, end=None), answer("n2")], GiveUpLog),  # its disk is
         ("n0,n1", [answer("n0", store="another"), answer("n2")], GiveUpLog),
         ("n0", [answer("n2")], Unanswered),  # n1 is not named
-        ("n0", [answer("n1"), answer("n2")], Refused),
+        ("n0", [answer("n1"), answer("n2")], Electable),
         ("n0,n1", [answer("n2", leader=NODES[1])], Refused),
         ("n0,n1", [answer("n2", end=None, reason="it is damaged")], Refused),
         ("n0,n1", [answer("n2", profile="A")], Refused),
@@ -290,6 +325,7 @@ def test_dry_run_says_which_entries_are_certain_kept_and_may_be_lost() -> None:
                 "last_term": 3,
                 "last_index": 12,
                 "commit_index": 4,
+                "terms": [],
                 "is_recovering": False,
                 "has_given_up": False,
                 "holes": [],
@@ -299,6 +335,7 @@ def test_dry_run_says_which_entries_are_certain_kept_and_may_be_lost() -> None:
                 "last_term": 4,
                 "last_index": 7,
                 "commit_index": 6,
+                "terms": [],
                 "is_recovering": True,
                 "has_given_up": False,
                 "holes": [],

@@ -12,7 +12,7 @@ from dledger_core.cli.options import Connection, connection_options, format_opti
 from dledger_core.cli.output import Format, say, show_result
 from dledger_core.client.continuing import recover_lost
 from dledger_core.config import is_node_id, parse_peers
-from dledger_core.continuation import Continued
+from dledger_core.continuation import Continued, Electable
 from dledger_core.errors import ConfigError, UnsupportedError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.ids import NodeId
@@ -44,23 +44,21 @@ def _nodes(_context: click.Context, _parameter: click.Parameter, value: str | No
 @option(
     "--accept-loss",
     is_flag=True,
-    help="With --lost: end the log before damaged entries that no node has. The bytes behind them are kept in a file.",
+    help="End the log before damaged entries that no node has. The bytes behind them are kept in a file.",
 )
 @option("--dry-run", is_flag=True, help="Show the ends of all logs and what the command would do.")
 @format_option
 def recover(connection: Connection, lost: frozenset[NodeId], accept_loss: bool, dry_run: bool, output: Format) -> int:
-    """Give a group a leader again that has lost a majority of its voters, or of their votes.
+    """Give a group that cannot elect a leader a new log, which continues its log.
 
-    Without --lost: a node that lost the end of its log is recovering; it votes again once a leader has sent it
-    everything. If most nodes are recovering, no leader can be elected. All voters must run. Those with the best ends
-    (last term, last index) get their vote back, as few as an election needs, and the others follow the leader that they
-    elect. Entries that no node has are lost.
+    A group elects no leader if a majority of its voters is lost, or too many of them lost the ends of their logs.
+    --lost names the nodes that will never return; all others must run. If the voters that are left can elect a leader,
+    nothing is changed. Otherwise each store gives the log up, and one of them continues it as the only voter of a new
+    log: the one with the best end (last term, last index) of those that contain every entry that a store knows to be
+    committed. The others become voters again when they have caught up.
 
-    With --lost: the named nodes will never return, and too few voters are left for a majority. All other nodes must
-    run. Each gives the log up; then the one with the best end continues it as the only voter of a new log, and the
-    others become voters again when they have caught up. Entries that only lost nodes had are lost. Damaged entries are
-    taken from another node that is left; --dry-run shows those that none has. The command can be interrupted and run
-    again.
+    Entries that only lost nodes had are lost. Damaged entries are taken from another node; --dry-run shows those that
+    none has. The command can be interrupted and run again.
 
     Exit 0 if the group has what it needs now, 1 if --dry-run found work to do.
     """
@@ -78,6 +76,11 @@ def recover(connection: Connection, lost: frozenset[NodeId], accept_loss: bool, 
             credentials=credentials,
         )
     )
+    if isinstance(done.action, Electable):
+        voters = ", ".join(done.action.nodes)
+        show_result({"group": connection.group} | done.preview | {"new_log": None}, output, f"group {connection.group}")
+        say(f"nothing to do: {voters} can elect a leader, and recovering nodes catch up from it")
+        return EXIT_OK
     is_done = isinstance(done.action, Continued)
     log = done.action.log_uuid if isinstance(done.action, Continued) else None
     show_result({"group": connection.group} | done.preview | {"new_log": log}, output, f"group {connection.group}")

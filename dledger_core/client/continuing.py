@@ -7,6 +7,7 @@ be run again, and several may run at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -21,6 +22,7 @@ from dledger_core.continuation import (
     ContinuationRecord,
     Continued,
     CutLog,
+    Electable,
     FillHoles,
     GiveUpLog,
     Holes,
@@ -38,8 +40,12 @@ from dledger_core.net import messages
 from dledger_core.net.codec import continuation_payload, parse_survivor
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 
+_LOG: Final = logging.getLogger(__name__)
 _ROUNDS_MAX: Final = 20
 """Rounds without an end: concurrent recoveries, or stores that change."""
+_ELECTION_S: Final = 10.0
+"""Several longest election timeouts: a group that can elect a leader has one by then."""
+_ELECTION_ROUNDS: Final = 20
 
 
 class _Nodes:
@@ -167,6 +173,9 @@ async def recover_lost(
                     "start them; name a node in --lost only if its disk will never return",
                     {"nodes": [str(node) for node in action.nodes]},
                 )
+            if isinstance(action, Electable):
+                await _await_election(nodes, action, group, lost)
+                return LostMajority(action, first)
             if dry_run or isinstance(action, Continued):
                 return LostMajority(action, first, is_new=number > 0)
             if isinstance(action, FillHoles):
@@ -178,6 +187,34 @@ async def recover_lost(
         raise refused or RecoveryRefusedError("the stores change all the time", f"group {group}", "run one recovery")
     finally:
         await nodes.close()
+
+
+async def _await_election(nodes: _Nodes, electable: Electable, group: str, lost: AbstractSet[NodeId]) -> None:
+    """Wait until voters that can elect a leader have one.
+
+    Raises:
+        RecoveryRefusedError: nodes are named lost, and a majority is left; or there is no leader after some time.
+    """
+    voters = ", ".join(electable.nodes)
+    if lost:
+        raise RecoveryRefusedError(
+            f"{voters} are a majority of the voters and can elect a leader without {', '.join(sorted(lost))}",
+            f"group {group}",
+            "run dledger member replace for the lost nodes",
+        )
+    if electable.leader is not None:
+        return
+    _LOG.info("waiting for the election of a leader: group=%s voters=%s", group, voters)
+    for _ in range(_ELECTION_ROUNDS):
+        await asyncio.sleep(_ELECTION_S / _ELECTION_ROUNDS)
+        answers = await nodes.ask()
+        if any(answers[node].leader is not None for node in electable.nodes if node in answers):
+            return
+    raise RecoveryRefusedError(
+        f"{voters} can elect a leader, and have elected none in {_ELECTION_S:.0f} s",
+        f"group {group}",
+        "run dledger doctor, which names nodes that do not reach each other",
+    )
 
 
 async def _act(nodes: _Nodes, action: GiveUpLog | FillHoles | CutLog | TakeRecord | CompleteRecord) -> None:

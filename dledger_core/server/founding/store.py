@@ -247,6 +247,7 @@ class GroupStore:
             return self._surveyed[1]
         with self.repairing(write=False) as store:
             found, commit_index = store.survey(), store.commit_index
+            ranges = store.term_ranges(found.first_index, found.last_index)
             may_lack_entries = store.floor is not None or store.quarantine_reason is not None
         holes = tuple(Hole(hole.start, hole.end) for hole in found.holes if hole.start < hole.end)
         if known is not None and found.last_index < known.last_index:
@@ -259,6 +260,7 @@ class GroupStore:
                 commit_index=commit_index if known is None else max(known.commit_index, commit_index),
                 check=None if found.last is None else _check_of(found.last),
                 is_recovering=may_lack_entries or bool(holes and holes[-1].end > found.last_index),
+                ranges=ranges,
             )
         self._surveyed = known, (end, holes)
         return end, holes

@@ -797,6 +797,7 @@ class Replica:
             last_index=last_index,
             commit_index=self.commit_index,
             is_recovering=status.is_recovering,
+            ranges=tuple((found.term, found.first_index) for found in self.log.term_ranges()),
         )
 
     def _check_at(self, index: int) -> int:

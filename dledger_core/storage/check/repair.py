@@ -38,7 +38,7 @@ from dledger_core.storage.check.judge import ScanCursor, Verdict, complete_end, 
 from dledger_core.storage.check.recovery import truncate_rows, truncate_tail
 from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.file_system import File, Files, OsFiles
-from dledger_core.storage.files.index_file import IndexFile, contradiction
+from dledger_core.storage.files.index_file import IndexFile, contradiction, term_ranges
 from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, lock_store, open_identity, refuse
 from dledger_core.storage.files.meta_files import (
     Checkpoint,
@@ -462,6 +462,13 @@ class StoreRepair:
     def survey(self) -> Survey:
         """Return the log that the store contains; the store is read completely."""
         return survey(self._reader, self._index, self.meta, self._durable_end())
+
+    def term_ranges(self, first_index: int, last_index: int) -> tuple[tuple[int, int], ...]:
+        """Return (term, first index) of each range of entries with one term; empty if index rows are damaged."""
+        with contextlib.suppress(CorruptRecordError):
+            found = term_ranges(self._reader.term_at, first_index, last_index)
+            return tuple((each.term, each.first_index) for each in found)
+        return ()
 
     def read(self, start: int, end: int, max_bytes: int) -> Records:
         """Return good records [start, ...) up to ``end`` or ``max_bytes``; raise CorruptRecordError where damaged."""
