@@ -8,11 +8,36 @@ with a new number; the old one is void from then on, and a message with an unkno
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
-from dledger_core.ids import NUMBER_MAX
+from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, Term
 from dledger_core.net.fields import Table, table_of, wire
 from dledger_core.net.protocol import Type
+from dledger_core.raft.floor import Floor
+
+
+def is_floor_row(row: object) -> TypeGuard[list[int]]:
+    """Whether ``row`` is a floor as it travels: [term, index], [term] of one without an index, [] of none."""
+    lows = (NO_TERM, NO_INDEX)
+    return (
+        type(row) is list
+        and len(row) <= len(lows)
+        and all(type(value) is int and low <= value <= NUMBER_MAX for value, low in zip(row, lows, strict=False))
+    )
+
+
+def floor_row(floor: Floor | None) -> list[int]:
+    """Return a floor as it travels."""
+    if floor is None:
+        return []
+    return [floor.term] if floor.index is None else [floor.term, floor.index]
+
+
+def floor_of_row(row: object) -> Floor | None:
+    """Return a floor that was received; None if it is none."""
+    if not is_floor_row(row) or not row:
+        return None
+    return Floor(Term(row[0]), Index(row[1]) if len(row) > 1 else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +59,16 @@ class Attach:
         default=None, optional=True,
     )  # fmt: skip
     version: int = wire("gv", "int", "highest group version that the node understands", low=0)
+    floor: list[int] | None = wire(
+        "fl",
+        "list",
+        "floor of its votes, [term, index], [term] of one without an index, or [] of none; nil = it is not known",
+        low=0,
+        high=2,
+        default=None,
+        optional=True,
+        accepts=is_floor_row,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

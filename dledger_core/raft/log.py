@@ -76,6 +76,13 @@ class TermRanges:
             return None
         return Index(self._starts[at + 1] - 1) if at + 1 < len(self._starts) else last_index
 
+    def last_index_up_to(self, term: Term, last_index: Index) -> Index:
+        """Return the last index whose entry has at most ``term``; NO_INDEX if the log is not known to have one."""
+        at = bisect_right(self._terms, term)
+        if at == 0:
+            return NO_INDEX
+        return Index(self._starts[at] - 1) if at < len(self._starts) else last_index
+
     def truncate(self, index: Index) -> None:
         """Remove entries from ``index`` on."""
         while self._starts and self._starts[-1] >= index:
@@ -313,6 +320,10 @@ class RaftLog:
     def last_index_of_term(self, term: Term) -> Index | None:
         """Return the last index of ``term``, or None if the log has no entry of it."""
         return self._ranges.last_index_of(term, self.last_index)
+
+    def last_index_up_to(self, term: Term) -> Index:
+        """Return the last index whose entry has at most ``term``; NO_INDEX if the log is not known to have one."""
+        return self._ranges.last_index_up_to(term, self.last_index)
 
     def propose(self, proposal: Proposal, term: Term) -> Batch:
         """Append a leader's own batch and return it with its place."""

@@ -220,6 +220,11 @@ class RawNode:
         """Set or raise the floor, because entries that this member may have acknowledged are lost."""
         self._state.raise_floor(floor)
 
+    @property
+    def floor(self) -> Floor | None:
+        """The least end of a log that this member elects; None if it has lost nothing."""
+        return self._state.floor
+
     def report_attached(self, member: MemberId) -> None:
         """Record that this store and that of a member were checked by each other: each objects to lost votes."""
         self._state.attached.add(member)
@@ -236,6 +241,12 @@ class RawNode:
         progress = self._state.progress.get(member)
         if progress is not None and progress.state is ProgressState.REPLICATE:
             progress.become_probe(Index(progress.match_index + 1))
+            self._state.send_due = True
+
+    def report_end(self, member: MemberId, last_index: Index) -> None:
+        """Record the end of a member's log, as its node shows it: a leader counts no entry after it."""
+        progress = self._state.progress.get(member)
+        if progress is not None and progress.ends_at(last_index):
             self._state.send_due = True
 
     def report_receiving(self, member: MemberId) -> None:
@@ -256,6 +267,10 @@ class RawNode:
     def term_at(self, index: Index) -> Term | None:
         """Return the term of an entry, or None if the log does not contain it."""
         return self._log.term_at(index) if index != NO_INDEX else None
+
+    def last_index_up_to(self, term: Term) -> Index:
+        """Return the last index whose entry has at most ``term``; NO_INDEX if the log is not known to have one."""
+        return self._log.last_index_up_to(term)
 
     def configuration_before(self, first_index: Index) -> ConfigurationInForce:
         """Return the configuration in force before ``first_index``, which is not below the log's own."""

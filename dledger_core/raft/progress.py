@@ -228,9 +228,7 @@ class Progress:
         watched = heartbeat_round >= self._watch_round > self.acked_round
         self.acked_round = max(self.acked_round, heartbeat_round)
         if watched and last_index < self._watch_match:
-            # The follower lost acknowledged entries (its disk ignored a sync): forget match_index and probe again.
-            self.match_index = NO_INDEX
-            self.become_probe(Index(last_index + 1))
+            self.ends_at(Index(last_index))  # its disk ignored a sync
             return True
         if self.state is ProgressState.REPLICATE:
             # No acknowledgement for a round trip: a lost message, a lost response or a slow disk. Ask before sending
@@ -246,6 +244,17 @@ class Progress:
             return True  # else the snapshot may be ready meanwhile
         self.probe_sent = False
         self.check_due = True
+        return True
+
+    def ends_at(self, last_index: Index) -> bool:
+        """Record the end of the member's log; return whether it has lost acknowledged entries.
+
+        Nothing that it acknowledged counts then: forget match_index and probe again.
+        """
+        if last_index >= self.match_index:
+            return False
+        self.match_index = NO_INDEX
+        self.become_probe(Index(last_index + 1))
         return True
 
     def _clear_inflight(self) -> None:

@@ -58,6 +58,7 @@ from dledger_core.errors import (
 )
 from dledger_core.founding import GROUP_VERSION, FoundingRecord, LogConstants, StoreAnswer
 from dledger_core.ids import NO_TERM, Index, NodeId, Term, node_of
+from dledger_core.net.attach import floor_of_row
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.raft import ConfigurationInForce, Floor, Message
 from dledger_core.record import Records
@@ -661,19 +662,21 @@ class Group:
         hosted = self.hosted
         if hosted is None:
             return None
-        replica, status = hosted.replica, hosted.replica.raft.status()
+        replica = hosted.replica
         last_term, last_index = replica.end
         commit_index = replica.commit_index
         commit_term = replica.raft.term_at(min(commit_index, last_index))
         return ShownStore(
             replica.member,
             replica.log_uuid,
-            status.term,
+            replica.log.hard_state.term,  # a crash must not make it show a lower one
             Term(last_term),
             Index(last_index),
             GROUP_VERSION,
             commit_index=commit_index,
             commit_term=None if commit_term == NO_TERM else commit_term,
+            floor=replica.raft.floor,
+            shows_floor=True,
         )
 
     def check_attach(self, theirs: ShownStore) -> None:
@@ -705,7 +708,7 @@ class Group:
                 f"upgrade {node_id}",
                 {"group": self.name, "needed": needed, "understood": theirs.version},
             )
-        replica.acknowledged.check(self.name, theirs)
+        replica.check_attach(theirs)
 
     def _continuing(self, replica: Replica, link: ContinuedLog, theirs: ShownStore) -> LogContinuedError:
         """Return the refusal of a store whose log this one continues; contest it if this log lacks what it committed.
@@ -749,8 +752,20 @@ class Group:
         if isinstance(error, IdentityLostError):
             self.quarantine(error)
         elif isinstance(error, EndLostError):
-            term = hosted.replica.raft.status().term
-            hosted.replica.raise_floor(Floor(max(term, Term(int(error.values.get("term", term))))))
+            self._raise_floor(hosted.replica, floor_of_row(error.values.get("floor")))
+
+    def _raise_floor(self, replica: Replica, needed: Floor | None) -> None:
+        """Raise the floor of a store that has forgotten entries, and show it.
+
+        A leader needs the floor at the end of its term. An acknowledged entry may belong to any term up to the present
+        one; version 0.2.0 names no floor.
+        """
+        raft = replica.raft
+        before, term = raft.floor, raft.status().term
+        if needed is None or needed.is_open or needed.term > term:
+            needed = Floor(term)
+        replica.raise_floor(needed)
+        if raft.floor != before:
             self._host.on_hosted(self.name)
 
     def _continued(self, node_id: NodeId, error: LogContinuedError) -> None:

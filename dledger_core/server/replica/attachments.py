@@ -13,14 +13,14 @@ from typing import Final, Protocol
 from dledger_core.checksum import Buffer
 from dledger_core.errors import DLedgerError, error_from_wire
 from dledger_core.ids import NO_INDEX, Index, MemberId, NodeId, Term, member_id, store_of
-from dledger_core.net.attach import ATTACH, ATTACH_REFUSED, Attach, AttachRefused
+from dledger_core.net.attach import ATTACH, ATTACH_REFUSED, Attach, AttachRefused, floor_of_row, floor_row
 from dledger_core.net.codec import Ends
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.protocol import Type
+from dledger_core.raft.floor import Floor
 
 RETRY_SHARE: Final = 4
 """A refused attach is sent again after this share of the time in which a silent link counts as lost."""
-_GROUPS_MAX: Final = 4096
 _CLOSED: Final = (None, None)
 
 
@@ -37,6 +37,8 @@ class ShownStore:
         version: the highest group version that the node understands.
         commit_index: the last entry that it knows to be committed.
         commit_term: term of its entry at ``committed_index``; None if it is not known, or not sent by a node of 0.2.0.
+        floor: the floor of its votes.
+        shows_floor: whether its node shows floors, and only a term that is durable.
     """
 
     member: MemberId
@@ -47,6 +49,8 @@ class ShownStore:
     version: int
     commit_index: Index = NO_INDEX
     commit_term: Term | None = None
+    floor: Floor | None = None
+    shows_floor: bool = False
 
     @property
     def committed_index(self) -> Index:
@@ -133,6 +137,7 @@ class Attachments:
             version=identity.version,
             commit_index=identity.commit_index,
             commit_term=identity.commit_term,
+            floor=floor_row(identity.floor) if identity.shows_floor else None,
         )
         self._send(encode_frame(ATTACH.encode(message)))
 
@@ -164,6 +169,8 @@ class Attachments:
             message.version,
             Index(message.commit_index),
             None if message.commit_term is None else Term(message.commit_term),
+            floor_of_row(message.floor),
+            message.floor is not None,
         )
         self._theirs.pop(group, None)
         self._update(group)
@@ -174,9 +181,8 @@ class Attachments:
             refusal = AttachRefused(number=message.number, error=error.to_wire())
             self._send(encode_frame(ATTACH_REFUSED.encode(refusal)))
             return error
-        if len(self._theirs) < _GROUPS_MAX:
-            self._theirs[group] = message.number, member
-            self._update(group)
+        self._theirs[group] = message.number, member
+        self._update(group)
         if group in self._refused or group not in self._offer_of:
             self.offer(group)  # the other side hosts the group now
         return None

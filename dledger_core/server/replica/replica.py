@@ -55,6 +55,7 @@ from dledger_core.server.maintenance.retention import Pins
 from dledger_core.server.monitoring.measures import GroupMeasures
 from dledger_core.server.replica.acknowledged import Acknowledged
 from dledger_core.server.replica.append_clock import AppendClock
+from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.change_signal import ChangeSignal, response_within
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.log_time import LogTime
@@ -518,6 +519,7 @@ class Replica:
             self._install_snapshot(ready.restart)
         if ready.truncate_from is not None:
             self._controls.truncate(ready.truncate_from)
+            self.acknowledged.truncated(ready.truncate_from)
         for batch in ready.batches:
             self._controls.stage(batch)
         for message in ready.messages:
@@ -758,6 +760,15 @@ class Replica:
         """Record that the stores of this node and of ``member`` were checked by each other."""
         self.raft.report_attached(member)
 
+    def check_attach(self, theirs: ShownStore) -> None:
+        """Check another member's store, which its node shows; a leader counts no entry that it lacks.
+
+        Raises:
+            IdentityLostError, EndLostError: it has forgotten what this node remembers, see ``Acknowledged.check``.
+        """
+        self._guard(lambda: self.raft.report_end(theirs.member, theirs.last_index))
+        self.acknowledged.check(self.group, theirs, self.raft, self.commit_index)
+
     def save_checkpoint(self) -> None:
         """Queue a checkpoint of what changed: durable and commit index, acknowledgements of other stores, tables.
 
@@ -872,6 +883,8 @@ class Replica:
         self._disk.close()
         try:
             if self.log.failure is None:
+                if (known := self.acknowledged.unwritten()) is not None:
+                    self.log.save_acknowledged(known)
                 self.log.save_tables(self.tables.take_changes())
         finally:
             self.log.close(self.commit_index)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,24 +212,6 @@ class FloorFile:
             clear_floor(self._files, self._layout)
             self.floor = None
             _LOG.warning("voting resumed: store=%s", self._layout.root)
-
-
-# --- votes and acknowledgements of the other stores ---------------------------------------------------------------
-
-
-def save_acknowledged(files: Files, layout: Layout, known: Mapping[str, tuple[int, int]]) -> None:
-    """Replace the (term, index) of each other store's newest vote or acknowledgement."""
-    write_checked(files, layout.acknowledged, {"stores": {store: list(found) for store, found in known.items()}})
-
-
-def load_acknowledged(files: Files, layout: Layout) -> dict[str, tuple[int, int]]:
-    """Return the (term, index) of each other store; none if the file is missing or damaged."""
-    fields = read_checked(files, layout.acknowledged) or {}
-    stores = fields.get("stores")
-    if not isinstance(stores, dict):
-        return {}
-    rows = [(store, row) for store, row in stores.items() if isinstance(row, list) and len(row) == 2]
-    return {str(store): (row[0], row[1]) for store, row in rows if type(row[0]) is int and type(row[1]) is int}
 
 
 # --- marker of a store that needs verification --------------------------------------------------------------------

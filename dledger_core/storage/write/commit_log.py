@@ -35,6 +35,7 @@ from dledger_core.storage.check.damage import Damage, write_wrong_rows
 from dledger_core.storage.check.judge import native_rules
 from dledger_core.storage.check.recovery import RecoveredEnd, recover
 from dledger_core.storage.check.repair import write_back
+from dledger_core.storage.files.acknowledged_file import Remembered, load_acknowledged, save_acknowledged
 from dledger_core.storage.files.file_system import DiskSpace, File, Files, OsFiles
 from dledger_core.storage.files.identity import constants_of
 from dledger_core.storage.files.index_file import IndexFile
@@ -45,12 +46,10 @@ from dledger_core.storage.files.meta_files import (
     FloorFile,
     checkpoint_file,
     hard_state_file,
-    load_acknowledged,
     load_checkpoint,
     load_hard_state,
     mark_needs_verification,
     raise_floor,
-    save_acknowledged,
     save_checkpoint,
     save_hard_state,
 )
@@ -466,8 +465,8 @@ class CommitLog(DurableLog):
                 self._know(replace(self._members, lost=True))
             self._floor_file.raise_to(floor)
 
-    def save_acknowledged(self, known: Mapping[str, tuple[int, int]]) -> None:
-        """Record the newest vote or acknowledgement of each other store. Raises like ``persist``."""
+    def save_acknowledged(self, known: Mapping[str, Remembered]) -> None:
+        """Record what is remembered of each other store. Raises like ``persist``."""
         with self._writing():
             save_acknowledged(self._files, self._layout, known)
 
