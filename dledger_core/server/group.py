@@ -60,7 +60,7 @@ from dledger_core.founding import GROUP_VERSION, FoundingRecord, LogConstants, S
 from dledger_core.ids import NO_TERM, Index, NodeId, Term, node_of
 from dledger_core.net.attach import floor_of_row
 from dledger_core.net.credentials import PLAINTEXT, Credentials
-from dledger_core.raft import ConfigurationInForce, Floor, Message
+from dledger_core.raft import ConfigurationInForce, Message
 from dledger_core.record import Records
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
@@ -751,21 +751,7 @@ class Group:
             return
         if isinstance(error, IdentityLostError):
             self.quarantine(error)
-        elif isinstance(error, EndLostError):
-            self._raise_floor(hosted.replica, floor_of_row(error.values.get("floor")))
-
-    def _raise_floor(self, replica: Replica, needed: Floor | None) -> None:
-        """Raise the floor of a store that has forgotten entries, and show it.
-
-        A leader needs the floor at the end of its term. An acknowledged entry may belong to any term up to the present
-        one; version 0.2.0 names no floor.
-        """
-        raft = replica.raft
-        before, term = raft.floor, raft.status().term
-        if needed is None or needed.is_open or needed.term > term:
-            needed = Floor(term)
-        replica.raise_floor(needed)
-        if raft.floor != before:
+        elif isinstance(error, EndLostError) and hosted.replica.raise_floor(floor_of_row(error.values.get("floor"))):
             self._host.on_hosted(self.name)
 
     def _continued(self, node_id: NodeId, error: LogContinuedError) -> None:

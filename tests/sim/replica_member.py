@@ -369,17 +369,30 @@ class ReplicaMember(Member):
         if not other.up or (other.node_id, other.life) in self._attached:
             return True
         self._attached.add((other.node_id, other.life))
-        status, (last_term, last_index) = other.core.status(), other.replica.end
-        shown = ShownStore(
-            other.node_id, other.replica.log_uuid, status.term, Term(last_term), Index(last_index), GROUP_VERSION
-        )
         try:
-            self.replica.acknowledged.check(GROUP, shown)
+            self.replica.check_attach(other.shown)
         except DLedgerError as error:
-            check(other.was_set_back, "a store is refused that has forgotten nothing", other.node_id, error)
             self.sim.shared.set_backs.refused(other, error)
-            return False
+            if not other.up:
+                return False
+            self.replica.check_attach(other.shown)  # it shows the floor that it needs
+        other.replica.report_attached(self.node_id)
         return True
+
+    @property
+    def shown(self) -> ShownStore:
+        """The store as its node shows it to others."""
+        last_term, last_index = self.replica.end
+        return ShownStore(
+            self.node_id,
+            self.replica.log_uuid,
+            self.log.hard_state.term,
+            last_term,
+            last_index,
+            GROUP_VERSION,
+            floor=self.core.floor,
+            shows_floor=True,
+        )
 
     def unreachable(self, peer: MemberId) -> None:
         self.replica.report_unreachable(node_of(peer))

@@ -2,8 +2,11 @@
 
 The store has forgotten votes and entries, and its files do not show it. What the other members remember of its promises
 refuses it when it attaches (``Acknowledged``): a store that forgot a term stops and is replaced, one that
-forgot entries is a recovering voter. That is sure only within limits, and only there a disk is set back: every other
-member has run since the copy and is reached first, and the store has not led since.
+forgot entries that it acknowledged is a recovering voter, and one that led its term keeps its vote for logs that reach
+the end of that term. That is sure only within limits, and only there a disk is set back: every other member has run
+since the copy and is reached first.
+
+A store that was not set back has forgotten nothing: none is refused, but for a leader that had not synced what it sent.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dledger_core.errors import DLedgerError, EndLostError, IdentityLostError
-from dledger_core.raft import Floor
+from dledger_core.net.attach import floor_of_row
 from tests.sim.safety import check
 
 if TYPE_CHECKING:
@@ -43,15 +46,13 @@ class SetBacks:
 
         def set_back() -> None:
             now = {other.node_id: other.life for other in self._others(member) if other.up}
-            led = any(
-                leader == member.node_id for of_term, leader in self._sim.checker.leaders.items() if of_term >= term
-            )
             idle = writing == replace(writing, restart=None, trimmed_to=0)
-            may = member.up and idle and not led and now == lives and self._sim.shared.damages.may_forget(member, 2)
+            may = member.up and idle and now == lives and self._sim.shared.damages.may_forget(member, 2)
             trimmed = disk.first_index() != member.disk.first_index()
             if not may or trimmed or self._sim.changes is None:
                 return
-            self._sim.counters["disks set back"] += 1
+            led = self._sim.checker.leaders.get(term) == member.node_id
+            self._sim.counters["disks of leaders set back" if led else "disks set back"] += 1
             self._sim.checker.lost.append((member.node_id, member.disk.copy()))
             member.die("crashes", power=False)
             member.files.names, member.files.durable_names = dict(names), dict(names)
@@ -72,19 +73,24 @@ class SetBacks:
             self._sim.changes.lose(member.node_id)
             return
         for other in self._others(member):
-            if other.up and member.up and not member.core.status().is_recovering:
+            if other.up and member.up:
                 other.attaches(member)
         member.was_set_back = False
 
     def refused(self, member: ReplicaMember, error: DLedgerError) -> None:
         """Do what a node does whose store is refused."""
-        self._sim.counters[f"set back: {error.name}"] += 1
+        floor = floor_of_row(error.values.get("floor"))
+        kind = "a leader's end" if floor is not None and not floor.is_open else error.name
+        self._sim.counters[f"{'set back' if member.was_set_back else 'refused'}: {kind}"] += 1
         if isinstance(error, IdentityLostError):
+            check(member.was_set_back, "a store is refused that has forgotten no vote", member.node_id, error)
             assert self._sim.changes is not None
             self._sim.changes.lose(member.node_id)
-        else:
-            check(isinstance(error, EndLostError), "a store is refused for another reason", member.node_id, error)
-            member.replica.raise_floor(Floor(member.core.status().term))
+            return
+        check(isinstance(error, EndLostError), "a store is refused for another reason", member.node_id, error)
+        honest = floor is not None and not floor.is_open
+        check(member.was_set_back or honest, "a store is refused that has forgotten nothing", member.node_id, error)
+        check(member.replica.raise_floor(floor), "a store is refused that has the floor", member.node_id, error)
 
     def _others(self, member: ReplicaMember) -> list[ReplicaMember]:
         return [other for other in self._sim.current if other is not member]

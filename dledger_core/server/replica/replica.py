@@ -752,9 +752,18 @@ class Replica:
         """Queue a job for the thread that writes; an error of it stops the replica."""
         self._disk.run(job)
 
-    def raise_floor(self, floor: Floor) -> None:
-        """Elect no log below ``floor``, because another node remembers more of this log than it contains."""
+    def raise_floor(self, needed: Floor | None) -> bool:
+        """Raise the floor, because another node remembers more of this log than it contains; return whether it rose.
+
+        Args:
+            needed: the floor that the other node names: that of a leader at the end of its term, or one without an
+                index. Acknowledged entries may be lost then, of any term up to the present one. None is such a floor
+                too: version 0.2.0 names none.
+        """
+        before, term = self.raft.floor, self.raft.status().term
+        floor = Floor(term) if needed is None or needed.is_open or needed.term > term else needed
         self._guard(lambda: self.raft.raise_floor(floor))
+        return self.raft.floor != before
 
     def report_attached(self, member: MemberId) -> None:
         """Record that the stores of this node and of ``member`` were checked by each other."""
