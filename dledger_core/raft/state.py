@@ -273,6 +273,8 @@ class RaftState:
             self.floor_changed = True
             self._leave_floors_term()
             self.update_floor()
+            if self.floor is not None and self.role in (Role.PRE_CANDIDATE, Role.CANDIDATE):
+                self.become_follower(self.term, None)  # its log must not be elected
 
     def _leave_floors_term(self) -> None:
         # A leader that this member may have elected, and entries that it may have acknowledged, belong to terms up to

@@ -87,6 +87,22 @@ def test_raised_floor_is_written_before_anything_else_and_deposes_no_leader_of_a
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("role", [Role.PRE_CANDIDATE, Role.CANDIDATE])
+def test_candidate_whose_floor_rises_above_its_log_is_not_elected(role: Role) -> None:
+    group = Group(3)
+    group.drop = lambda message: role is Role.PRE_CANDIDATE or not getattr(message, "pre", False)
+    candidate = group[N0]
+    candidate.raw.campaign()
+    group.deliver()
+    assert candidate.role is role
+    candidate.raw.raise_floor(Floor(candidate.term, Index(7)))
+    group.drop = lambda message: False
+    group.deliver()
+    assert candidate.role is Role.FOLLOWER
+    group.tick(3 * WAIT)
+    assert candidate.role is Role.FOLLOWER
+
+
 def test_second_loss_raises_floor_and_forgets_how_far_the_log_had_come() -> None:
     """A member that recovers above term 5 follows the leader of term 7, and loses its end again."""
     lost = member(1, 2, term=5, floor=Floor(Term(5)))

@@ -62,6 +62,15 @@ def test_log_finds_the_last_index_of_a_term(term: int, last_index: int | None) -
     assert log_with(1, 2, 2, 4, 4).last_index_of_term(Term(term)) == last_index
 
 
+@pytest.mark.parametrize(("term", "last_index"), [(0, NO_INDEX), (1, 0), (2, 2), (3, 2), (4, 4), (9, 4)])
+def test_log_finds_last_index_of_terms_up_to_one(term: int, last_index: int) -> None:
+    log = log_with(1, 2, 2, 4, 4, commit_index=4)
+    assert log.last_index_up_to(Term(term)) == last_index
+    log.trim(Index(3))
+    assert log.last_index_up_to(Term(term)) == (last_index if term >= 2 else NO_INDEX), "trimmed: not known"
+    assert log_with().last_index_up_to(Term(term)) == NO_INDEX
+
+
 @pytest.mark.parametrize(
     ("incoming", "terms", "truncate_from"),
     [

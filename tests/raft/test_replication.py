@@ -441,6 +441,23 @@ def test_lost_connection_restarts_with_one_probe() -> None:
     assert not to_n1(leader.take())
 
 
+def test_leader_counts_no_entry_that_an_attached_member_lacks() -> None:
+    group = Group(5)
+    leader = group.elect(N0)
+    group.drop = lambda message: N2 in (message.target, message.sender)
+    for at in range(4):
+        leader.propose(f"x{at}")
+        group.deliver()
+    leader.raw.report_end(N1, Index(4))
+    assert leader.raw.status().progress[N1].match_index == 4, "it has all that counts"
+    group.drop = lambda message: message.sender == leader.node_id or N2 in (message.target, message.sender)
+    leader.propose("y")
+    leader.raw.report_end(N1, Index(1))
+    progress = leader.raw.status().progress[N1]
+    assert (progress.match_index, progress.next_index, progress.state) == (NO_INDEX, 2, ProgressState.PROBE)
+    leader.raw.report_end(N0, Index(1))  # itself
+
+
 def test_follower_that_needs_deleted_entries_does_not_stop_the_group() -> None:
     group, leader = led()
     group.drop = lambda message: N2 in (message.target, message.sender)

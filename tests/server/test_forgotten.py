@@ -24,6 +24,7 @@ from dledger_core.storage.files.file_system import read_checked, write_checked
 from dledger_core.storage.files.layout import Layout
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import STORE
+from tests.support.replica_group import HandDriven
 from tests.support.server_group import ServerGroup, eventually, free_peers
 
 A, B = member_id("n0", "a"), member_id("n1", "b")
@@ -322,6 +323,39 @@ async def test_disk_set_back_in_its_term_becomes_recovering_voter(tmp_path, capl
             replica = cluster.hosted(node).replica
             await eventually(lambda: replica.readable_end > last and not replica.raft.status().is_recovering)
             await eventually(lambda: "voting resumed" in caplog.text)
+
+
+def test_memory_is_written_with_checkpoint() -> None:
+    files, layout = FaultyFiles(), Layout(STORE)
+    with HandDriven(STORE, voters=("n0", "n1"), files=files) as n0:
+        n0.replica.acknowledged.observe(accepted(5, 9))
+        n0.replica.acknowledged.observe(led(7))
+        n0.replica.save_checkpoint()
+        n0.run()
+        assert load_acknowledged(files, layout) == {"b": Remembered(7, 7, (5, 9))}
+        n0.replica.acknowledged.observe(granted(8))
+    assert load_acknowledged(files, layout)["b"].term == 8, "an orderly stop writes it too"
+
+
+async def test_nodes_that_restarted_still_remember_acknowledgements(tmp_path, caplog):
+    async with ServerGroup(tmp_path) as cluster:
+        _, (node, _) = await cluster.leader(), await cluster.followers()
+        await acknowledged(cluster, node)
+        await cluster.stop(node)
+        store = cluster.config(node).store_path("default")
+        shutil.copytree(store, tmp_path / "earlier")
+        await cluster.start(node)
+        last = await acknowledged(cluster, node)
+        others = [name for name in cluster.nodes if name != node]
+        for name in (node, *others):
+            await cluster.stop(name)
+        shutil.rmtree(store)
+        shutil.copytree(tmp_path / "earlier", store)
+        with caplog.at_level(logging.WARNING):
+            for name in (*others, node):
+                await cluster.start(name)
+            await eventually(lambda: "END_LOST" in caplog.text or "IDENTITY_LOST" in caplog.text)
+        assert last > 0
 
 
 async def test_cloned_directory_gets_no_link_while_first_holder_answers(tmp_path, caplog):
