@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from tests.sim.simulator import Simulator
 
 
+ATTEMPTS = 20
+"""Times at which a copy is tried: other faults forbid many of them."""
+
+
 class SetBacks:
     """All copies of a run; one member at a time."""
 
@@ -44,13 +48,13 @@ class SetBacks:
         disk, writing, term = member.disk.copy(), copy.copy(member.writing), member.core.status().term
         lives = {other.node_id: other.life for other in self._others(member)}
 
-        def set_back() -> None:
+        def set_back() -> bool:
             now = {other.node_id: other.life for other in self._others(member) if other.up}
             idle = writing == replace(writing, restart=None, trimmed_to=0)
             may = member.up and idle and now == lives and self._sim.shared.damages.may_forget(member, 2)
             trimmed = disk.first_index() != member.disk.first_index()
             if not may or trimmed or self._sim.changes is None:
-                return
+                return False
             led = self._sim.checker.leaders.get(term) == member.node_id
             self._sim.counters["disks of leaders set back" if led else "disks set back"] += 1
             self._sim.checker.lost.append((member.node_id, member.disk.copy()))
@@ -60,8 +64,13 @@ class SetBacks:
             member.disk, member.writing = disk, writing
             member.returns += 1
             member.was_set_back = True
+            return True
 
-        self._sim.time.after(random.randrange(50, 900), set_back)
+        def attempt(left: int) -> None:
+            if left and not set_back():
+                self._sim.time.after(random.randrange(10, 100), lambda: attempt(left - 1))
+
+        self._sim.time.after(random.randrange(10, 300), lambda: attempt(ATTEMPTS))
 
     def returned(self, member: ReplicaMember) -> None:
         """Attach a store that was set back to the members that may remember it.
