@@ -90,6 +90,9 @@ class Node:
         if theirs.log_uuid != self.log_uuid:
             raise OtherLogError("another log")
 
+    def attached(self, group, member):
+        pass
+
     def attach_refused(self, group, node_id, error):
         self.refusals.append((group, node_id, type(error)))
 
