@@ -9,9 +9,11 @@ import pytest
 
 from dledger_core.cluster import LocalCluster
 from dledger_core.connect import Client
+from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
 
-OPTIONS = {"data_segment_bytes": 1 << 18, "index_segment_bytes": 1 << 15, "preallocate_bytes": 0}
+# A voter that starts waits for the others for one election timeout: on a busy machine they may connect later.
+OPTIONS = {"data_segment_bytes": 1 << 18, "index_segment_bytes": 1 << 15, "preallocate_bytes": 0, **SLOW_ELECTIONS}
 pytestmark = pytest.mark.integration
 
 
