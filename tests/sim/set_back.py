@@ -50,7 +50,8 @@ class SetBacks:
 
         def set_back() -> bool:
             now = {other.node_id: other.life for other in self._others(member) if other.up}
-            idle = writing == replace(writing, restart=None, trimmed_to=0)
+            # A loss that waits for the crash would strike the copy.
+            idle = writing == replace(writing, restart=None, trimmed_to=0) and member.lose_end_next is None
             may = member.up and idle and now == lives and self._sim.shared.damages.may_forget(member, 2)
             trimmed = disk.first_index() != member.disk.first_index()
             if not may or trimmed or self._sim.changes is None:
