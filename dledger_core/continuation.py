@@ -603,7 +603,7 @@ def _repair_action(
     assert end is not None
     if accepts_loss:
         return CutLog((best,), hole.start)
-    command = f"dledger recover {_naming(lost)}--accept-loss"
+    command = " ".join(["dledger recover", *_naming(lost), "--accept-loss"])
     return Refused(
         f"entries {hole.start} to {hole.end - 1} are damaged on {best}, and no node that is left has them; its log "
         f"continues behind them up to {end.last_index}",
@@ -612,9 +612,9 @@ def _repair_action(
     )
 
 
-def _naming(lost: Iterable[NodeId]) -> str:
-    """Return the option that names lost nodes, with a space after it; empty if there are none."""
-    return f"--lost {','.join(sorted(lost))} " if lost else ""
+def _naming(lost: Iterable[NodeId]) -> list[str]:
+    """Return the option that names lost nodes; empty if there are none."""
+    return [f"--lost {','.join(sorted(lost))}"] if lost else []
 
 
 def _no_log(logs: Mapping[str, NodeId]) -> Refused:
@@ -715,7 +715,7 @@ def _continued(
         record = _new_record(lost, fresh, new_uuid)
         if all(_outranks(record, held) for held in others):
             return TakeRecord(record, tuple(survivor.node_id for survivor in record.survivors))
-    shown = "; ".join(_naming(record.lost).strip() or "no --lost" for record in others or mine)
+    shown = "; ".join("".join(_naming(record.lost)) or "no --lost" for record in others or mine)
     return Refused(
         f"another recovery is in progress, with {shown}",
         "run that command; name all lost nodes of both if one of its survivors was lost meanwhile",

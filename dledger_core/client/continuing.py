@@ -200,7 +200,7 @@ async def _await_election(nodes: _Nodes, electable: Electable, group: str, lost:
         raise RecoveryRefusedError(
             f"{voters} are a majority of the voters and can elect a leader without {', '.join(sorted(lost))}",
             f"group {group}",
-            "run dledger member replace for the lost nodes",
+            f"run dledger member replace {min(lost)}",
         )
     if electable.leader is not None:
         return

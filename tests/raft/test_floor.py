@@ -73,7 +73,7 @@ def test_floor_is_removed_when_durable_end_reaches_it() -> None:
     assert [ready.floor for ready in follower.readys if ready.floor_changed] == [None]
 
 
-def test_raised_floor_is_written_before_anything_else_and_deposes_no_leader_of_a_later_term() -> None:
+def test_raised_floor_is_written_first_and_deposes_no_leader_of_a_later_term() -> None:
     group = Group(3)
     leader = group.elect(N0)
     term = leader.term
