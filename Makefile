@@ -44,7 +44,7 @@ lint: $(READY)
 	@.ci/words
 
 jars: $(READY)
-	@.ci/java .ci/spark .ci/java-dledger .ci/jars .ci/spark-classes
+	@.ci/java .ci/spark .ci/java-dledger .ci/porcupine .ci/jars .ci/spark-classes
 
 # Checks take one core, and fetching jars waits for the network: on a fresh clone they run side by side.
 test: $(READY)

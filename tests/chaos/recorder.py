@@ -38,5 +38,9 @@ class Recorder:
     def _write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row, default=np.ndarray.tolist) + "\n")
 
+    def flush(self) -> None:
+        with self._lock:
+            self._file.flush()
+
     def close(self) -> None:
         self._file.close()

@@ -16,6 +16,7 @@ from typing import Any, Final
 from dledger_core import open_store
 from dledger_core.errors import DLedgerError
 from tests.chaos.cluster import ChaosCluster, SmallDisk
+from tests.chaos.linearizability import PROGRAM, linearizable
 from tests.chaos.nemesis import Nemesis, NodeDownError
 from tests.chaos.proxy import LoopThread, Network
 from tests.chaos.recorder import Recorder
@@ -46,6 +47,7 @@ class Round:
     verdict: Verdict = field(default_factory=Verdict)
     faults: Counter[str] = field(default_factory=Counter)
     skipped: str = ""
+    porcupine: str = "not built: run .ci/porcupine"
     longest_gap_s: float = 0.0
     slowest_recovery_s: float = 0.0
     elections: int = 0
@@ -62,6 +64,7 @@ class Round:
             "operations": dict(sorted(self.verdict.counts.items())),
             "faults": dict(sorted(self.faults.items())),
             "elections": self.elections,
+            "porcupine": self.porcupine,
             "longest_gap_s": round(self.longest_gap_s, 2),
             "slowest_recovery_s": round(self.slowest_recovery_s, 2),
             "violations": len(self.verdict.violations),
@@ -102,6 +105,8 @@ def run_round(seed: int, minutes: float, directory: Path) -> Round:
             found.verdict.add("behavior", detail)
         cluster.resume_all()
         _judge(cluster, recorder.operations, settled, found)
+        recorder.flush()
+        _judge_again(directory / "history.jsonl", found)
         acks = sorted(each.end for each in recorder.operations if isinstance(each, Append) and each.status == "ok")
         found.longest_gap_s = max((b - a for a, b in itertools.pairwise(acks)), default=0.0)
         found.slowest_recovery_s = max(nemesis.recoveries_s, default=0.0)
@@ -170,6 +175,14 @@ def _judge(cluster: ChaosCluster, history: list[Operation], settled: int | None,
         found.verdict.violations += judged.violations
         found.verdict.counts += judged.counts
         found.elections = max(0, int(max(log.terms[-1] for log in replicas.values())))
+
+
+def _judge_again(history: Path, found: Round) -> None:
+    """Let Porcupine check the history too."""
+    if PROGRAM.exists():
+        right, found.porcupine = linearizable(history)
+        if not right:
+            found.verdict.add("linearizability", f"porcupine says: {found.porcupine}")
 
 
 def _internal_errors(log: Path) -> list[str]:
