@@ -130,6 +130,7 @@ def test_batches_and_streams(spark: Any, group: JavaGroup, tmp_path: Path) -> No
     assert sorted(bodies) == sorted([*wanted, b"streamed 0", b"streamed 1"])
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 def test_ingest_appends_new_entries_of_java_group(
     spark: Any, group: JavaGroup, tmp_path: Path, capsys: pytest.CaptureFixture[str]

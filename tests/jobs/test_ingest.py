@@ -75,6 +75,7 @@ def test_second_ingest_adds_only_new_entries(
     assert in_table(spark, table) == expected
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 @pytest.mark.integration
 def test_stream_without_nodes_fails_and_is_continued_by_next_run(

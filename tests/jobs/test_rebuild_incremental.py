@@ -39,6 +39,7 @@ def forget_last_commit(checkpoint: Path) -> None:
     (checkpoint / "commits" / f".{last}.crc").unlink()
 
 
+@pytest.mark.soak
 def test_micro_batches_continue_queues_and_write_once(spark: Any, tmp_path: Path) -> None:
     """The second run starts with a micro-batch that the table has, then reads several that are new."""
     chance, expected = random.Random(3), list[int]()

@@ -205,7 +205,9 @@ def test_founding_survives_kill_of_a_node_between_any_two_files(processes: Proce
         processes.close()
 
 
-@pytest.mark.parametrize("point", [("members", 2), ("members.2", 3)], ids="{0[0]} {0[1]}".format)
+@pytest.mark.parametrize(
+    "point", [("members", 2), pytest.param(("members.2", 3), marks=pytest.mark.soak)], ids="{0[0]} {0[1]}".format
+)
 def test_change_of_members_survives_kill_of_the_new_node_at(processes: Processes, point: tuple[str, int]) -> None:
     """The new node has the entry that admits it, and the one that promotes it, in the first copy or in both."""
     peers = free_peers(2)

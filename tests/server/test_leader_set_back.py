@@ -29,7 +29,7 @@ def bodies_of(client: Client, node: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("leader_returns_first", [True, False], ids=["before the other one", "after the other one"])
-def test_set_back_leader_and_lagging_node_elect_no_leader_without_acknowledged_entries(
+def test_set_back_leader_and_lagging_node_lose_no_acknowledged_entry(
     tmp_path: Path, leader_returns_first: bool
 ) -> None:
     with LocalCluster(3, tmp_path / "nodes", **OPTIONS) as cluster, Client(cluster.peers, timeout_ms=60_000) as client:

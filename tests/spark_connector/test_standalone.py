@@ -94,6 +94,7 @@ def test_standalone_cluster_reads_streams_and_writes(
         assert Path(at, module).is_relative_to(at), "an executor has the connector from elsewhere"
 
 
+@pytest.mark.soak
 def test_only_one_of_two_concurrent_attempts_is_committed(
     spark_cluster: Standalone, python: Path, package: Path, cluster: Any, log: Any, target: Any, tmp_path: Path
 ) -> None:
