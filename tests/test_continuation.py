@@ -12,34 +12,36 @@ from typing import TypeAlias
 
 import pytest
 
-from dledger_core import continuation
+from dledger_core import recovery
 from dledger_core.continuation import (
-    Action,
     Chain,
-    CompleteRecord,
     Continuation,
     ContinuationRecord,
-    Continued,
     ContinuedLog,
-    Electable,
-    GiveUpLog,
-    KnownMember,
     LogEnd,
-    Refused,
     Response,
-    SurvivorAnswer,
-    TakeRecord,
-    Unanswered,
     completed,
     contains,
     follows,
     gave_up,
-    preview,
     respond,
     taken,
 )
 from dledger_core.errors import RecoveryRefusedError
 from dledger_core.ids import NodeId
+from dledger_core.recovery import (
+    Action,
+    CompleteRecord,
+    Continued,
+    Electable,
+    GiveUpLog,
+    KnownMember,
+    Refused,
+    SurvivorAnswer,
+    TakeRecord,
+    Unanswered,
+    preview,
+)
 
 Stores: TypeAlias = tuple[Continuation | None, ...]
 State: TypeAlias = tuple[Stores, tuple[Action | None, ...]]
@@ -66,7 +68,7 @@ def after_giving_up(found: SurvivorAnswer, record: ContinuationRecord | None = N
 def decided(lost: str, *answers: SurvivorAnswer) -> Action:
     numbers = itertools.count()
     named = frozenset(map(NodeId, filter(None, lost.split(","))))
-    return continuation.decide(named, {each.node_id: each for each in answers}, lambda: f"new {next(numbers)}")
+    return recovery.decide(named, {each.node_id: each for each in answers}, lambda: f"new {next(numbers)}")
 
 
 # --- a recovery -----------------------------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ class Search:
 
             if action is None:
                 names = map("{}/{}".format, itertools.repeat(number), itertools.count())
-                found = continuation.decide(frozenset(NODES[:3]), self.answers(stores), names.__next__)
+                found = recovery.decide(frozenset(NODES[:3]), self.answers(stores), names.__next__)
                 if self.early and number and isinstance(found, TakeRecord):
                     found = replace(found, nodes=found.nodes[::-1])
                 if not isinstance(found, Continued | Refused | Unanswered):

@@ -6,8 +6,11 @@ import itertools
 
 import pytest
 
-from dledger_core import continuation
-from dledger_core.continuation import (
+from dledger_core import recovery
+from dledger_core.continuation import gave_up, taken, with_end
+from dledger_core.errors import RecoveryRefusedError
+from dledger_core.ids import NodeId
+from dledger_core.recovery import (
     Action,
     CutLog,
     FillHoles,
@@ -18,13 +21,8 @@ from dledger_core.continuation import (
     Refused,
     SurvivorAnswer,
     TakeRecord,
-    gave_up,
     preview,
-    taken,
-    with_end,
 )
-from dledger_core.errors import RecoveryRefusedError
-from dledger_core.ids import NodeId
 from tests.test_continuation import NODES, after_giving_up, answer, end
 
 LOST = frozenset({NODES[0], *NODES[3:]})
@@ -35,7 +33,7 @@ FIVE = tuple(KnownMember(node, f"store of {node}", f"host:{node}", True) for nod
 def decided(*answers: SurvivorAnswer, accepts_loss: bool = False, tried: Holes | None = None) -> Action:
     numbers = itertools.count()
     found = {each.node_id: each for each in answers}
-    return continuation.decide(LOST, found, lambda: f"new {next(numbers)}", accepts_loss=accepts_loss, tried=tried)
+    return recovery.decide(LOST, found, lambda: f"new {next(numbers)}", accepts_loss=accepts_loss, tried=tried)
 
 
 def survivor(node: str, *holes: Hole, last_index: int = 9) -> SurvivorAnswer:

@@ -12,10 +12,10 @@ from dledger_core.cli.options import Connection, connection_options, format_opti
 from dledger_core.cli.output import Format, say, show_result
 from dledger_core.client.continuing import recover_lost
 from dledger_core.config import is_node_id, parse_peers
-from dledger_core.continuation import Continued, Electable
 from dledger_core.errors import ConfigError, UnsupportedError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.ids import NodeId
+from dledger_core.recovery import Continued, Electable
 
 
 def _nodes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> frozenset[NodeId]:

@@ -16,10 +16,15 @@ from typing import Any, Final
 
 from dledger_core.client.routing.channel import ChannelPool
 from dledger_core.config import Peer, format_peers, parse_peer
-from dledger_core.continuation import (
+from dledger_core.continuation import ContinuationRecord
+from dledger_core.errors import ConfigError, DLedgerError, ProtocolError, RecoveryRefusedError, UnreachableError
+from dledger_core.ids import NodeId
+from dledger_core.net import messages
+from dledger_core.net.codec import continuation_payload, parse_survivor
+from dledger_core.net.credentials import PLAINTEXT, Credentials
+from dledger_core.recovery import (
     Action,
     CompleteRecord,
-    ContinuationRecord,
     Continued,
     CutLog,
     Electable,
@@ -34,11 +39,6 @@ from dledger_core.continuation import (
     holes_of,
     preview,
 )
-from dledger_core.errors import ConfigError, DLedgerError, ProtocolError, RecoveryRefusedError, UnreachableError
-from dledger_core.ids import NodeId
-from dledger_core.net import messages
-from dledger_core.net.codec import continuation_payload, parse_survivor
-from dledger_core.net.credentials import PLAINTEXT, Credentials
 
 _LOG: Final = logging.getLogger(__name__)
 _ROUNDS_MAX: Final = 20

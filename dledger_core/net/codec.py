@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 
 from dledger_core.checksum import Buffer, crc32
-from dledger_core.continuation import ContinuationRecord, SurvivorAnswer
+from dledger_core.continuation import ContinuationRecord
 from dledger_core.control import Part, check_parts
 from dledger_core.errors import BadRequestError, CorruptRecordError, ProtocolError, in_words
 from dledger_core.founding import FoundingRecord
@@ -37,6 +37,7 @@ from dledger_core.raft.messages import (
     TimeoutNow,
 )
 from dledger_core.record import HEADER_BYTES, Columns, Records, records_of
+from dledger_core.recovery import SurvivorAnswer
 
 HEARTBEATS_MAX: Final = 1024
 """Heartbeats in one frame: even with the longest names of groups its header is well below its limit."""

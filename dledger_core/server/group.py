@@ -30,15 +30,7 @@ from functools import partial
 from typing import Any, Final
 
 from dledger_core.config import Peer
-from dledger_core.continuation import (
-    ContinuationRecord,
-    ContinuedLog,
-    Response,
-    SurvivorAnswer,
-    chain_rows,
-    find_link,
-    respond,
-)
+from dledger_core.continuation import ContinuationRecord, ContinuedLog, Response, chain_rows, find_link, respond
 from dledger_core.errors import (
     BadRequestError,
     CorruptRecordError,
@@ -62,6 +54,7 @@ from dledger_core.net.attach import floor_of_row
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.raft import ConfigurationInForce, Message
 from dledger_core.record import Records
+from dledger_core.recovery import SurvivorAnswer
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.founding.store import GroupStore, configuration_of, known_members

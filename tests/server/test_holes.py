@@ -15,9 +15,9 @@ import pytest
 
 from dledger_core import AsyncClient, Client, LocalCluster
 from dledger_core.client.continuing import LostMajority, recover_lost
-from dledger_core.continuation import Continued
 from dledger_core.errors import RecoveryRefusedError
 from dledger_core.ids import NodeId
+from dledger_core.recovery import Continued
 from dledger_core.server.group import GroupState
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout

@@ -15,7 +15,7 @@ from dledger_core import AsyncClient, Client, LocalCluster
 from dledger_core.client import continuing
 from dledger_core.client.continuing import LostMajority, recover_lost
 from dledger_core.config import Peer, format_peers, parse_peers
-from dledger_core.continuation import ContinuationRecord, Continued, ContinuedLog, Survivor
+from dledger_core.continuation import ContinuationRecord, ContinuedLog, Survivor
 from dledger_core.errors import (
     DLedgerError,
     LogContestedError,
@@ -25,6 +25,7 @@ from dledger_core.errors import (
 )
 from dledger_core.ids import Index, MemberId, NodeId, Term
 from dledger_core.net.credentials import PLAINTEXT
+from dledger_core.recovery import Continued
 from dledger_core.server.group import GroupState
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.replica import Replica

@@ -13,9 +13,9 @@ from dledger_core.client.continuing import recover_lost
 from dledger_core.cluster import LocalCluster
 from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.connect import Client
-from dledger_core.continuation import Continued
 from dledger_core.errors import SequenceGapError, UnreachableError
 from dledger_core.ids import NodeId
+from dledger_core.recovery import Continued
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.table_store import read_sqlite
 from dledger_core.storage.files.twin_file import copies

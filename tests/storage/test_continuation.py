@@ -7,20 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from dledger_core import continuation
-from dledger_core.continuation import (
-    ContinuationRecord,
-    KnownMember,
-    LogEnd,
-    SurvivorAnswer,
-    TakeRecord,
-    gave_up,
-    taken,
-)
+from dledger_core import recovery
+from dledger_core.continuation import ContinuationRecord, LogEnd, gave_up, taken
 from dledger_core.founding import StoreIdentity
 from dledger_core.ids import NO_INDEX, NO_TERM, MemberId, NodeId, Term
 from dledger_core.raft import Configuration, Floor
 from dledger_core.raft.ready import HardState
+from dledger_core.recovery import KnownMember, SurvivorAnswer, TakeRecord
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.identity import continue_store, continued, load_identity, save_identity
 from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
@@ -73,7 +66,7 @@ def record_for(ends: dict[NodeId, LogEnd]) -> ContinuationRecord:
         for node, end in ends.items()
     }
     lost = frozenset(nodes) - ends.keys()
-    action = continuation.decide(lost, answers, lambda: f"new{next(numbers)}")
+    action = recovery.decide(lost, answers, lambda: f"new{next(numbers)}")
     assert isinstance(action, TakeRecord)
     return action.record
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dledger_core import founding
 from dledger_core.client.position import check_of
-from dledger_core.continuation import ContinuationRecord, Hole, KnownMember, LogEnd, SurvivorAnswer, taken, with_end
+from dledger_core.continuation import ContinuationRecord, LogEnd, taken, with_end
 from dledger_core.errors import (
     BadRequestError,
     CorruptRecordError,
@@ -19,6 +19,7 @@ from dledger_core.founding import Admission, FoundingRecord, LogConstants, Named
 from dledger_core.ids import MemberId, member_id, node_of, store_of
 from dledger_core.raft import UNKNOWN, Configuration
 from dledger_core.record import HEADER_BYTES, Records, is_segment_name
+from dledger_core.recovery import Hole, KnownMember, SurvivorAnswer
 from dledger_core.server.config import ServerConfig
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.file_system import File, Files, OsFiles

@@ -1,0 +1,479 @@
+"""The decisions of ``dledger recover``: give a group a leader again that cannot elect one. No I/O.
+
+The recovery asks all nodes, decides with ``decide`` on one ``Action``, carries it out, and asks again. It keeps no
+state between two rounds, so it may be interrupted at any instruction and run again, and two may run at once. What the
+stores may do, and in which order, is in ``continuation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
+
+from dledger_core.continuation import (
+    Chain,
+    Continuation,
+    ContinuationRecord,
+    ContinuedLog,
+    LogEnd,
+    Survivor,
+    chain_of,
+    end_of,
+    outranks,
+)
+from dledger_core.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Entries [start, end) of a store's log without a good record; the log continues behind them."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMember:
+    """A member of a log as one of its stores knows it."""
+
+    node_id: NodeId
+    store: str
+    address: str
+    is_voter: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorAnswer:
+    """A node's answer about its store of a group.
+
+    Attributes:
+        node_id: the node.
+        log_uuid: the log that the store belongs to, or that it gave up; None if there is none.
+        store: its uuid in that log.
+        profile: of the log.
+        version: the group's version.
+        members: members of the log as the store knows them.
+        chain: the logs that the log continues.
+        end: end of the log; None if it cannot be read now.
+        reason: why it cannot.
+        leader: an active leader that the store follows, or that it is itself.
+        state: what it did in a recovery.
+        holes: the holes of its log.
+    """
+
+    node_id: NodeId
+    log_uuid: str | None = None
+    store: str | None = None
+    profile: str = "B"
+    version: int = 0
+    members: tuple[KnownMember, ...] = ()
+    chain: Chain = ()
+    end: LogEnd | None = None
+    reason: str = ""
+    leader: NodeId | None = None
+    state: Continuation | None = None
+    holes: tuple[Hole, ...] = ()
+
+    @property
+    def held(self) -> ContinuationRecord | None:
+        """A record that is not complete here."""
+        return None if self.state is None or self.state.is_complete else self.state.record
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the store gave its log up and is not in a new one yet."""
+        return self.state is not None and not self.state.is_complete
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the answer as a map of plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, fields: object) -> SurvivorAnswer | None:
+        """Return the answer of such a map, or None if it is malformed."""
+        try:
+            assert isinstance(fields, dict)
+            end, state = fields["end"], fields["state"]
+            found = Continuation.from_fields(state)
+            if (found is None) != (state is None):
+                return None
+            return cls(
+                **fields
+                | {
+                    "members": tuple(KnownMember(**each) for each in fields["members"]),
+                    "chain": chain_of(fields["chain"]),
+                    "end": None if end is None else end_of(end),
+                    "state": found,
+                    "holes": tuple(Hole(**each) for each in fields.get("holes", ())),
+                }
+            )
+        except (AssertionError, KeyError, TypeError, ValueError):
+            return None
+
+
+Answers: TypeAlias = Mapping[NodeId, SurvivorAnswer]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpLog:
+    """Let ``nodes`` give a log up."""
+
+    log_uuid: str
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FillHoles:
+    """Let ``nodes`` fill the holes of their stores from ``survivors``, which have all given the log up."""
+
+    log_uuid: str
+    nodes: tuple[NodeId, ...]
+    survivors: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutLog:
+    """Let a node end its log before its first hole, which starts at ``start``: a person has accepted the loss."""
+
+    nodes: tuple[NodeId]
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeRecord:
+    """Send a record to ``nodes``, in this order, one at a time."""
+
+    record: ContinuationRecord
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteRecord:
+    """Mark a record, which all survivors hold, complete on ``nodes``."""
+
+    record: ContinuationRecord
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """The group has a new log on all survivors: nothing to do."""
+
+    log_uuid: str
+    chain: Chain
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """These nodes must answer first."""
+
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No recovery is possible, or none is needed; ``what`` and ``remedy`` as in an error."""
+
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Electable:
+    """The voters that answer can elect a leader: nothing is changed."""
+
+    nodes: tuple[NodeId, ...]
+    leader: NodeId | None
+
+
+Holes: TypeAlias = Mapping[NodeId, tuple[Hole, ...]]
+Action: TypeAlias = (
+    GiveUpLog | FillHoles | CutLog | TakeRecord | CompleteRecord | Continued | Electable | Unanswered | Refused
+)
+
+
+def best_of(ends: Mapping[NodeId, LogEnd]) -> NodeId:
+    """Return the survivor with the best end of those that may continue the log; of equal ones the first by node id.
+
+    The best (last term, last index) is Raft's rule for a *majority* of voters. Survivors are none: an old leader with
+    an uncommitted entry of a late term outranks a log with entries that a lost leader of a later term has committed
+    (the paper's figure 8). So only stores continue the log that contain the entry at the highest commit index of all.
+    """
+    known = max(sorted(ends), key=lambda node: ends[node].commit_index)
+    index = ends[known].commit_index
+    term = ends[known].term_at(index)
+    eligible = [node for node in sorted(ends) if ends[node].may_contain(index, term)]
+    return max(eligible or sorted(ends), key=lambda node: ends[node].rank)
+
+
+def decide(
+    lost: AbstractSet[NodeId],
+    answers: Answers,
+    new_uuid: Callable[[], str],
+    *,
+    accepts_loss: bool = False,
+    tried: Holes | None = None,
+) -> Action:
+    """Return the next action of a recovery.
+
+    Args:
+        lost: the nodes that were named lost.
+        answers: the answers of all nodes that answered, the named ones too.
+        new_uuid: returns a new identity.
+        accepts_loss: whether a hole without an intact copy may end the log.
+        tried: the holes before the last attempt to fill them.
+    """
+    found = {node: answer for node, answer in answers.items() if answer.log_uuid is not None and node not in lost}
+    records = {record.log_uuid: record for answer in found.values() if (record := answer.held) is not None}
+    if records:
+        return _continued(lost, answers, records, new_uuid, tried, accepts_loss=accepts_loss)
+    logs = {str(answer.log_uuid): node for node, answer in found.items()}
+    if len(logs) != 1:
+        return _no_log(logs)
+    (log_uuid,) = logs
+    refusal = _not_possible(lost, answers, found, log_uuid)
+    if refusal is not None:
+        return refusal
+    serving = tuple(node for node in sorted(found) if not found[node].has_given_up)
+    if serving:
+        return GiveUpLog(log_uuid, serving)
+    if (action := _repair_action(lost, found, log_uuid, tried, accepts_loss=accepts_loss)) is not None:
+        return action
+    record = _new_record(lost, found, new_uuid)
+    return TakeRecord(record, tuple(survivor.node_id for survivor in record.survivors))
+
+
+def holes_of(lost: AbstractSet[NodeId], answers: Answers) -> Holes:
+    """Return the holes of the survivors that have some."""
+    return {node: answers[node].holes for node in sorted(answers) if node not in lost and answers[node].holes}
+
+
+def _repair_action(
+    lost: AbstractSet[NodeId], found: Answers, log_uuid: str, tried: Holes | None, *, accepts_loss: bool
+) -> Action | None:
+    """Return the repair that holes require before a record names the best end, or None.
+
+    As long as an attempt fills some, there is another one: a store may need one that has just been filled. Holes of the
+    others do not matter: they get the entries from the voter.
+    """
+    holes, best = holes_of(lost, found), _best(found)
+    if holes and len(found) > 1 and holes != tried:
+        return FillHoles(log_uuid, tuple(holes), tuple(sorted(found)))
+    if best not in holes:
+        return None
+    hole, end = holes[best][0], found[best].end
+    assert end is not None
+    if accepts_loss:
+        return CutLog((best,), hole.start)
+    command = " ".join(["dledger recover", *_naming(lost), "--accept-loss"])
+    return Refused(
+        f"entries {hole.start} to {hole.end - 1} are damaged on {best}, and no node that is left has them; its log "
+        f"continues behind them up to {end.last_index}",
+        f"start a node that has them and leave it out of --lost; or run {command}: the log ends before entry "
+        f"{hole.start}, and the bytes behind it are kept in a file of the store",
+    )
+
+
+def _naming(lost: Iterable[NodeId]) -> list[str]:
+    """Return the option that names lost nodes; empty if there are none."""
+    return [f"--lost {','.join(sorted(lost))}"] if lost else []
+
+
+def _no_log(logs: Mapping[str, NodeId]) -> Refused:
+    if not logs:
+        return Refused("no node that is left has a store of the group", "restore a store, or found the group again")
+    shown = ", ".join(f"{node} has log {log}" for log, node in sorted(logs.items()))
+    return Refused(f"the stores belong to different logs: {shown}", "move the stores of the wrong log away")
+
+
+def _not_possible(lost: AbstractSet[NodeId], answers: Answers, found: Answers, log_uuid: str) -> Action | None:
+    """Return why the survivors of a log may not be asked to give it up, or None."""
+    known = _members(found)
+    for node in sorted(lost):
+        answer = answers.get(node)
+        if answer is not None and answer.log_uuid == log_uuid and _is_member(known, answer):
+            return Refused(
+                f"{node} is not lost: it answers with a store of log {log_uuid}", f"run the command without {node}"
+            )
+    unreadable = [node for node, answer in sorted(found.items()) if answer.end is None]
+    if unreadable:
+        return Refused(
+            f"the store of {unreadable[0]} cannot be used: {found[unreadable[0]].reason}",
+            "repair the store, or name the node lost",
+        )
+    left = sorted({member.node_id for member in known} - lost - found.keys())
+    wiped = [node for node in left if node in answers]
+    if wiped:
+        return Refused(f"{wiped[0]} answers and has no store of log {log_uuid}", f"add {wiped[0]} to --lost")
+    if left:
+        return Unanswered(tuple(left))
+    best = found[_best(found)]
+    voters = [member.node_id for member in best.members if member.is_voter]
+    able = [node for node in voters if node not in lost and _votes(found[node])]
+    if len(able) > len(voters) // 2 and best.state is not None and best.state.is_complete:
+        return Continued(log_uuid, best.chain)
+    if len(able) > len(voters) // 2:
+        leaders = (found[node].leader for node in able)
+        return Electable(tuple(able), next((leader for leader in leaders if leader is not None), None))
+    leader = next((answer.leader for _, answer in sorted(found.items()) if answer.leader is not None), None)
+    if leader is not None:
+        return Refused(
+            f"{leader} leads the group, so a majority of its voters is alive",
+            "run dledger member replace; if the nodes were lost seconds ago, run the command again",
+        )
+    if best.profile == "A":
+        return Refused("a log of profile A cannot change its members", "copy a store, and found the group again")
+    return None
+
+
+def _votes(answer: SurvivorAnswer) -> bool:
+    return not answer.has_given_up and answer.end is not None and not answer.end.is_recovering
+
+
+def _members(found: Answers) -> set[KnownMember]:
+    """All members that one of the stores knows: an uncommitted change may be in force on one of them only."""
+    return {member for answer in found.values() for member in answer.members}
+
+
+def _is_member(known: AbstractSet[KnownMember], answer: SurvivorAnswer) -> bool:
+    return any((member.node_id, member.store) == (answer.node_id, answer.store) for member in known)
+
+
+def _best(found: Answers) -> NodeId:
+    return best_of({node: answer.end for node, answer in found.items() if answer.end is not None})
+
+
+def _continued(
+    lost: AbstractSet[NodeId],
+    answers: Answers,
+    records: Mapping[str, ContinuationRecord],
+    new_uuid: Callable[[], str],
+    tried: Holes | None,
+    *,
+    accepts_loss: bool,
+) -> Action:
+    """Return the action where stores hold incomplete records: continue the one of the same lost nodes."""
+    mine = [record for record in records.values() if set(record.lost) == set(lost)]
+    others = [record for record in records.values() if set(record.lost) != set(lost)]
+    complete = {
+        str(answer.log_uuid) for answer in answers.values() if answer.state is not None and answer.state.is_complete
+    }
+    started = next((record for record in records.values() if record.log_uuid in complete), None)
+    if started is not None:
+        return CompleteRecord(started, _holders(started, answers))
+    if len(mine) == 1:
+        record = mine[0]
+        missing = tuple(each.node_id for each in record.survivors if each.node_id not in answers)
+        if missing:
+            return Unanswered(missing)
+        lacking = tuple(each.node_id for each in record.survivors if answers[each.node_id].held != record)
+        return TakeRecord(record, lacking) if lacking else CompleteRecord(record, _holders(record, answers))
+    fresh = {node: answer for node, answer in answers.items() if node not in lost and answer.has_given_up}
+    if not mine and fresh and all(set(record.lost) < set(lost) for record in others):
+        log_uuid = others[0].point.log_uuid
+        if (action := _repair_action(lost, fresh, log_uuid, tried, accepts_loss=accepts_loss)) is not None:
+            return action
+    if not mine and fresh:
+        record = _new_record(lost, fresh, new_uuid)
+        if all(outranks(record, held) for held in others):
+            return TakeRecord(record, tuple(survivor.node_id for survivor in record.survivors))
+    shown = "; ".join("".join(_naming(record.lost)) or "no --lost" for record in others or mine)
+    return Refused(
+        f"another recovery is in progress, with {shown}",
+        "run that command; name all lost nodes of both if one of its survivors was lost meanwhile",
+    )
+
+
+def _holders(record: ContinuationRecord, answers: Answers) -> tuple[NodeId, ...]:
+    nodes = (each.node_id for each in record.survivors)
+    return tuple(node for node in nodes if node in answers and answers[node].held == record)
+
+
+def _new_record(lost: AbstractSet[NodeId], found: Answers, new_uuid: Callable[[], str]) -> ContinuationRecord:
+    """Return a record of stores that have all given their log up."""
+    ends = {node: answer.end for node, answer in found.items() if answer.end is not None}
+    best = best_of(ends)
+    end, chain = ends[best], found[best].chain
+    addresses = {member.node_id: member.address for member in found[best].members}
+    addresses = {member.node_id: member.address for member in _members(found)} | addresses
+
+    def survivor(node: NodeId) -> Survivor:
+        return Survivor(node, found[node].store or "", new_uuid(), addresses[node])
+
+    return ContinuationRecord(
+        log_uuid=new_uuid(),
+        continues=_extended(chain, ContinuedLog(str(found[best].log_uuid), end.last_index, end.last_term, end.check)),
+        term=max(each.term for each in ends.values()),
+        version=found[best].version,
+        voter=survivor(best),
+        learners=tuple(survivor(node) for node in sorted(found) if node != best),
+        lost=tuple(sorted(lost)),
+    )
+
+
+def _extended(chain: Chain, point: ContinuedLog) -> Chain:
+    """Return a chain with one more link, which caps the earlier ones: the new log contains nothing after its point.
+
+    The best end may be that of a survivor that never caught up in the log of the point. Its last entry is one of the
+    earlier log then, because a log that continues another one has entries of higher terms only.
+    """
+    end = point.term, point.index
+    capped = (replace(point, log_uuid=link.log_uuid) if end < (link.term, link.index) else link for link in chain)
+    return (*capped, point)
+
+
+# --- what may be lost -----------------------------------------------------------------------------------------------
+
+
+def preview(lost: AbstractSet[NodeId], answers: Answers) -> dict[str, Any]:
+    """Return the entries that a recovery keeps and those that it may lose, as plain values; for ``--dry-run``.
+
+    Entries up to ``committed_end`` are certain. Those in ``unconfirmed`` are kept, although no survivor knows whether
+    they are committed. From ``may_be_lost_from`` on, entries are lost that only lost nodes had.
+    """
+    found = {node: answer for node, answer in answers.items() if answer.log_uuid is not None and node not in lost}
+    ends = {node: answer.end for node, answer in found.items() if answer.end is not None}
+    if not ends:
+        return {}
+    best = best_of(ends)
+    committed_end = max(end.commit_index for end in ends.values()) + 1
+    return {
+        "log": found[best].log_uuid,
+        "lost": sorted(lost),
+        "first_voter": best,
+        "continues_at_index": ends[best].last_index,
+        "continues_at_term": ends[best].last_term,
+        "committed_end": committed_end,
+        "unconfirmed": [committed_end, ends[best].last_index + 1],
+        "may_be_lost_from": committed_end,
+        "survivors": [
+            {
+                "node": node,
+                "last_term": end.last_term,
+                "last_index": end.last_index,
+                "commit_index": end.commit_index,
+                "terms": [{"term": term, "from_index": start} for term, start in end.ranges],
+                "is_recovering": end.is_recovering,
+                "has_given_up": found[node].has_given_up,
+                "holes": [
+                    {"start": hole.start, "end": hole.end, "filled_by": _fillers(node, hole, found)}
+                    for hole in found[node].holes
+                ],
+            }
+            for node, end in sorted(ends.items())
+        ],
+    }
+
+
+def _fillers(node: NodeId, hole: Hole, found: Answers) -> list[NodeId]:
+    """Return the other survivors whose logs have entries where one has a hole; a repair finds out whether they fit."""
+    return [
+        other
+        for other, answer in sorted(found.items())
+        if other != node
+        and answer.end is not None
+        and answer.end.last_index >= hole.end - 1
+        and not any(theirs.start < hole.end and hole.start < theirs.end for theirs in answer.holes)
+    ]
