@@ -165,7 +165,7 @@ async def test_request_that_names_another_log_is_refused_without_effect(tmp_path
         await client.append([b"entry"])
         end = cluster.hosted("n0").replica.raft.last_index
         channel, of_log = await cluster.channel("n0"), [kind for kind in GOOD if kind not in (Type.GROUPS, Type.AWAIT)]
-        for kind in (*of_log, Type.MEMBER, Type.RECOVER):
+        for kind in (*of_log, Type.MEMBER):
             with pytest.raises(OtherLogError):
                 await channel.request(
                     {"t": kind, "g": "default", "lu": "another"} | GOOD.get(kind, {}),
