@@ -123,15 +123,38 @@ class LogEnd:
         known = [term for term, start in self.ranges if start <= index] if index < self.last_index else []
         return known[-1] if known else None
 
+    def start_of_term(self, index: int) -> int:
+        """Return the first entry of the term of an entry whose term is known; it may be before the log."""
+        starts = [start for _, start in self.ranges if start <= index]
+        return starts[-1] if starts else index
+
     def may_contain(self, index: int, term: int | None) -> bool:
         """Whether the log has the entry of this index and term; where the term is unknown, of this index."""
         found = self.term_at(index)
         return index <= self.last_index and (None in (term, found) or found == term)
 
 
+def agreed_index(one: LogEnd, other: LogEnd) -> int | None:
+    """Return the last entry that two stores of one log share; NO_INDEX if none, None if it is not known.
+
+    Entries of one index and term have equal entries before them (the paper's section 5.3, Log Matching). Where the
+    terms differ, the higher one began after the last shared entry.
+    """
+    index = min(one.last_index, other.last_index)
+    while index > NO_INDEX:
+        terms = one.term_at(index), other.term_at(index)
+        if None in terms:
+            return None
+        if terms[0] == terms[1]:
+            return index
+        later = one if (terms[0] or 0) > (terms[1] or 0) else other
+        index = later.start_of_term(index) - 1
+    return NO_INDEX
+
+
 @dataclass(frozen=True, slots=True)
 class GivenUpLog:
-    """The log that a store gave up, and its final end there."""
+    """The log that a store gave up, and its final end there, without ranges: the store's files have them."""
 
     log_uuid: str
     store: str
@@ -147,12 +170,15 @@ class Survivor:
         before: its uuid in the old log.
         store: its uuid in the new log.
         address: HOST:PORT of the node.
+        agreed_index: in profile A, the last entry that its log shares with the best one: it is a voter from the start,
+            and its log ends there. None in profile B.
     """
 
     node_id: NodeId
     before: str
     store: str
     address: str
+    agreed_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +191,7 @@ class ContinuationRecord:
         term: highest term that a survivor reported; the new log starts above it.
         version: the group's version.
         voter: the survivor with the best end, the only voter.
-        learners: the others; they become voters when they have caught up.
+        learners: the others; they become voters when they have caught up, in profile A at once.
         lost: the nodes that were named lost, sorted.
     """
 
@@ -183,6 +209,11 @@ class ContinuationRecord:
         return self.continues[-1]
 
     @property
+    def all_vote(self) -> bool:
+        """Whether all survivors are voters from the start: in profile A, which has no entries with configurations."""
+        return self.voter.agreed_index is not None
+
+    @property
     def survivors(self) -> tuple[Survivor, ...]:
         """All survivors, the voter first: of two records, only one can get its first survivor."""
         return self.voter, *self.learners
@@ -192,8 +223,12 @@ class ContinuationRecord:
         return next((survivor for survivor in self.survivors if survivor.node_id == node_id), None)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the record as a map of plain values."""
-        return asdict(self)
+        """Return the record as a map of plain values; in profile B as 0.2.0 reads it."""
+        fields = asdict(self)
+        for survivor in (fields["voter"], *fields["learners"]):
+            if survivor["agreed_index"] is None:
+                del survivor["agreed_index"]
+        return fields
 
     @classmethod
     def from_fields(cls, fields: object) -> ContinuationRecord | None:
@@ -214,6 +249,7 @@ class ContinuationRecord:
         texts = [record.log_uuid, *record.lost]
         texts += [text for each in record.survivors for text in (each.node_id, each.before, each.store, each.address)]
         fits = all(type(text) is str and 0 < len(text) < _TEXT_MAX for text in texts) and bool(record.continues)
+        fits = fits and all(each.agreed_index is None or _fits(each.agreed_index) for each in record.survivors)
         return record if fits and type(record.version) is int and _fits(record.term) else None
 
 
@@ -274,8 +310,10 @@ class Continuation:
     is_complete: bool = False
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the state as a map of plain values."""
-        return asdict(self)
+        """Return the state as a map of plain values, which 0.2.0 reads too: it knows no ranges."""
+        fields = asdict(self)
+        del fields["given_up"]["end"]["ranges"]
+        return fields | {"record": None if self.record is None else self.record.to_fields()}
 
     @classmethod
     def from_fields(cls, fields: object) -> Continuation | None:
@@ -297,7 +335,7 @@ def gave_up(state: Continuation | None, log_uuid: str, store: str, end: LogEnd) 
     """Return the state of a store that gives its log up; the same again if it did so before."""
     if state is not None and state.given_up.log_uuid == log_uuid:
         return state
-    return Continuation(GivenUpLog(log_uuid, store, end))
+    return Continuation(GivenUpLog(log_uuid, store, replace(end, ranges=())))
 
 
 def with_end(state: Continuation | None, end: LogEnd) -> Continuation:
@@ -309,7 +347,7 @@ def with_end(state: Continuation | None, end: LogEnd) -> Continuation:
     record = None if state is None else state.record
     if state is None or state.is_complete or (record is not None and record.voter.before == state.given_up.store):
         raise _refused("the store has not given its log up, or the record of a recovery names its end")
-    return replace(state, given_up=replace(state.given_up, end=end))
+    return replace(state, given_up=replace(state.given_up, end=replace(end, ranges=())))
 
 
 def taken(state: Continuation | None, node_id: NodeId, record: ContinuationRecord) -> Continuation:

@@ -220,7 +220,8 @@ class StoreIdentity:
 
     def to_fields(self) -> dict[str, Any]:
         """Return the identity as a map of plain values."""
-        return asdict(self)
+        state = None if self.continuation is None else self.continuation.to_fields()
+        return asdict(replace(self, continuation=None)) | {"continuation": state}
 
     @classmethod
     def from_fields(cls, fields: object) -> StoreIdentity | None:

@@ -19,6 +19,7 @@ from dledger_core.continuation import (
     ContinuedLog,
     LogEnd,
     Survivor,
+    agreed_index,
     chain_of,
     end_of,
     outranks,
@@ -57,7 +58,7 @@ class SurvivorAnswer:
         members: members of the log as the store knows them.
         chain: the logs that the log continues.
         end: end of the log; None if it cannot be read now.
-        reason: why it cannot.
+        reason: why the group is not served, with or without an end; empty where it is.
         leader: an active leader that the store follows, or that it is itself.
         state: what it did in a recovery.
         holes: the holes of its log.
@@ -182,10 +183,18 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Electable:
-    """The voters that answer can elect a leader: nothing is changed."""
+    """Voters that answer can elect a leader: nothing is changed.
+
+    Attributes:
+        nodes: those voters.
+        leader: the leader that they follow already, if there is one.
+        replaced: members whose stores never vote again, although they answer: they have given the log up, such as one
+            that was restored from a backup, or they have none. ``dledger member replace`` is for them.
+    """
 
     nodes: tuple[NodeId, ...]
     leader: NodeId | None
+    replaced: tuple[NodeId, ...] = ()
 
 
 Holes: TypeAlias = Mapping[NodeId, tuple[Hole, ...]]
@@ -262,7 +271,7 @@ def _repair_action(
     if holes and len(found) > 1 and holes != tried:
         return FillHoles(log_uuid, tuple(holes), tuple(sorted(found)))
     if best not in holes:
-        return None
+        return _foreign(found, best) if found[best].profile == "A" else None
     hole, end = holes[best][0], found[best].end
     assert end is not None
     if accepts_loss:
@@ -273,6 +282,22 @@ def _repair_action(
         f"continues behind them up to {end.last_index}",
         f"start a node that has them and leave it out of --lost; or run {command}: the log ends before entry "
         f"{hole.start}, and the bytes behind it are kept in a file of the store",
+    )
+
+
+def _foreign(found: Answers, best: NodeId) -> Refused | None:
+    """Return why a survivor cannot be a voter of a new log of profile A, or None.
+
+    Such a log has no entries with configurations, so that its members never change: all survivors are voters from the
+    start, and each ends its log where it differs from the best one.
+    """
+    ends = {node: answer.end for node, answer in found.items() if answer.end is not None}
+    unknown = [node for node in sorted(ends) if agreed_index(ends[best], ends[node]) is None]
+    if not unknown:
+        return None
+    return Refused(
+        f"no entry is known that the logs of {unknown[0]} and {best} have in common",
+        f"add {unknown[0]} to --lost: the log of {best} continues without it",
     )
 
 
@@ -291,12 +316,19 @@ def _no_log(logs: Mapping[str, NodeId]) -> Refused:
 def _not_possible(lost: AbstractSet[NodeId], answers: Answers, found: Answers, log_uuid: str) -> Action | None:
     """Return why the survivors of a log may not be asked to give it up, or None."""
     known = _members(found)
+    electable = _electable(known, answers, found)
     for node in sorted(lost):
         answer = answers.get(node)
-        if answer is not None and answer.log_uuid == log_uuid and _is_member(known, answer):
+        is_known = answer is not None and answer.log_uuid == log_uuid and _is_member(known, answer)
+        if is_known and not (electable is not None and node in electable.replaced):
             return Refused(
                 f"{node} is not lost: it answers with a store of log {log_uuid}", f"run the command without {node}"
             )
+    if electable is not None:
+        first = found[electable.nodes[0]]
+        is_continued = first.state is not None and first.state.is_complete
+        is_over = is_continued and not lost & {member.node_id for member in known} and not electable.replaced
+        return Continued(log_uuid, first.chain) if is_over else electable
     unreadable = [node for node, answer in sorted(found.items()) if answer.end is None]
     if unreadable:
         return Refused(
@@ -309,27 +341,45 @@ def _not_possible(lost: AbstractSet[NodeId], answers: Answers, found: Answers, l
         return Refused(f"{wiped[0]} answers and has no store of log {log_uuid}", f"add {wiped[0]} to --lost")
     if left:
         return Unanswered(tuple(left))
-    best = found[_best(found)]
-    voters = [member.node_id for member in best.members if member.is_voter]
-    able = [node for node in voters if node not in lost and _votes(found[node])]
-    if len(able) > len(voters) // 2 and best.state is not None and best.state.is_complete:
-        return Continued(log_uuid, best.chain)
-    if len(able) > len(voters) // 2:
-        leaders = (found[node].leader for node in able)
-        return Electable(tuple(able), next((leader for leader in leaders if leader is not None), None))
     leader = next((answer.leader for _, answer in sorted(found.items()) if answer.leader is not None), None)
     if leader is not None:
         return Refused(
             f"{leader} leads the group, so a majority of its voters is alive",
             "run dledger member replace; if the nodes were lost seconds ago, run the command again",
         )
-    if best.profile == "A":
-        return Refused("a log of profile A cannot change its members", "copy a store, and found the group again")
     return None
 
 
-def _votes(answer: SurvivorAnswer) -> bool:
-    return not answer.has_given_up and answer.end is not None and not answer.end.is_recovering
+def _electable(known: AbstractSet[KnownMember], answers: Answers, found: Answers) -> Electable | None:
+    """Return the voters that can elect a store, or None.
+
+    A store can be elected if, in its own configuration, the voters that answer, may vote, and whose end is not above
+    its own, are a majority.
+    """
+    for node in sorted(found):
+        candidate = found[node]
+        voters = [member for member in candidate.members if member.is_voter]
+        able = [member.node_id for member in voters if _elects(found.get(member.node_id), member, candidate)]
+        if node in able and len(able) > len(voters) // 2:
+            leaders = (found[each].leader for each in able)
+            members = {member.node_id for member in known}
+            replaced = [each for each in sorted(members & answers.keys()) if _never_votes(answers[each])]
+            return Electable(
+                tuple(able), next((leader for leader in leaders if leader is not None), None), tuple(replaced)
+            )
+    return None
+
+
+def _elects(answer: SurvivorAnswer | None, member: KnownMember, candidate: SurvivorAnswer) -> bool:
+    """Whether a store may vote for a candidate; a damaged one that waits for its repair votes for nobody."""
+    if answer is None or answer.end is None or answer.store != member.store or candidate.end is None:
+        return False
+    may_vote = not answer.has_given_up and not answer.reason and not answer.end.is_recovering
+    return may_vote and answer.end.rank <= candidate.end.rank
+
+
+def _never_votes(answer: SurvivorAnswer) -> bool:
+    return answer.log_uuid is None or answer.has_given_up
 
 
 def _members(found: Answers) -> set[KnownMember]:
@@ -398,9 +448,11 @@ def _new_record(lost: AbstractSet[NodeId], found: Answers, new_uuid: Callable[[]
     end, chain = ends[best], found[best].chain
     addresses = {member.node_id: member.address for member in found[best].members}
     addresses = {member.node_id: member.address for member in _members(found)} | addresses
+    all_vote = found[best].profile == "A"
 
     def survivor(node: NodeId) -> Survivor:
-        return Survivor(node, found[node].store or "", new_uuid(), addresses[node])
+        agreed = agreed_index(end, ends[node]) if all_vote else None
+        return Survivor(node, found[node].store or "", new_uuid(), addresses[node], agreed)
 
     return ContinuationRecord(
         log_uuid=new_uuid(),
@@ -443,6 +495,7 @@ def preview(lost: AbstractSet[NodeId], answers: Answers) -> dict[str, Any]:
         "log": found[best].log_uuid,
         "lost": sorted(lost),
         "first_voter": best,
+        "all_vote": found[best].profile == "A",
         "continues_at_index": ends[best].last_index,
         "continues_at_term": ends[best].last_term,
         "committed_end": committed_end,
@@ -465,6 +518,34 @@ def preview(lost: AbstractSet[NodeId], answers: Answers) -> dict[str, Any]:
             for node, end in sorted(ends.items())
         ],
     }
+
+
+def plan_of(found: Mapping[str, Any]) -> list[str]:
+    """Return the plan of a recovery as lines for a person, from its ``preview``."""
+    nodes = [each["node"] for each in found["survivors"]]
+    certain, end = found["committed_end"], found["continues_at_index"] + 1
+    lines = [
+        f"plan: {', '.join(nodes)} give log {found['log']} up, for ever; a new log continues it",
+        f"plan: {found['first_voter']} has the best end; all of them vote from the start, the others catch up from it"
+        if found["all_vote"]
+        else f"plan: {found['first_voter']} is its only voter at first; the others catch up from it and vote then",
+        f"plan: entries before {certain} are committed and kept",
+    ]
+    if certain < end:
+        lines.append(
+            f"plan: entries {certain} to {end - 1} are kept, although no node knows whether they are committed"
+        )
+    if found["lost"]:
+        only = ", ".join(found["lost"])
+        lines.append(f"plan: entries from {end} on are lost, if {only} acknowledged any")
+    for each in found["survivors"]:
+        for hole in each["holes"]:
+            by = ", ".join(hole["filled_by"])
+            lines.append(
+                f"plan: {each['node']} has entries {hole['start']} to {hole['end'] - 1} damaged; "
+                + (f"they are taken from {by} where they fit" if by else "no node that is left has them")
+            )
+    return lines
 
 
 def _fillers(node: NodeId, hole: Hole, found: Answers) -> list[NodeId]:

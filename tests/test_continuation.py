@@ -28,6 +28,7 @@ from dledger_core.continuation import (
     taken,
 )
 from dledger_core.errors import RecoveryRefusedError
+from dledger_core.founding import StoreIdentity
 from dledger_core.ids import NodeId
 from dledger_core.recovery import (
     Action,
@@ -108,6 +109,36 @@ def test_recovery_without_lost_nodes_is_for_voters_that_may_not_elect() -> None:
     assert decided("n2", healthy, first) == GiveUpLog("old", NODES[:2]), "one disk lost and one floor: A4"
 
 
+def test_voters_that_can_elect_one_of_them_are_asked_for_nothing_else() -> None:
+    """Whatever the others do: a store that gave the log up, or lost it, is for ``dledger member replace``."""
+    two = answer("n0"), answer("n1", end=end(3, 8))
+    assert decided("", *two) == Electable(NODES[:2], None)
+    assert decided("n2", *two) == Electable(NODES[:2], None)
+    restored = after_giving_up(answer("n2", end=end(2, 7)))
+    wiped = answer("n2", log_uuid=None, store=None, end=None)
+    for third in (restored, wiped):
+        for lost in ("", "n2"):
+            assert decided(lost, *two, third) == Electable(NODES[:2], None, (NODES[2],))
+    ahead = end(4, 9)  # elected by the other one
+    assert decided("", two[0], answer("n1", end=end(is_recovering=True)), answer("n2", end=ahead)) == Electable(
+        (NODES[0], NODES[2]), None
+    )
+
+
+def test_state_that_a_store_keeps_has_the_fields_that_0_2_0_reads() -> None:
+    """Version 0.2.0 refuses a map with a name that it does not know, and the store with it."""
+    action = decided("n0", *(after_giving_up(answer(node, end=end(ranges=((1, 0),)))) for node in ("n1", "n2")))
+    assert isinstance(action, TakeRecord)
+    state = gave_up(None, "old", "store of n1", end(ranges=((1, 0), (3, 9))))
+    kept = StoreIdentity(store="store of n1", continuation=taken(state, NODES[1], action.record)).to_fields()
+    given_up, record = kept["continuation"]["given_up"], kept["continuation"]["record"]
+    assert set(given_up["end"]) == {"term", "last_term", "last_index", "commit_index", "check", "is_recovering"}
+    assert set(record["voter"]) == {"node_id", "before", "store", "address"}
+    assert StoreIdentity.from_fields(kept) == StoreIdentity(
+        store="store of n1", continuation=taken(state, NODES[1], action.record)
+    )
+
+
 def test_recovery_lets_all_survivors_give_up_before_one_of_them_gets_record() -> None:
     five = tuple(KnownMember(node, f"store of {node}", f"host:{node}", True) for node in NODES)
     ends = {"n3": end(3, 12, 4), "n4": end(4, 7, 6)}
@@ -168,7 +199,8 @@ def member_of(record: ContinuationRecord, found: SurvivorAnswer) -> SurvivorAnsw
         ("n0", [answer("n1"), answer("n2")], Electable),
         ("n0,n1", [answer("n2", leader=NODES[1])], Refused),
         ("n0,n1", [answer("n2", end=None, reason="it is damaged")], Refused),
-        ("n0,n1", [answer("n2", profile="A")], Refused),
+        ("n0,n1", [answer("n2", profile="A")], GiveUpLog),
+        ("n0", [answer("n1", end=end(3, 8)), answer("n2", reason="it is being repaired")], GiveUpLog),  # no vote
         ("n0,n1,n2", [], Refused),
         ("n0", [answer("n1", log_uuid=None, store=None, end=None), answer("n2")], Refused),  # n1 is lost too
         ("n0,n1", [answer("n2"), answer("n3", log_uuid="other")], Refused),
@@ -316,6 +348,7 @@ def test_dry_run_says_which_entries_are_certain_kept_and_may_be_lost() -> None:
         "log": "old",
         "lost": ["n0"],
         "first_voter": "n2",
+        "all_vote": False,
         "continues_at_index": 7,
         "continues_at_term": 4,
         "committed_end": 7,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from functools import partial
 
 import click
@@ -15,7 +16,7 @@ from dledger_core.config import is_node_id, parse_peers
 from dledger_core.errors import ConfigError, UnsupportedError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.ids import NodeId
-from dledger_core.recovery import Continued, Electable
+from dledger_core.recovery import Continued, Electable, plan_of
 
 
 def _nodes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> frozenset[NodeId]:
@@ -32,6 +33,7 @@ def _nodes(_context: click.Context, _parameter: click.Parameter, value: str | No
         "dledger recover --group orders",
         "dledger recover --lost n0,n1 --dry-run",
         "dledger recover --lost n0,n1",
+        "dledger recover --lost n0,n1 --yes",
     )
 )
 @partial(connection_options, needs_peers=True)
@@ -46,9 +48,12 @@ def _nodes(_context: click.Context, _parameter: click.Parameter, value: str | No
     is_flag=True,
     help="End the log before damaged entries that no node has. The bytes behind them are kept in a file.",
 )
-@option("--dry-run", is_flag=True, help="Show the ends of all logs and what the command would do.")
+@option("--dry-run", is_flag=True, help="Show the ends of all logs and what the command would do; change nothing.")
+@option("--yes", is_flag=True, help="Do not ask: carry the plan out.")
 @format_option
-def recover(connection: Connection, lost: frozenset[NodeId], accept_loss: bool, dry_run: bool, output: Format) -> int:
+def recover(
+    connection: Connection, lost: frozenset[NodeId], accept_loss: bool, dry_run: bool, yes: bool, output: Format
+) -> int:
     """Give a group that cannot elect a leader a new log, which continues its log.
 
     A group elects no leader if a majority of its voters is lost, or too many of them lost the ends of their logs.
@@ -58,34 +63,52 @@ def recover(connection: Connection, lost: frozenset[NodeId], accept_loss: bool, 
     committed. The others become voters again when they have caught up.
 
     Entries that only lost nodes had are lost. Damaged entries are taken from another node; --dry-run shows those that
-    none has. The command can be interrupted and run again.
+    none has. The command shows its plan and asks before it changes anything; --yes is for scripts. It can be
+    interrupted and run again.
 
-    Exit 0 if the group has what it needs now, 1 if --dry-run found work to do.
+    Exit 0 if the group has what it needs now, 1 if there is work left: after --dry-run, or after the answer no.
     """
     if connection.is_java:
         raise UnsupportedError("nodes of Java DLedger have no recovering voters", "", "use a group of this project")
-    peers, credentials = parse_peers(connection.peers or ""), connection.access.credentials()
-    done = asyncio.run(
-        recover_lost(
-            peers,
-            connection.group,
-            lost,
-            connection.timeout_s,
-            dry_run=dry_run,
-            accepts_loss=accept_loss,
-            credentials=credentials,
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise ConfigError(
+            "the command asks before it changes anything, and standard input is no terminal",
+            "",
+            "look with --dry-run; then add --yes",
         )
+    run = partial(
+        recover_lost,
+        parse_peers(connection.peers or ""),
+        connection.group,
+        lost,
+        connection.timeout_s,
+        accepts_loss=accept_loss,
+        credentials=connection.access.credentials(),
     )
-    if isinstance(done.action, Electable):
-        voters = ", ".join(done.action.nodes)
-        show_result({"group": connection.group} | done.preview | {"new_log": None}, output, f"group {connection.group}")
+    planned = asyncio.run(run(dry_run=True))
+    where = f"group {connection.group}"
+    if isinstance(planned.action, Electable):
+        show_result({"group": connection.group} | planned.preview | {"new_log": None}, output, where)
+        voters = ", ".join(planned.action.nodes)
         say(f"nothing to do: {voters} can elect a leader, and recovering nodes catch up from it")
         return EXIT_OK
-    is_done = isinstance(done.action, Continued)
-    log = done.action.log_uuid if isinstance(done.action, Continued) else None
-    show_result({"group": connection.group} | done.preview | {"new_log": log}, output, f"group {connection.group}")
-    if is_done and not done.is_new:
+    if isinstance(planned.action, Continued):
+        new = {"new_log": planned.action.log_uuid}
+        show_result({"group": connection.group} | planned.preview | new, output, where)
         say("nothing to do: the group has a new log already")
-    elif is_done:
+        return EXIT_OK
+    for line in plan_of(planned.preview):
+        say(line)
+    if dry_run or not (yes or click.confirm("Carry this plan out?", err=True)):
+        show_result({"group": connection.group} | planned.preview | {"new_log": None}, output, where)
+        return EXIT_FINDING
+    done = asyncio.run(run())
+    log = done.action.log_uuid if isinstance(done.action, Continued) else None
+    show_result({"group": connection.group} | planned.preview | {"new_log": log}, output, where)
+    for node, start in done.cuts:
+        say(f"{node}: the bytes from entry {start} on are kept in meta/behind-*.log of its store")
+    if log is not None and planned.preview["all_vote"]:
+        say("next: a log of profile A keeps these members; for more, convert it to profile B with dledger convert")
+    elif log is not None:
         say("next: replace the lost nodes with dledger member add or dledger member replace")
-    return EXIT_OK if is_done else EXIT_FINDING
+    return EXIT_OK

@@ -120,11 +120,13 @@ class LostMajority:
         action: the next action; ``Continued`` if all is done.
         preview: entries that are kept and that may be lost, as of before the first change.
         is_new: whether this call changed anything.
+        cuts: node and first entry of each log that was ended before a hole; the bytes behind it are kept there.
     """
 
     action: Action
     preview: dict[str, Any]
     is_new: bool = False
+    cuts: tuple[tuple[NodeId, int], ...] = ()
 
 
 async def recover_lost(
@@ -156,6 +158,7 @@ async def recover_lost(
     first: dict[str, Any] = {}
     refused: DLedgerError | None = None
     tried: Holes | None = None
+    cuts: list[tuple[NodeId, int]] = []
     try:
         for number in range(_ROUNDS_MAX):
             answers = await nodes.ask()
@@ -177,11 +180,13 @@ async def recover_lost(
                 await _await_election(nodes, action, group, lost)
                 return LostMajority(action, first)
             if dry_run or isinstance(action, Continued):
-                return LostMajority(action, first, is_new=number > 0)
+                return LostMajority(action, first, is_new=number > 0, cuts=tuple(cuts))
             if isinstance(action, FillHoles):
                 tried = holes_of(lost, answers)
             try:
                 await _act(nodes, action)
+                if isinstance(action, CutLog):
+                    cuts += [(node, action.start) for node in action.nodes]
             except RecoveryRefusedError as error:  # another recovery was faster
                 refused = error
         raise refused or RecoveryRefusedError("the stores change all the time", f"group {group}", "run one recovery")
@@ -193,9 +198,17 @@ async def _await_election(nodes: _Nodes, electable: Electable, group: str, lost:
     """Wait until voters that can elect a leader have one.
 
     Raises:
-        RecoveryRefusedError: nodes are named lost, and a majority is left; or there is no leader after some time.
+        RecoveryRefusedError: nodes are lost, or have stores that never vote again, and a majority is left; or there is
+            no leader after some time.
     """
     voters = ", ".join(electable.nodes)
+    if electable.replaced:
+        node = electable.replaced[0]
+        raise RecoveryRefusedError(
+            f"{voters} are a majority of the voters and can elect a leader; the store of {node} never votes again",
+            f"group {group}",
+            f"start {node} with an empty directory, then run dledger member replace {node}",
+        )
     if lost:
         raise RecoveryRefusedError(
             f"{voters} are a majority of the voters and can elect a leader without {', '.join(sorted(lost))}",

@@ -264,13 +264,13 @@ def test_command_shows_unfilled_hole_and_refuses_until_loss_is_accepted(tmp_path
 
         found = soon(shown)
         assert [len(row["holes"]) for row in found["survivors"]] == [1, 1]
-        refused = dledger(*command)
+        refused = dledger(*command, "--yes")
         assert refused.returncode not in (0, 1)
         assert "dledger recover --lost n0,n1 --accept-loss" in refused.stderr
         cluster.kill("n2")
         cluster.restart("n2")
         soon(shown)
-        done = dledger(*command, "--accept-loss")
+        done = dledger(*command, "--accept-loss", "--yes")
         assert done.returncode == 0, done.stderr
         with Client(cluster.peers) as client:
             kept = client.read(0, 1 << 20).column("body").to_pylist()

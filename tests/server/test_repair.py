@@ -252,10 +252,12 @@ def test_two_recovering_voters_of_three_wait_until_recover(tmp_path: Path) -> No
         cluster.restart("n0")
         cluster.restart("n2")
         await_log(cluster, "n2", "end of the log lost")
-        recover = ["recover", "--peers", cluster.peers]
+        recover = ["recover", "--yes", "--peers", cluster.peers]
         assert dledger(*recover).returncode == 2, "a voter does not answer"
         others = ";".join(peer for peer in cluster.peers.split(";") if not peer.startswith("n1-"))
-        assert dledger("recover", "--peers", others).returncode == 2, "the log names the voter that is missing there"
+        assert dledger("recover", "--yes", "--peers", others).returncode == 2, (
+            "the log names the voter that is missing there"
+        )
         assert mark_of(cluster, "n2").exists()
         cluster.restart("n1")
         with Client(cluster.peers) as client:
@@ -266,7 +268,7 @@ def test_two_recovering_voters_of_three_wait_until_recover(tmp_path: Path) -> No
         assert "dledger recover --group default" in checked.stdout
         assert dledger(*recover, "--dry-run").returncode == 1
         assert all(mark_of(cluster, node).exists() for node in ("n1", "n2"))
-        assert dledger("recover", "--peers", others).returncode == 0, "the other nodes name the third one"
+        assert dledger("recover", "--yes", "--peers", others).returncode == 0, "the other nodes name the third one"
         cluster.leader()
         fill(cluster, 5)
         soon(lambda: not any(mark_of(cluster, node).exists() for node in ("n1", "n2")))

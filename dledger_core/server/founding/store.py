@@ -103,8 +103,7 @@ class GroupStore:
         identity_file(self._layout.identity).make_equal(self._files)
         self.identity = load_identity(self._files, self._layout)
         if self.identity.is_member and self._meta is not None:
-            continue_store(self._files, self._layout, self.identity)
-            self._meta = self._load_meta()
+            self._continue()
         if self.identity.is_member and self._meta is None:
             raise CorruptRecordError(
                 "the store belongs to a log, and its meta/log.json is missing",
@@ -206,7 +205,11 @@ class GroupStore:
         if meta is None or (state is None and not is_member):
             return SurvivorAnswer(node_id=node)
         known = members_file(self._layout).load(self._files).value or KnownConfigurations()
-        end = None if state is None or is_member else state.given_up.end
+        end: LogEnd | None = None
+        holes: tuple[Hole, ...] = ()
+        if state is not None and not is_member:
+            surveyed, holes = self.survey(state.given_up.end)
+            end = replace(state.given_up.end, ranges=surveyed.ranges)
         entries = known.entries if end is None else known.of_log(end.last_index)
         configuration = Configuration.from_bytes(entries[-1].body) if entries else UNKNOWN
         return SurvivorAnswer(
@@ -219,7 +222,7 @@ class GroupStore:
             chain=meta.continues,
             end=end,
             state=state,
-            holes=() if end is None else self.survey(end)[1],
+            holes=holes,
         )
 
     def repairing(self, *, write: bool) -> StoreRepair:
@@ -252,7 +255,7 @@ class GroupStore:
             may_lack_entries = store.floor is not None or store.quarantine_reason is not None
         holes = tuple(Hole(hole.start, hole.end) for hole in found.holes if hole.start < hole.end)
         if known is not None and found.last_index < known.last_index:
-            end, holes = known, (*holes, Hole(found.last_index + 1, known.last_index + 1))
+            end, holes = replace(known, ranges=ranges), (*holes, Hole(found.last_index + 1, known.last_index + 1))
         else:
             end = LogEnd(
                 term=load_hard_state(self._files, self._layout, last_term=0).term if known is None else known.term,
@@ -325,6 +328,25 @@ class GroupStore:
         """Make the store one of the new log, durably; raise RecoveryRefusedError as ``continuation.completed``."""
         self._surveyed = None
         self._become(continued(self.identity, log_uuid, self._config.self_id))
+        self._continue()
+
+    def _continue(self) -> None:
+        """Turn the store of a given up log into one of the log that continues it, if its record is complete.
+
+        Where all survivors vote at once, its log ends where the new one differs: a log that the new one does not
+        contain must neither be elected nor refuse a vote.
+        """
+        state = self.identity.continuation
+        record = None if state is None else state.record
+        if record is not None and self._meta is not None and self._meta.log_uuid != record.log_uuid:
+            survivor = record.find(self._config.self_id)
+            if survivor is not None and survivor.agreed_index is not None:
+                was_locked = self._lock is not None
+                self.release_lock()
+                with self.repairing(write=True) as store:
+                    store.end_after(survivor.agreed_index)
+                if was_locked:
+                    self.take_lock()
         continue_store(self._files, self._layout, self.identity)
         self._meta = self._load_meta()
 

@@ -487,9 +487,23 @@ class StoreRepair:
         Raises:
             DiskFailedError: a write failed.
         """
-        found, durable = self.survey(), self._durable_end()
+        found = self.survey()
         if (found.holes[0].start if found.holes else found.last_index + 1) != start:
             return None
+        return self._end_before(start)
+
+    def end_after(self, index: int) -> Path | None:
+        """End the log after an entry, or after the batch before it, and keep all bytes from there on in a file.
+
+        Return the file's path, or None if the log has no later entry. Can be repeated as ``end_before_hole``.
+
+        Raises:
+            DiskFailedError: a write failed.
+        """
+        return self._end_before(index + 1) if self.survey().last_index > index else None
+
+    def _end_before(self, start: int) -> Path:
+        durable = self._durable_end()
         before = LastBatch(self.meta)
         list(find_damage(self._reader, self._index, before.cursor, start, before.position, before.on_block))
         with self._writing():

@@ -14,13 +14,14 @@ from dledger_core.config import StorageConfig
 from dledger_core.continuation import ContinuationRecord, LogEnd, completed, gave_up
 from dledger_core.errors import CorruptRecordError
 from dledger_core.founding import EMPTY, LogConstants, StoreIdentity
-from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId, Term, member_id
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId, NodeId, Term, member_id
 from dledger_core.raft import Configuration
+from dledger_core.raft.floor import Floor
 from dledger_core.raft.ready import HardState
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta, load_log_meta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
-from dledger_core.storage.files.meta_files import clear_floor, hard_state_file, save_hard_state
+from dledger_core.storage.files.meta_files import clear_floor, hard_state_file, save_floor, save_hard_state
 from dledger_core.storage.files.quarantine import end_quarantine
 from dledger_core.storage.files.twin_file import TwinFile
 
@@ -153,6 +154,8 @@ def continue_store(files: Files, layout: Layout, identity: StoreIdentity) -> Non
     if identity.store == record.voter.store:
         indexes = sorted({NO_INDEX, Index(record.point.index)})
         clear_floor(files, layout)  # a person decided that this is the best end
+    elif record.all_vote:  # its log was cut where it differs: until it reaches the link it elects the others only
+        save_floor(files, layout, Floor(Term(record.point.term), Index(record.point.index)))
     body = first_configuration(record).to_bytes()
     entries = tuple(
         ConfigurationEntry(index, NO_TERM if index == NO_INDEX else Term(record.point.term), body) for index in indexes
@@ -164,9 +167,11 @@ def continue_store(files: Files, layout: Layout, identity: StoreIdentity) -> Non
 
 def first_configuration(record: ContinuationRecord) -> Configuration:
     """Return the configuration that a log starts with which continues another one."""
-    learners = frozenset(member_id(each.node_id, each.store) for each in record.learners)
+    first = frozenset({member_id(record.voter.node_id, record.voter.store)})
+    others = frozenset(member_id(each.node_id, each.store) for each in record.learners)
+    learners = frozenset[MemberId]() if record.all_vote else others
     return Configuration(
-        voters=frozenset({member_id(record.voter.node_id, record.voter.store)}),
+        voters=first | (others - learners),
         learners=learners,
         addresses={member_id(each.node_id, each.store): each.address for each in record.survivors},
         promote=learners,
