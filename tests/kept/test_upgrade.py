@@ -1,0 +1,193 @@
+"""Processes of release 0.2.0 and of this version in one group: upgraded under load, recovered, and back again."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from dledger_core import Client
+from dledger_core.cluster import free_ports
+from dledger_core.errors import DLedgerError
+from tests.cli.command import DLEDGER
+from tests.support.soak_record import ROOT
+from tests.support.soon import soon
+
+pytestmark = pytest.mark.integration
+
+RELEASE: Final = "80f2d4250d365bd5afed425228a7f280d77a3efc"
+"""The last commit of 0.2.0."""
+NODES: Final = ("n0", "n1", "n2", "n3")
+TIMEOUT_MS: Final = 60_000
+
+
+@pytest.fixture(scope="module")
+def old_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as 0.2.0 has it."""
+    archive = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", RELEASE, "dledger_core", "pyproject.toml"], check=False, capture_output=True
+    )
+    if archive.returncode:
+        message = f"the history lacks release 0.2.0: {archive.stderr.decode().strip()}"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    directory = tmp_path_factory.mktemp("0.2.0")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as content:
+        content.extractall(directory)
+    command = [sys.executable, "-c", "import dledger_core; print(dledger_core.__file__)"]
+    environment = os.environ | {"PYTHONPATH": str(directory)}
+    found = subprocess.run(command, check=True, capture_output=True, env=environment, cwd=directory.parent, text=True)
+    assert found.stdout.startswith(str(directory)), "the processes would run this version"
+    return directory
+
+
+class Group:
+    """Four nodes, each of one of the versions."""
+
+    def __init__(self, directory: Path, old_code: Path) -> None:
+        self.directory, self.old_code = directory, old_code
+        self.ports = dict(zip(NODES, free_ports(len(NODES)), strict=True))
+        self.peers = ";".join(f"{node}-127.0.0.1:{port}" for node, port in self.ports.items())
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, node: str, *, is_old: bool = False) -> None:
+        """Start a node, and wait until it listens."""
+        command = [*DLEDGER, "serve", "--self-id", node, "--peers", self.peers, "--dir", str(self.directory / node)]
+        environment = os.environ | ({"PYTHONPATH": str(self.old_code)} if is_old else {})
+        path = self.directory / f"{node}.log"
+        start = path.stat().st_size if path.exists() else 0
+        with path.open("ab") as log:
+            self.processes[node] = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, cwd=self.directory
+            )
+        soon(lambda: b"listening" in path.read_bytes()[start:])
+
+    def stop(self, node: str) -> None:
+        process = self.processes.pop(node)
+        process.terminate()
+        assert process.wait(60) == 0
+
+    def change(self, node: str, *, is_old: bool = False) -> None:
+        """Start a node with the other version, and wait until it has the log."""
+        self.stop(node)
+        self.start(node, is_old=is_old)
+        with Client(self.peers, timeout_ms=TIMEOUT_MS) as client:
+            soon(lambda: node in {each.node_id for each in client.metadata().nodes if each.commit_index >= 0})
+
+
+@contextmanager
+def running(group: Group) -> Iterator[Group]:
+    try:
+        yield group
+    finally:
+        for process in group.processes.values():
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def load(peers: str, acknowledged: list[bytes]) -> Iterator[None]:
+    """Append one entry after the other; the acknowledged ones are added to the list."""
+    stop, failures = threading.Event(), list[DLedgerError]()
+
+    def work() -> None:
+        with Client(peers, timeout_ms=TIMEOUT_MS) as client:
+            while not stop.is_set():
+                body = b"entry %d" % len(acknowledged)
+                try:
+                    client.append([body])
+                except DLedgerError as error:
+                    failures.append(error)
+                    return
+                acknowledged.append(body)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert failures == []
+
+
+def check(group: Group, acknowledged: list[bytes]) -> None:
+    """The log has each acknowledged entry once, in order."""
+    with Client(group.peers, timeout_ms=TIMEOUT_MS) as client:
+        bodies: list[bytes] = []
+        start, end = 0, client.bounds().end
+        while start < end and len(found := client.read(start, end)):
+            bodies += found["body"].to_pylist()
+            start = found["index"][-1].as_py() + 1
+        assert bodies == acknowledged
+
+
+def recover(group: Group, *arguments: str) -> str:
+    command = [*DLEDGER, "recover", "--yes", "--peers", group.peers, *arguments]
+    done = subprocess.run(command, check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr.decode()
+
+
+def test_group_is_upgraded_under_load_recovers_with_both_versions_and_goes_back(tmp_path: Path, old_code: Path) -> None:
+    acknowledged: list[bytes] = []
+    with running(Group(tmp_path, old_code)) as group:
+        for node in NODES:
+            group.start(node, is_old=True)
+        with load(group.peers, acknowledged):
+            soon(lambda: len(acknowledged) > 50)
+            for node in ("n0", "n1", "n2"):
+                group.change(node)
+        check(group, acknowledged)
+        with Client(group.peers, timeout_ms=TIMEOUT_MS) as client:
+            soon(lambda: len({each.last_index for each in client.metadata().nodes}) == 1)
+        for node in ("n0", "n1"):
+            lost = group.processes.pop(node)
+            lost.kill()
+            lost.wait()
+            shutil.rmtree(tmp_path / node)
+        # A survivor of each version: the command of this one asks both.
+        soon(lambda: "can elect" not in failure(group), timeout_s=60)
+        recover(group, "--lost", "n0,n1")
+        with load(group.peers, acknowledged):
+            before = len(acknowledged)
+            soon(lambda: len(acknowledged) > before + 20)
+        group.start("n0")
+        address = f"127.0.0.1:{group.ports['n0']}"
+        with Client(group.peers, timeout_ms=TIMEOUT_MS) as client:
+            client.add_member("n0", address)
+            soon(lambda: [each.role for each in client.members().members] == ["voter"] * 3)
+        with load(group.peers, acknowledged):
+            before = len(acknowledged)
+            group.change("n2", is_old=True)  # the way back
+            soon(lambda: len(acknowledged) > before + 20)
+        check(group, acknowledged)
+        for node in list(group.processes):
+            group.stop(node)
+
+
+def failure(group: Group) -> str:
+    command = [*DLEDGER, "recover", "--dry-run", "--peers", group.peers, "--lost", "n0,n1"]
+    return subprocess.run(command, check=False, capture_output=True).stderr.decode()
+
+
+def test_recovery_command_of_0_2_0_is_refused_by_nodes_of_this_version(tmp_path: Path, old_code: Path) -> None:
+    """It gave votes back: it must not believe that this worked."""
+    with running(Group(tmp_path, old_code)) as group:
+        for node in NODES[:3]:
+            group.start(node)
+        command = [*DLEDGER, "recover", "--peers", group.peers]
+        environment = os.environ | {"PYTHONPATH": str(old_code)}
+        done = subprocess.run(command, check=False, capture_output=True, env=environment, cwd=tmp_path)
+        assert done.returncode != 0, (done.stdout, done.stderr)
+        for node in NODES[:3]:
+            group.stop(node)
