@@ -171,6 +171,7 @@ class MemberRepairs:
             marked = verification_reason(files, Layout(member.path)) is not None
             repairable = stores.can_help(group, error) and (marked or member.is_damaged)
             check(repairable, "a store is damaged without a fault", member.node_id, error)
+            member.was_hurt = True
             sim.counters["quarantined starts" if marked else "damaged starts"] += 1
             self.busy = True
             member.crash_soon()

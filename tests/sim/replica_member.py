@@ -310,6 +310,8 @@ class ReplicaMember(Member):
         self.members_once_lost = False
         self.was_set_back = False
         """Whether its disk was set back to an earlier time, and no other member has looked at it since."""
+        self.was_hurt = False
+        """Whether its files ever lost something or a write failed, which is more than crashes and power cuts."""
         self.lose_end_next: Callable[[], None] | None = None
         self.path = Path("/store") / GROUP / f"dledger-{self.node}"
 
@@ -424,6 +426,11 @@ class ReplicaMember(Member):
         assert isinstance(log, WatchedLog)
         self.log = log
         log.member = self
+        self.was_hurt |= self.is_damaged or self.lost_after is not None or self.checkpoint_lost
+        self.was_hurt |= self.members_lost or self.was_set_back
+        if not self.was_hurt:
+            self.sim.counters["starts after crashes only"] += 1
+            check(log.floor is None or not log.floor.is_open, "a crash alone takes a vote", self.node_id, log.floor)
         ended = log.recovered.written_end and log.floor is not None
         if ended and self.is_damaged and self.lost_after is None:
             # A repair, perhaps of an earlier life, ended the log before damage to entries that no peer had committed.
@@ -584,6 +591,7 @@ class ReplicaMember(Member):
             self.die("stops on damage", power=False)
         elif isinstance(error, DiskFailedError | ConfigError):
             # Mostly the machine ends too; otherwise the page cache has data that a failed sync left not durable.
+            self.was_hurt = True
             self.die("disk errors", power=not self.sim.strikes("process_only"))
         else:
             raise error
