@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dledger_core.config import LIMITS, Limits, StorageConfig
-from dledger_core.control import PARTS_MAX, Part, TransactionId
+from dledger_core.control import PARTS_MAX, Part, TransactionId, column_crc, places_of
 from dledger_core.errors import (
     BadRequestError,
     BusyError,
@@ -26,6 +26,7 @@ from dledger_core.errors import (
 )
 from dledger_core.ids import NO_TERM, NodeId
 from dledger_core.record import MAGIC_CONTROL, Columns, ProposedBatch
+from dledger_core.server.services.appends import AppendedRange
 from dledger_core.server.services.flow import Budget
 from dledger_core.storage.tables.producers import EXPIRY_MS
 from tests.support.logs import rows_between
@@ -450,6 +451,23 @@ def test_abort_includes_attempts_in_flight(n0, ask):
     assert not n0.replica.tables.transactions.open
     assert ask.ranges[:2] == [(2, 2), (3, 3)]
     assert batches(n0)[-1] == (3, 3), "the late attempt was rejected"
+
+
+def test_commit_that_another_one_overtook_is_not_confirmed(n0, ask):
+    """Both are in the log; the table takes the first one, and the second must not be told that its rows are there."""
+    for attempt in ("a", "b"):
+        ask.attempt(KEY, attempt, b"row")
+        commit(n0)
+    crc = column_crc(Columns.from_bodies([b"row"]).crcs)
+    first, second = (Part(start, end, 1, crc) for start, end in ask.ranges)
+    for part in (first, second):
+        ask.appends.commit(KEY, [part], ask.answers.append)
+        n0.run()
+    commit(n0)
+    assert isinstance(ask.answers[2], AppendedRange)
+    assert ask.ranges[3] is TransactionError
+    committed = n0.replica.tables.transactions.committed(KEY)
+    assert committed.places == places_of([first])
 
 
 def test_abort_of_known_query_is_appended_once(n0, ask):

@@ -496,6 +496,24 @@ def test_lost_node_that_returns_in_the_middle_becomes_survivor(tmp_path: Path, m
     run(work())
 
 
+def test_store_that_follows_a_leader_does_not_give_its_log_up(tmp_path: Path) -> None:
+    """Whatever the command believes: it may have asked before the leader was elected."""
+
+    async def work() -> None:
+        async with ServerGroup(tmp_path) as group, client_of(group) as client:
+            leader = await group.leader()
+            acknowledged = await append(client, 3)
+            follower = next(node for node in group.nodes if node != leader)
+            log = group.hosted(follower).replica.log_uuid
+            for node in (follower, leader):
+                with pytest.raises(RecoveryRefusedError):
+                    await group.nodes[node].groups["default"].recover("give-up", log, None)
+            assert not any(state(group, node) is GroupState.WAITING for node in group.nodes)
+            assert await bodies(client) == acknowledged
+
+    run(work())
+
+
 def test_recovery_is_refused_where_majority_is_alive_or_survivor_is_missing(tmp_path: Path) -> None:
     async def work() -> None:
         async with ServerGroup(tmp_path) as group, client_of(group) as client:
