@@ -68,6 +68,7 @@ def test_search_finds_two_logs_where_stores_vote_before_complete_mark() -> None:
     assert Search(again=False, may_vote=lambda identity: identity.record is not None).run().violation
 
 
+@pytest.mark.soak
 def test_search_finds_two_logs_where_given_up_stores_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(founding, "is_given_up", lambda *_: True)
     assert Search().run().violation

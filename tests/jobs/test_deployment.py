@@ -84,6 +84,7 @@ def settings_in_event_log(directory: Path) -> dict[str, str]:
     return dict(json.loads(event)["Spark Properties"])
 
 
+@pytest.mark.soak
 def test_job_without_delta_jar_names_option_under_spark_submit(cluster: Any, tmp_path: Path) -> None:
     program = [str(CHECKOUT / "jobs" / "ingest.py"), *arguments("ingest", cluster.peers, tmp_path)]
     code, lines = run([*SUBMIT, *program], tmp_path)

@@ -140,7 +140,8 @@ def test_batch_queues_are_in_table_only(spark: Any, tmp_path: Path, run_rebuild:
     assert spark.read.format("delta").load(str(source["table"])).where("topic = 'batchcq'").count() > 0
 
 
-@pytest.mark.parametrize("kept", [pytest.param("first", marks=pytest.mark.soak), "last"])
+@pytest.mark.soak
+@pytest.mark.parametrize("kept", ["first", "last"])
 def test_queues_that_message_names_twice(spark: Any, tmp_path: Path, run_rebuild: Rebuild, kept: str) -> None:
     """Their offsets run ahead of their slots, and after a restart fall back to them: no hole, none given out twice."""
     root, table, out = extract("rmq5-named-twice", tmp_path), tmp_path / "table", tmp_path / "out"

@@ -212,6 +212,7 @@ def test_ingest_refuses_table_that_went_back_until_its_remedy_is_typed(
 
 @pytest.mark.spark
 @pytest.mark.integration
+@pytest.mark.soak
 def test_rebuild_refuses_table_that_went_back(
     spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ def test_mutation_guard_exists_once(mutation: mutations.Mutation) -> None:
 
 
 @pytest.mark.sim
+@pytest.mark.soak
 def test_failing_seed_is_shrunk_to_minimal_schedule(tmp_path: Path) -> None:
     mutation = mutations.NAMED["a vote for a log that lacks entries"]
     mutations.mutate(tmp_path, mutation)

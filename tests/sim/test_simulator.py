@@ -39,7 +39,7 @@ HAPPENED: dict[type[Any], tuple[str, ...]] = {
     ),
 }
 """In enough seeds each of these happens; a simulation in which nothing happens proves nothing."""
-CHUNKS = {CoreMember: 70, ReplicaMember: 20}
+CHUNKS = {CoreMember: 40, ReplicaMember: 20}
 
 
 @pytest.fixture(autouse=True)

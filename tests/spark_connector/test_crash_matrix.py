@@ -187,7 +187,13 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
         yield History(cluster, tmp_path_factory.mktemp("matrix"))
 
 
-@pytest.mark.parametrize("step", MATRIX)
+IN_SOAK = ("offset log written", "tasks running")
+"""The first step has queries at the one, "tasks done" repeats what the other one leaves."""
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=[pytest.mark.soak] if step in IN_SOAK else []) for step in MATRIX]
+)
 def test_driver_that_dies(history: History, step: str) -> None:
     steps = MATRIX[step]
     history.write()
@@ -230,6 +236,7 @@ def _check_targets(history: History, steps: Steps, before: dict[str, list[bytes]
         assert len(shown) - len(before["d"]) <= 2 * ROWS
 
 
+@pytest.mark.soak
 def test_older_of_two_drivers_is_fenced_and_each_row_arrives_once(history: History) -> None:
     """The older one stalls between its tasks and its commit; the newer one replays its micro-batch, and more."""
     history.write()
