@@ -243,10 +243,13 @@ class RawNode:
             progress.become_probe(Index(progress.match_index + 1))
             self._state.send_due = True
 
-    def report_end(self, member: MemberId, last_index: Index) -> None:
-        """Record the end of a member's log, as its node shows it: a leader counts no entry after it."""
-        progress = self._state.progress.get(member)
-        if progress is not None and progress.ends_at(last_index):
+    def report_end(self, member: MemberId, last_term: Term, last_index: Index) -> None:
+        """Record the end of a member's log, as its node shows it: a leader counts no entry that the log lacks.
+
+        It lacks those after its end, and those of later terms than that of its last entry, however long it is.
+        """
+        progress, end = self._state.progress.get(member), min(last_index, self._log.last_index_up_to(last_term))
+        if progress is not None and progress.ends_at(end):
             self._state.send_due = True
 
     def report_receiving(self, member: MemberId) -> None:

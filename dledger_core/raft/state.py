@@ -278,10 +278,13 @@ class RaftState:
 
     def _leave_floors_term(self) -> None:
         # A leader that this member may have elected, and entries that it may have acknowledged, belong to terms up to
-        # T. In a higher term neither its vote nor its acknowledgements are forgotten.
+        # T. In a higher term neither its vote nor its acknowledgements are forgotten. A disk that was set back may have
+        # voted in T + 1 too; a peer that remembers it refuses a store that shows T, and can no longer notice it. So
+        # this member votes for no other one in T + 1.
         floor = self.floor
         if floor is not None and floor.is_open and self.term <= floor.term:
             self.become_follower(Term(floor.term + 1), None)
+            self.vote(self.member)
 
     def update_floor(self) -> None:
         """Remove the floor once this member has every entry that it may have acknowledged.

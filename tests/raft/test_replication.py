@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dledger_core.errors import CorruptRecordError, InvariantViolationError, ProtocolError
-from dledger_core.ids import NO_INDEX, NO_TERM, Index
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
 from dledger_core.raft import (
     AppendEntries,
     AppendEntriesResponse,
@@ -448,14 +448,26 @@ def test_leader_counts_no_entry_that_an_attached_member_lacks() -> None:
     for at in range(4):
         leader.propose(f"x{at}")
         group.deliver()
-    leader.raw.report_end(N1, Index(4))
+    leader.raw.report_end(N1, leader.term, Index(4))
     assert leader.raw.status().progress[N1].match_index == 4, "it has all that counts"
     group.drop = lambda message: message.sender == leader.node_id or N2 in (message.target, message.sender)
     leader.propose("y")
-    leader.raw.report_end(N1, Index(1))
+    leader.raw.report_end(N1, leader.term, Index(1))
     progress = leader.raw.status().progress[N1]
     assert (progress.match_index, progress.next_index, progress.state) == (NO_INDEX, 2, ProgressState.PROBE)
-    leader.raw.report_end(N0, Index(1))  # itself
+    leader.raw.report_end(N0, leader.term, Index(1))  # itself
+
+
+def test_leader_counts_no_entry_of_an_attached_member_whose_last_term_is_older() -> None:
+    """Its disk was set back to before the tail of an earlier leader was replaced."""
+    group = Group(3)
+    leader = group.elect(N0)
+    leader.propose("x")
+    group.deliver()
+    leader.raw.report_end(N1, leader.term, Index(7))
+    assert leader.raw.status().progress[N1].match_index == leader.raw.last_index
+    leader.raw.report_end(N1, Term(leader.term - 1), Index(7))
+    assert leader.raw.status().progress[N1].match_index == NO_INDEX
 
 
 def test_follower_that_needs_deleted_entries_does_not_stop_the_group() -> None:

@@ -130,6 +130,23 @@ LOST_5 = Floor(Term(5), None)
 
 
 @pytest.mark.parametrize(
+    ("here", "last_term", "refused"),
+    [
+        pytest.param((1, 1, 5, 5), 4, LOST_5, id="tail of an earlier leader"),
+        pytest.param((1, 1, 5, 5), 5, None, id="all of it"),
+        pytest.param((1, 1, 4, 4), 4, None, id="entries of an earlier term"),
+        pytest.param((1, 1, 5, 6), 5, None, id="replaced here"),
+    ],
+)
+@pytest.mark.parametrize("last_index", [3, 9])
+def test_log_of_older_term_lacks_acknowledged_entries_however_long(
+    here: tuple[int, ...], last_term: int, refused: object, last_index: int
+) -> None:
+    memory = remembering(accepted(5, 3))
+    assert check(memory, shown(5, last_index, last_term=last_term), Terms(*here)) == refused
+
+
+@pytest.mark.parametrize(
     ("term", "last_index", "refused"),
     [
         (5, 9, None),

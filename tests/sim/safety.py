@@ -97,9 +97,10 @@ class SafetyChecker:
     def on_start(self, member: Member) -> None:
         """Check a member that starts from its disk."""
         status, term = member.core.status(), member.disk.hard_state.term
-        # A node that would have to vote for itself at the start may do so in the next term only.
-        alone = status.term == term + 1 and member.core._state.voted_for is None
-        check(status.term == term or alone, "a node starts in another term than its durable one", member.node_id)
+        # A recovering voter enters the next term, in which it votes for no other member.
+        state = member.core._state
+        leaves = status.term == term + 1 and state.voted_for in (None, state.member)
+        check(status.term == term or leaves, "a node starts in another term than its durable one", member.node_id)
         self._seen[member.node_id] = (status.term, member.pointers())
 
     def on_step(self, member: Member) -> None:

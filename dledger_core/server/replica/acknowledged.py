@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from dledger_core.errors import EndLostError, IdentityLostError
-from dledger_core.ids import NO_INDEX, Index, Term, node_of, store_of
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term, node_of, store_of
 from dledger_core.net.attach import floor_row
 from dledger_core.raft import (
     AppendEntries,
@@ -151,7 +151,10 @@ def _needed(known: Remembered, theirs: ShownStore, log: LogHere, commit_index: I
         index = min(index, commit_index, log.last_index_up_to(Term(term))) if theirs.shows_floor else NO_INDEX
     led = Term(known.led)
     end = log.last_index_up_to(led)
-    if theirs.last_index < index:
+    # What counts of an acknowledgement are entries of its own term: a majority commits no other one. A log whose last
+    # entry is older lacks them, however long it is: a tail of an earlier leader that was not replaced yet.
+    entry_term = log.term_at(Index(index)) or NO_TERM
+    if theirs.last_index < index or theirs.last_term < entry_term <= term:
         needed = Floor(Term(term), None)
     elif (
         theirs.shows_floor

@@ -775,7 +775,7 @@ class Replica:
         Raises:
             IdentityLostError, EndLostError: it has forgotten what this node remembers, see ``Acknowledged.check``.
         """
-        self._guard(lambda: self.raft.report_end(theirs.member, theirs.last_index))
+        self._guard(lambda: self.raft.report_end(theirs.member, theirs.last_term, theirs.last_index))
         self.acknowledged.check(self.group, theirs, self.raft, self.commit_index)
 
     def save_checkpoint(self) -> None:
