@@ -130,7 +130,12 @@ def test_two_survivors_fill_each_other_and_lose_nothing(tmp_path: Path, also: Da
             assert group.nodes["n2"].groups["default"].state is state
             await leaderless(group, *hosted(group))
             planned = await recover(group, dry_run=True)
-            assert holes(planned) == {"n2": [["n3"]], "n3": [["n2"], ["n2"]]}
+            expected = {"n2": [["n3"]], "n3": [["n2"], ["n2"]]}
+            found = holes(planned)
+            # An open store repairs itself meanwhile: what it shows is left of it.
+            assert (
+                all(len(found[node]) <= len(each) for node, each in expected.items()) if running else found == expected
+            )
             assert isinstance((await recover(group)).action, Continued)
             assert await bodies(client) == acknowledged
             await append(client, 1)
