@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from dledger_core import Client, LocalCluster
+from dledger_core.client import TransactionId
 from dledger_core.config import parse_peers
+from dledger_core.errors import TransactionError
 from tests.cli.command import error_of, result_of, run
 from tests.support.soon import soon
 
@@ -77,3 +79,65 @@ def test_all_disks_are_lost_and_restored_store_continues_the_log(tmp_path: Path)
             client.append([b"after"])
             assert client.read(0, client.bounds().end)["body"].to_pylist() == [*bodies, b"after"]
             assert [member.role for member in client.members().members] == ["voter"] * 3
+
+
+@pytest.mark.integration
+def test_restored_stores_change_nothing_while_a_majority_is_alive(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path / "nodes") as cluster, Client(cluster.peers, timeout_ms=60_000) as client:
+        append(client, written(20))
+        soon(lambda: {node.last_index for node in client.metadata().nodes} == {20})
+        cluster.stop("n2")
+        run("backup", cluster.store_path("n2"), "--to", tmp_path / "backup")
+        append(client, written(5, "later"))
+        shutil.rmtree(cluster.store_path("n2"))
+        run("restore", tmp_path / "backup", "--dir", tmp_path / "new")
+        place(tmp_path / "new", cluster, "n2")
+        cluster.restart("n2")
+        before = (client.metadata().log_uuid, client.metadata().term)
+        succeeds("recover", "--peers", cluster.peers)
+        refused = error_of("recover", "--peers", cluster.peers, "--lost", "n2")
+        assert "RECOVERY_REFUSED" in refused
+        assert "dledger member replace n2" in refused
+        assert (client.metadata().log_uuid, client.metadata().term) == before
+        cluster.stop("n2")
+        shutil.rmtree(cluster.store_path("n2"))
+        cluster.restart("n2")
+        succeeds("member", "replace", "n2", "--wait", "--peers", cluster.peers)
+        assert client.read(0, client.bounds().end)["body"].to_pylist() == [*written(20), *written(5, "later")]
+
+
+@pytest.mark.integration
+def test_groups_producers_and_transactions_survive_on_two_restored_nodes(tmp_path: Path) -> None:
+    groups, key = ("orders", "paid"), TransactionId("query", 0, "run")
+    appended, won = {}, {}
+    with LocalCluster(3, tmp_path / "nodes", groups=groups) as cluster:
+        for group in groups:
+            with Client(cluster.peers, group) as client:
+                appended[group] = client.append([b"once"], producer_id="p", sequence=0)
+                won[group] = client.append_attempt([b"won"], transaction=key, attempt="a1")
+                client.append_attempt([b"orphaned"], transaction=key, attempt="a2")
+                soon(lambda client=client: len({node.last_index for node in client.metadata().nodes}) == 1)
+        for node in cluster.node_ids:
+            cluster.stop(node)
+        for group in groups:
+            (tmp_path / "n0" / group).mkdir(parents=True)
+            shutil.move(cluster.store_path("n0", group), tmp_path / "n0" / group / "dledger-n0")
+        reports = result_of("backup", tmp_path / "n0", "--to", tmp_path / "backup")
+        assert [report["group"] for report in reports] == list(groups)
+        for node in ("n1", "n2"):
+            for group in groups:
+                shutil.rmtree(cluster.store_path(node, group))
+            run("restore", tmp_path / "backup", "--dir", tmp_path / node, "--self-id", node)
+            for group in groups:
+                shutil.move(tmp_path / node / group / f"dledger-{node}", cluster.store_path(node, group))
+            cluster.restart(node)
+        for group in groups:
+            succeeds("recover", "--peers", cluster.peers, "--lost", "n0", "--group", group)
+            with Client(cluster.peers, group, timeout_ms=60_000) as client:
+                assert client.append([b"once"], producer_id="p", sequence=0).first_index == appended[group].first_index
+                part = won[group]
+                client.commit_transaction(key, [(part.first_index, part.last_index, part.rows, part.crc)])
+                with pytest.raises(TransactionError):
+                    client.append_attempt([b"late"], transaction=key, attempt="a3")
+                soon(lambda client=client: len([m for m in client.members().members if m.role == "voter"]) == 2)
+                assert client.read(0, client.bounds().end)["body"].to_pylist() == [b"once", b"won"]

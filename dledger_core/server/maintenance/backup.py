@@ -133,7 +133,7 @@ class StoppedStore:
             raise StoreBusyError(
                 "a node has the store open: copied while it changes, its files are a damaged log",
                 error.where,
-                "back up the running node with dledger backup --peers; or stop it",
+                "stop the node, or back up another one",
             ) from None
         try:
             self._check_state()

@@ -185,7 +185,7 @@ def locked(files: Files, destination: Path) -> Iterator[None]:
     with as_full(destination):
         files.mkdir(destination)
         names = files.listdir(destination) or ()
-        if names and LOCK not in names:
+        if names and LOCK not in names and not groups_of(files, destination):
             raise StoreMismatchError(
                 f"the directory is not empty and not a backup (it contains {names[0]!r})",
                 str(destination),
@@ -193,6 +193,7 @@ def locked(files: Files, destination: Path) -> Iterator[None]:
             )
         try:
             lock = files.lock(destination / LOCK)
+            files.sync_dir(destination)
         except BlockingIOError:
             holder = (files.read(destination / LOCK) or b"").decode("ascii", "replace").strip()
             process = f" (process {holder})" if holder else ""
