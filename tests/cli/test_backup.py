@@ -11,6 +11,7 @@ from dledger_core import Client, LocalCluster
 from dledger_core.client import TransactionId
 from dledger_core.config import parse_peers
 from dledger_core.errors import TransactionError
+from dledger_core.storage import open_store
 from tests.cli.command import error_of, result_of, run
 from tests.support.soon import soon
 
@@ -141,3 +142,30 @@ def test_groups_producers_and_transactions_survive_on_two_restored_nodes(tmp_pat
                     client.append_attempt([b"late"], transaction=key, attempt="a3")
                 soon(lambda client=client: len([m for m in client.members().members if m.role == "voter"]) == 2)
                 assert client.read(0, client.bounds().end)["body"].to_pylist() == [b"once", b"won"]
+
+
+@pytest.mark.integration
+def test_running_nodes_are_backed_up_again_and_again_and_restored(tmp_path: Path) -> None:
+    groups, backup = ("orders", "paid"), tmp_path / "backup"
+    with LocalCluster(3, tmp_path / "nodes", groups=groups, tls=True, **SMALL) as cluster:
+        access = ["--peers", cluster.peers, "--tls-ca", cluster.tls.ca, "--token-file", cluster.token]
+        for group in groups:
+            with cluster.client(group) as client:
+                append(client, written(100))
+                client.append([b"once"], producer_id="p", sequence=0)
+        first = result_of("backup", *access, "--to", backup)
+        assert [(report["group"], report["kept_files"]) for report in first] == [("orders", 0), ("paid", 0)]
+        with cluster.client("paid") as client:
+            append(client, written(50, "later"))
+        second = result_of("backup", *access, "--to", backup, "--group", "paid")
+        assert second[0]["kept_files"] == first[1]["copied_files"] - 1
+        assert second[0]["end_index"] == first[1]["end_index"] + 50
+        assert "pins" not in run("status", *access, "--group", "paid").stdout
+    run("restore", backup, "--dir", tmp_path / "new")
+    for group, count in (("orders", 0), ("paid", 50)):
+        (store,) = (tmp_path / "new" / group).iterdir()
+        assert run("verify", store).exit_code == 0
+        with open_store(store) as reader:
+            bodies = reader.read_visible(reader.first_index, reader.last_index + 1)["body"].to_pylist()
+            assert bodies == [*written(100), b"once", *written(count, "later")]
+            assert reader.describe("producers")["producer_id"].to_pylist() == ["p"]

@@ -7,25 +7,37 @@ lacks acknowledged entries. So ``restore`` writes stores that have given their l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgpack
 import numpy as np
 
+from dledger_core.client.backup import PIN_S, NodeLog, nodes_to_back_up
 from dledger_core.client.position import check_of
+from dledger_core.client.protocol import Metadata
+from dledger_core.config import Peer, parse_peer
 from dledger_core.continuation import ContinuedLog, find_link
 from dledger_core.errors import (
+    BehindError,
     CorruptRecordError,
+    DLedgerError,
     EndLostError,
+    ProtocolError,
     QuarantinedError,
+    RequestTimedOutError,
     StoreBusyError,
     StoreIncompleteError,
     StoreMismatchError,
+    UnreachableError,
 )
 from dledger_core.ids import NO_TERM
+from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.record import HEADER_BYTES, Records
 from dledger_core.storage.check.judge import batch_ends
 from dledger_core.storage.check.repair import StoreRepair
@@ -44,9 +56,10 @@ from dledger_core.storage.files.backup_files import (
 )
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.identity import load_identity
-from dledger_core.storage.files.layout import Layout, LogMeta
-from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
+from dledger_core.storage.files.layout import Layout, LogMeta, parse_log_meta
+from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, entries_of, members_file
 from dledger_core.storage.files.meta_files import hard_state_file, load_checkpoint
+from dledger_core.storage.files.table_store import DamagedTablesError
 from dledger_core.storage.tables.tables import LogTables, load_tables
 
 _READ_BYTES: Final = 8 << 20
@@ -133,7 +146,7 @@ class StoppedStore:
             raise StoreBusyError(
                 "a node has the store open: copied while it changes, its files are a damaged log",
                 error.where,
-                "stop the node, or back up another one",
+                "back up the running node with dledger backup --peers; or stop it",
             ) from None
         try:
             self._check_state()
@@ -190,21 +203,17 @@ class StoppedStore:
         assert checkpoint is not None
         # Tables contain committed entries only, and may be newer than the checkpoint after a crash.
         committed = max(checkpoint.commit_index, meta.first_index - 1, tables.durable_index)
-        if tables.applied_index > committed:
-            raise EndLostError(
-                "the store has not received all entries since it installed a snapshot",
-                str(self._layout.root),
-                "back up another node; or start this one, and wait until it has caught up",
-            )
         identity = load_identity(self._files, self._layout)
         given_up = None if identity.continuation is None or identity.is_member else identity.continuation.given_up.end
-        return SourceLog(
+        log = SourceLog(
             meta=meta,
             term=max(NO_TERM if state.value is None else state.value.term, given_up.term if given_up else NO_TERM),
             members=members.trimmed(meta.first_index).entries,
             tables=tables,
             last_index=committed,
         )
+        _check_tables(log, str(self._layout.root))
+        return log
 
     def read(self, start: int, end: int) -> Records:
         """See ``BackupSource``."""
@@ -229,15 +238,140 @@ def _not_intact(error: CorruptRecordError) -> CorruptRecordError:
     return CorruptRecordError(error.what, error.where, remedy, error.values)
 
 
-def stores_in(directory: Path) -> list[Path]:
+def _check_tables(log: SourceLog, where: str) -> None:
+    """Raise EndLostError if the tables are ahead of the log."""
+    if log.tables.applied_index > log.last_index:
+        raise EndLostError(
+            "the node has not received all entries since it installed a snapshot",
+            where,
+            "start the node, if it does not run, and wait until it has caught up; or back up another one",
+        )
+
+
+class RunningNode:
+    """The log of a node that runs; its entries are pinned until ``running_node`` ends.
+
+    Args:
+        node: connection to it.
+        runner: runs the requests.
+        fields: the log as the node reports it.
+        image: its tables.
+        files: reads the tables.
+
+    Raises:
+        EndLostError: the node has not received all entries since it installed a snapshot.
+        ProtocolError: the report is malformed.
+    """
+
+    def __init__(
+        self, node: NodeLog, runner: asyncio.Runner, fields: Mapping[str, Any], image: bytes, files: Files
+    ) -> None:
+        self._node = node
+        self._runner = runner
+        self._pinned_s = time.monotonic()
+        try:
+            rows = files.rows_in_image(image)
+            self.log: Final = SourceLog(
+                meta=parse_log_meta(fields["meta"], Path("of the node")),
+                term=int(fields["term"]),
+                members=entries_of(fields["members"]),
+                tables=LogTables() if rows is None else LogTables.from_rows(rows),
+                last_index=int(fields["last_index"]),
+            )
+        except (DamagedTablesError, KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"the node's answer about its log is malformed: {error}", "") from None
+        _check_tables(self.log, f"group {self.log.meta.group}")
+
+    def read(self, start: int, end: int) -> Records:
+        """See ``BackupSource``."""
+        if time.monotonic() - self._pinned_s > PIN_S / 4:
+            self._runner.run(self._node.pin(self.log.meta.first_index))
+            self._pinned_s = time.monotonic()
+        try:
+            return self._runner.run(self._node.read(start, end))
+        except CorruptRecordError as error:
+            remedy = "wait until the node has repaired it from a peer, then run the same command again"
+            raise CorruptRecordError(error.what, error.where, remedy, error.values) from error
+
+
+@contextmanager
+def running_node(
+    group: str, metadata: Metadata, timeout_s: float, credentials: Credentials, files: Files
+) -> Iterator[RunningNode]:
+    """Start a backup on a node of a group, a follower if one has all entries, and end it with the block.
+
+    Args:
+        group: the group.
+        metadata: of the group, as its nodes report it now.
+        timeout_s: timeout of a connection and of a request.
+        credentials: TLS files and token.
+        files: the file system of this machine.
+
+    Raises:
+        EndLostError: a node is recovering.
+        NoLeaderError: no node leads the group.
+        DLedgerError: no node could start a backup.
+    """
+    nodes, committed = nodes_to_back_up(group, metadata)
+    peers = [parse_peer(f"{node.node_id}-{node.address}") for node in metadata.nodes]
+    with asyncio.Runner() as runner:
+        node, started = _start(runner, peers, nodes, committed, group, timeout_s, credentials)
+        try:
+            yield RunningNode(node, runner, *started, files)
+        finally:
+            runner.run(node.end())
+
+
+def _start(
+    runner: asyncio.Runner,
+    peers: Sequence[Peer],
+    nodes: Sequence[str],
+    committed: int,
+    group: str,
+    timeout_s: float,
+    credentials: Credentials,
+) -> tuple[NodeLog, tuple[dict[str, Any], bytes]]:
+    """Start a backup on the first node that can."""
+    for name in nodes:
+        node = NodeLog(peers, name, group, timeout_s, credentials)
+        try:
+            return node, runner.run(node.start(committed))
+        except DLedgerError as error:
+            runner.run(node.end())
+            if name == nodes[-1] or not isinstance(error, BehindError | UnreachableError | RequestTimedOutError):
+                raise
+    raise UnreachableError(f"no node serves group {group}", "", "start its nodes; dledger status shows them")
+
+
+def back_up_group(
+    group: str,
+    metadata: Metadata,
+    destination: Path,
+    timeout_s: float,
+    credentials: Credentials = PLAINTEXT,
+    *,
+    files: Files | None = None,
+    on_progress: OnProgress | None = None,
+) -> BackupReport:
+    """Back up a group from one of its nodes; the directory is locked. Errors as of ``running_node`` and ``back_up``."""
+    files = files or OsFiles()
+    with running_node(group, metadata, timeout_s, credentials, files) as source:
+        return back_up(source, destination, files=files, on_progress=on_progress)
+
+
+def stores_in(directory: Path, group: str | None = None) -> list[Path]:
     """Return the stores to back up: the directory itself, or those of all groups in a node's directory.
+
+    Args:
+        directory: a store, or a node's directory.
+        group: of a node's directory, the group; None = all.
 
     Raises:
         StoreMismatchError: there is none, or those of several nodes.
     """
     if _has_store(directory):
         return [directory]
-    found = [path for path in sorted(directory.glob("*/dledger-*")) if _has_store(path)]
+    found = [path for path in sorted(directory.glob(f"{group or '*'}/dledger-*")) if _has_store(path)]
     if not found:
         raise StoreMismatchError(
             "no store found", str(directory), "name a store, or the directory of a node, which has one per group"
