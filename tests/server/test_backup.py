@@ -75,7 +75,7 @@ def kept_files(files: Files) -> list[str]:
     return [name for name in files.listdir(DESTINATION / "g") or () if not name.endswith(".json")]
 
 
-def test_restored_store_has_all_committed_entries_and_no_vote() -> None:
+def test_restored_store_has_all_committed_entries_and_never_votes() -> None:
     files = FaultyFiles()
     grow(files, 30, commit=19)
     report = backed_up(files)
@@ -131,7 +131,7 @@ def test_store_that_a_node_has_open_is_refused() -> None:
         append(log, [b"body"])
         with pytest.raises(StoreBusyError) as error:
             backed_up(files)
-    assert "stop the node" in error.value.remedy
+    assert "--peers" in error.value.remedy
 
 
 def test_store_that_may_lack_entries_is_refused() -> None:
