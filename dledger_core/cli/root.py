@@ -26,8 +26,9 @@ _ENTRY_POINTS: Final = "dledger.commands"
 """Other packages add commands to this group of entry points."""
 
 _COMMANDS: Final = (
-    "append", "completion", "convert", "dev", "doctor", "dump", "export", "get", "init", "look", "member", "perf",
-    "producer", "recover", "repair", "serve", "status", "tail", "tls", "topics", "transaction", "transfer", "verify",
+    "append", "backup", "completion", "convert", "dev", "doctor", "dump", "export", "get", "init", "look", "member",
+    "perf", "producer", "recover", "repair", "restore", "serve", "status", "tail", "tls", "topics", "transaction",
+    "transfer", "verify",
 )  # fmt: skip
 """Each is the module of its name, with a click command of its name."""
 

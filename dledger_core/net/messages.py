@@ -413,6 +413,24 @@ class ContinueResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackupRequest:
+    """Start a backup of the node's log, get a chunk of its tables, or end it; READ has the records."""
+
+    operation: str = wire(
+        "op", "str", "start: also pin all entries; tables: the bytes from offset on; end: also end the pin",
+        choices=("start", "tables", "end"),
+    )  # fmt: skip
+    name: str = wire("name", "str", "of the backup, and of its pin")
+    min_commit: int = wire("min_commit", "int", _MIN_COMMIT, default=-1)
+    offset: int = wire("offset", "int", "tables: offset of the chunk", low=0, default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupResponse:
+    """The log as of the start, or a chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRequest:
     """Ask for the identity of a node's store of a group, or change it; the group need not be founded."""
 
@@ -529,6 +547,10 @@ CONTINUE: Final = table_of(
     ContinueRequest, Type.CONTINUE, "with take: the continuation record, msgpack", error=BadRequestError
 )
 CONTINUE_OK: Final = table_of(ContinueResponse, Type.CONTINUE_OK, "the store's answer, msgpack")
+BACKUP: Final = table_of(BackupRequest, Type.BACKUP, error=BadRequestError)
+BACKUP_OK: Final = table_of(
+    BackupResponse, Type.BACKUP_OK, "of start: a msgpack map with the log and the size of the tables; of tables: bytes"
+)
 FOUND: Final = table_of(FoundRequest, Type.FOUND, "of take: the founding record, a msgpack map", error=BadRequestError)
 FOUND_OK: Final = table_of(FoundResponse, Type.FOUND_OK)
 ADMIT: Final = table_of(AdmitRequest, Type.ADMIT, error=BadRequestError)
@@ -539,7 +561,7 @@ MEMBER_OK: Final = table_of(MemberResponse, Type.MEMBER_OK)
 TABLES: Final[tuple[Table[Any], ...]] = (
     METADATA, METADATA_OK, APPEND, APPEND_OK, READ, READ_OK, TIME, TIME_OK, PRODUCER, PRODUCER_OK, TRANSACTION,
     TRANSACTION_OK, DIGEST, DIGEST_OK, TRANSFER, TRANSFER_OK, WATCH, WATCH_OK, GROUPS, GROUPS_OK, DESCRIBE, DESCRIBE_OK,
-    AWAIT, AWAIT_OK, AT, AT_OK, CONTINUE, CONTINUE_OK, FOUND, FOUND_OK, ADMIT, ADMIT_OK,
+    AWAIT, AWAIT_OK, AT, AT_OK, CONTINUE, CONTINUE_OK, BACKUP, BACKUP_OK, FOUND, FOUND_OK, ADMIT, ADMIT_OK,
     MEMBER, MEMBER_OK, ALIVE, ALIVE_OK,
 )  # fmt: skip
 """All messages between clients and nodes, without hello and FAILURE."""

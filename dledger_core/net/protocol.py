@@ -79,6 +79,8 @@ class Type(IntEnum):
     FOUND_OK = 39
     CONTINUE = 62
     CONTINUE_OK = 63
+    BACKUP = 66
+    BACKUP_OK = 67
     VOTE = 40
     VOTE_OK = 41
     APPEND_ENTRIES = 42

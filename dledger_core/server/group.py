@@ -67,6 +67,7 @@ from dledger_core.server.replica.members import LogMembers, Members
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.admission import Admissions
 from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.backups import Backups
 from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.membership import Membership
 from dledger_core.server.services.reads import OpenLogPrefix, Positions, Reads
@@ -112,6 +113,7 @@ class HostedGroup:
     positions: Positions
     roles: RoleFeed
     membership: Membership
+    backups: Backups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -603,6 +605,7 @@ class Group:
                 partial(self.transfer_leadership, timeout_s=config.limits.transfer_s),
                 config.limits,
             ),
+            backups=Backups(replica),
         )
         self._state = GroupState.HOSTED
         host.on_hosted(self.name)

@@ -25,6 +25,8 @@ from tests.support.frames import frames_of
 from tests.support.logs import rows_of
 
 WITHOUT_TABLE = {Type.FAILURE, Type.GOAWAY, Type.PIECE, Type.RECOVER, Type.RECOVER_OK}
+LATER = {Type.BACKUP, Type.BACKUP_OK}
+"""Messages that no release has yet."""
 RELEASES = pytest.mark.parametrize("release", VERSIONS, ids=lambda path: path.name)
 Row = dict[str, Any]
 
@@ -37,7 +39,7 @@ def rows_of_release(release: Path) -> list[Row]:
 @RELEASES
 def test_every_frame_decodes_to_the_recorded_header(release: Path) -> None:
     rows = rows_of_release(release)
-    assert {Type(row["header"]["t"]) for row in rows} >= {*TABLES}
+    assert {Type(row["header"]["t"]) for row in rows} >= {*TABLES} - LATER
     for row in rows:
         frame = frame_of(row)
         assert Type(frame.header["t"]).name == row["type"]

@@ -95,6 +95,7 @@ GOOD: dict[int, dict] = {
     Type.DESCRIBE: {"table": "terms"},
     Type.AWAIT: {"n": 1, "wait": 0},
     Type.AT: {"position": 0, "max": 1},
+    Type.BACKUP: {"op": "start", "name": "backup"},
 }
 BEYOND_THE_TABLE = [
     (Type.APPEND, {"n": 1}),
@@ -116,6 +117,8 @@ BEYOND_THE_TABLE = [
     (Type.DESCRIBE, {"table": "producers", "after": [1, 2]}),
     (Type.DESCRIBE, {"table": "terms", "after": {}}),
     (Type.METADATA, {"pin": ["reader"]}),
+    (Type.BACKUP, {"op": "tables", "name": "another"}),
+    (Type.BACKUP, {"op": "start", "name": "x" * 600}),
     (Type.AWAIT, {"n": 2}),
     (Type.AWAIT, {"n": 1 << 40}),
 ]

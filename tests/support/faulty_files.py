@@ -277,6 +277,13 @@ class FaultyFiles:
         self._name(path, inode)
         self.sync_dir(path.parent)
 
+    def rename(self, path: Path, name: str) -> None:
+        self.operation("rename", path)
+        inode = self.names[path]
+        self._name(path.with_name(name), inode)
+        self._name(path, None)
+        self.sync_dir(path.parent)
+
     def listdir(self, path: Path) -> list[str] | None:
         if path not in self.directories:
             return None

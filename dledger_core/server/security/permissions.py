@@ -58,6 +58,7 @@ REQUESTS: Final[Mapping[Type, Rule]] = {
     Type.FOUND: "admin",
     Type.ADMIT: "admin",
     Type.CONTINUE: "admin",
+    Type.BACKUP: "admin",
 }
 
 WITHOUT_GROUP: Final = frozenset({Type.ALIVE, Type.GROUPS})

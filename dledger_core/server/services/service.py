@@ -538,6 +538,22 @@ class ClientService:
         payload = codec.continuation_payload(answer)
         request.respond(messages.CONTINUE_OK, messages.ContinueResponse(), payload)
 
+    async def _backup(self, request: GroupRequest, message: messages.BackupRequest) -> None:
+        backups = request.hosted.backups
+        async with request.flow.large_response():
+            if message.operation == "start":
+                await request.hosted.reads.ready(messages.ReadRequest(start=0, end=0, min_commit=message.min_commit))
+                payload = await backups.start(message.name, request.connection.principal)
+            elif message.operation == "tables":
+                payload = backups.chunk(message.name, message.offset)
+            else:
+                backups.end(message.name, request.connection.principal)
+                payload = b""
+            with contextlib.ExitStack() as charged:
+                self._charge(charged, request, len(payload))
+                request.respond(messages.BACKUP_OK, messages.BackupResponse(), payload)
+                await request.connection.drained()
+
     async def _read_given_up(self, request: Request, group: Group, message: messages.ContinueRequest) -> None:
         records, commit_index = await group.read_given_up(message.log, message.start, message.end)
         response = messages.ReadResponse(
@@ -604,10 +620,11 @@ _IN_TASKS: Final[dict[int, tuple[Table[Any], _InTask]]] = {
     Type.MEMBER: (messages.MEMBER, ClientService._member),
     Type.WATCH: (messages.WATCH, ClientService._watch),
     Type.DESCRIBE: (messages.DESCRIBE, ClientService._describe),
+    Type.BACKUP: (messages.BACKUP, ClientService._backup),
 }
 """Requests with a task of their own, because they wait for the disk or for a change."""
 _WITHOUT_EFFECT: Final = frozenset(
-    {Type.READ, Type.TIME, Type.AT, Type.DIGEST, Type.WATCH, Type.DESCRIBE, Type.AWAIT, Type.METADATA}
+    {Type.READ, Type.TIME, Type.AT, Type.DIGEST, Type.WATCH, Type.DESCRIBE, Type.AWAIT, Type.METADATA, Type.BACKUP}
 )
 """Those of them that change nothing, so that a node that stops can refuse them."""
 

@@ -25,6 +25,7 @@ from dledger_core.storage.check.judge import Fault, ScanCursor, ScanStop, Verdic
 from dledger_core.storage.check.recovery import missing_start, wrong_sizes
 from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.file_system import Files
+from dledger_core.storage.files.identity import load_identity
 from dledger_core.storage.files.index_file import IndexFile, agreement, contradiction
 from dledger_core.storage.files.layout import Layout, LogMeta, lacks_identity
 from dledger_core.storage.files.members_file import members_file
@@ -396,10 +397,17 @@ def start_findings(
         message = "both copies of the file are missing or damaged; the node starts as a recovering voter"
         yield Finding("CORRUPT", "error", end, end, str(layout.members), Position(0), message)
     for load in (
-        lambda: load_hard_state(files, layout, last_term or meta.previous_term or 0),
+        lambda: _check_hard_state(files, layout, last_term or meta.previous_term or 0),
         lambda: load_tables(files, layout, meta),
     ):
         try:
             load()
         except CorruptRecordError as error:
             yield Finding("CORRUPT", "error", end, end, error.where, Position(0), error.what)
+
+
+def _check_hard_state(files: Files, layout: Layout, last_term: int) -> None:
+    """Raise CorruptRecordError if a store that may vote has lost its vote; one that gave its log up never votes."""
+    identity = load_identity(files, layout)
+    if identity.continuation is None or identity.is_member:
+        load_hard_state(files, layout, last_term)

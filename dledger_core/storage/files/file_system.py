@@ -6,7 +6,7 @@ The rest of the package uses the protocols ``Files`` and ``File``; ``OsFiles`` i
 lose, tear and fail writes. Rules for every implementation:
 
 * a write is durable only after ``datasync``; a created, replaced or removed name only after ``sync_dir`` of its
-  directory (``replace`` and ``mkdir`` include that);
+  directory (``replace``, ``rename`` and ``mkdir`` include that);
 * errors are plain ``OSError``; the caller decides their meaning;
 * an open file stays usable after its name is removed, and closes with its last reference, so that a reader in another
   thread never reads from a recycled descriptor.
@@ -88,6 +88,9 @@ class Files(Protocol):
 
     def replace(self, path: Path, data: bytes) -> None:
         """Replace the file ``path`` by one with ``data``, atomically and durably."""
+
+    def rename(self, path: Path, name: str) -> None:
+        """Give a file another name in its directory, atomically and durably; replaces a file of that name."""
 
     def listdir(self, path: Path) -> list[str] | None:
         """Return the names in a directory, sorted, or None if it is missing."""
@@ -263,6 +266,11 @@ class OsFiles:
         os.fsync(fd)
         file.close()
         os.replace(temporary, path)
+        self.sync_dir(path.parent)
+
+    def rename(self, path: Path, name: str) -> None:
+        """See ``Files``."""
+        os.replace(path, path.with_name(name))
         self.sync_dir(path.parent)
 
     def listdir(self, path: Path) -> list[str] | None:

@@ -103,7 +103,8 @@ class LogMeta:
         )
 
 
-def _parse(found: Any, path: Path) -> LogMeta:
+def parse_log_meta(found: Any, path: Path) -> LogMeta:
+    """Return the identity of a map; raise TypeError or ValueError if it is malformed, StoreMismatchError if newer."""
     if not isinstance(found, dict):
         raise TypeError("not a map")
     version = found.get("format_version")
@@ -145,7 +146,7 @@ def load_log_meta(files: Files, path: Path) -> LogMeta | None:
     if data is None:
         return None
     try:
-        return _parse(json.loads(data.decode()), path)
+        return parse_log_meta(json.loads(data.decode()), path)
     except (ValueError, TypeError, RecursionError) as error:
         raise StoreMismatchError(
             f"the file is malformed: {error}",
@@ -246,6 +247,11 @@ class Layout:
         return self.meta / "converting.json"
 
     @property
+    def restoring(self) -> Path:
+        """Marker of a store whose restore from a backup is not complete."""
+        return self.meta / "restoring"
+
+    @property
     def lock(self) -> Path:
         """Locked while a process has the store open."""
         return self.meta / "lock"
@@ -262,7 +268,13 @@ def refuse(error: OSError, path: Path) -> NoReturn:
 
 
 def check_complete(files: Files, layout: Layout) -> None:
-    """Raise StoreIncompleteError if a conversion into the store is not finished."""
+    """Raise StoreIncompleteError if a conversion into the store, or its restore, is not finished."""
+    if files.read(layout.restoring) is not None:
+        raise StoreIncompleteError(
+            "the store is being restored, or its restore was interrupted",
+            str(layout.root),
+            "run the same dledger restore again; it starts from the beginning",
+        )
     if files.read(layout.converting) is not None:
         raise StoreIncompleteError(
             "the store is being converted, or its conversion was interrupted",
@@ -279,7 +291,7 @@ def open_identity(files: Files, layout: Layout, *, group: str, node_id: str) -> 
 
     Raises:
         StoreMismatchError: it belongs to another group or node or to Java, or is not a store.
-        StoreIncompleteError: a conversion into it is not finished.
+        StoreIncompleteError: a conversion into it, or its restore, is not finished.
     """
     check_complete(files, layout)
     meta = load_log_meta(files, layout.log_meta)
@@ -301,7 +313,7 @@ def check_owner(directory: Path, *, group: str, node_id: str, files: Files | Non
 
     Raises:
         StoreMismatchError: it contains something else.
-        StoreIncompleteError: a conversion into it is not finished.
+        StoreIncompleteError: a conversion into it, or its restore, is not finished.
         ConfigError: it cannot be read.
     """
     try:

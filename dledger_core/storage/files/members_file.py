@@ -123,28 +123,30 @@ class KnownConfigurations:
 def _fields(known: KnownConfigurations) -> dict[str, Any]:
     start = known.next_start
     return {
-        "entries": [_row(entry) for entry in known.entries],
+        "entries": rows_of_entries(known.entries),
         "lost": known.lost,
-        "next_start": None if start is None else [start[0], [_row(entry) for entry in start[1]]],
+        "next_start": None if start is None else [start[0], rows_of_entries(start[1])],
     }
 
 
-def _row(entry: ConfigurationEntry) -> list[Any]:
-    return [entry.index, entry.term, base64.b64encode(entry.body).decode()]
+def rows_of_entries(entries: Iterable[ConfigurationEntry]) -> list[list[Any]]:
+    """Return entries as lists of plain values."""
+    return [[entry.index, entry.term, base64.b64encode(entry.body).decode()] for entry in entries]
 
 
 def _parse(fields: dict[str, Any]) -> KnownConfigurations | None:
     if set(fields) != {"entries", "lost", "next_start"} or type(fields["lost"]) is not bool:
         return None
     try:
-        entries, start = _entries(fields["entries"]), fields["next_start"]
-        next_start = None if start is None else (Index(_number(start[0])), _entries(start[1]))
+        entries, start = entries_of(fields["entries"]), fields["next_start"]
+        next_start = None if start is None else (Index(_number(start[0])), entries_of(start[1]))
     except (TypeError, ValueError, LookupError, binascii.Error):
         return None
     return KnownConfigurations(entries, fields["lost"], next_start)
 
 
-def _entries(rows: Any) -> tuple[ConfigurationEntry, ...]:
+def entries_of(rows: Any) -> tuple[ConfigurationEntry, ...]:
+    """Return the entries of such lists; raise TypeError or ValueError if they are malformed."""
     entries = tuple(_entry(*row) for row in rows)
     indexes = [entry.index for entry in entries]
     if indexes != sorted(set(indexes)):

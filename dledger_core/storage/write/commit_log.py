@@ -250,6 +250,11 @@ class CommitLog(DurableLog):
         return self._meta.log_uuid
 
     @property
+    def meta(self) -> LogMeta:
+        """Identity and constants of the log, and its start. Any thread may call."""
+        return self._meta
+
+    @property
     def chain(self) -> Chain:
         """The logs that the log continues, oldest first."""
         return self._meta.continues

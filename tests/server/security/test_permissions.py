@@ -49,6 +49,7 @@ def test_type_without_rule_needs_admin() -> None:
         ({"t": Type.MEMBER, "op": "remove"}, "admin"),
         ({"t": Type.TRANSFER}, "admin"),
         ({"t": Type.RECOVER}, "admin"),
+        ({"t": Type.BACKUP, "op": "start"}, "admin"),
     ],
 )
 def test_permission_depends_on_the_operation(header, permission) -> None:
