@@ -371,7 +371,7 @@ def _electable(known: AbstractSet[KnownMember], answers: Answers, found: Answers
 
 
 def _elects(answer: SurvivorAnswer | None, member: KnownMember, candidate: SurvivorAnswer) -> bool:
-    """Whether a store may vote for a candidate; a damaged one that waits for its repair votes for nobody."""
+    """Whether a store may vote for a candidate; a damaged one that waits for its repair votes for none."""
     if answer is None or answer.end is None or answer.store != member.store or candidate.end is None:
         return False
     may_vote = not answer.has_given_up and not answer.reason and not answer.end.is_recovering
@@ -525,7 +525,7 @@ def plan_of(found: Mapping[str, Any]) -> list[str]:
     nodes = [each["node"] for each in found["survivors"]]
     certain, end = found["committed_end"], found["continues_at_index"] + 1
     lines = [
-        f"plan: {', '.join(nodes)} give log {found['log']} up, for ever; a new log continues it",
+        f"plan: {', '.join(nodes)} give log {found['log']} up permanently; a new log continues it",
         f"plan: {found['first_voter']} has the best end; all of them vote from the start, the others catch up from it"
         if found["all_vote"]
         else f"plan: {found['first_voter']} is its only voter at first; the others catch up from it and vote then",

@@ -157,7 +157,7 @@ def cases() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("combination", list(cases()))
-def test_what_the_table_says_is_what_the_command_needs(combination: tuple[str, ...]) -> None:
+def test_command_needs_what_the_table_says(combination: tuple[str, ...]) -> None:
     stores = Stores(combination, first_hole=1)
     (typed,) = (row.cells["what to type"] for row in rows() if row.fits(combination))
     done = stores.run(stores.lost)

@@ -70,6 +70,7 @@ def recover(
     """
     if connection.is_java:
         raise UnsupportedError("nodes of Java DLedger have no recovering voters", "", "use a group of this project")
+    peers = parse_peers(connection.peers or "")
     if not (dry_run or yes or sys.stdin.isatty()):
         raise ConfigError(
             "the command asks before it changes anything, and standard input is no terminal",
@@ -78,7 +79,7 @@ def recover(
         )
     run = partial(
         recover_lost,
-        parse_peers(connection.peers or ""),
+        peers,
         connection.group,
         lost,
         connection.timeout_s,

@@ -73,7 +73,7 @@ def test_all_disks_are_lost_and_restored_store_continues_the_log(tmp_path: Path)
         place(tmp_path / "new", cluster, "n1")
         for node in cluster.node_ids:
             cluster.restart(node)
-        succeeds("recover", "--peers", cluster.peers, "--lost", "n0,n2")
+        succeeds("recover", "--peers", cluster.peers, "--lost", "n0,n2", "--yes")
         for node in ("n0", "n2"):
             succeeds("member", "add", node, "--address", addresses(cluster)[node], "--wait", "--peers", cluster.peers)
         with Client(cluster.peers, timeout_ms=60_000) as client:
@@ -95,10 +95,10 @@ def test_restored_stores_change_nothing_while_a_majority_is_alive(tmp_path: Path
         place(tmp_path / "new", cluster, "n2")
         cluster.restart("n2")
         before = (client.metadata().log_uuid, client.metadata().term)
-        succeeds("recover", "--peers", cluster.peers)
-        refused = error_of("recover", "--peers", cluster.peers, "--lost", "n2")
-        assert "RECOVERY_REFUSED" in refused
-        assert "dledger member replace n2" in refused
+        for lost in ((), ("--lost", "n2")):
+            refused = error_of("recover", "--peers", cluster.peers, *lost, "--yes")
+            assert "RECOVERY_REFUSED" in refused
+            assert "dledger member replace n2" in refused
         assert (client.metadata().log_uuid, client.metadata().term) == before
         cluster.stop("n2")
         shutil.rmtree(cluster.store_path("n2"))
@@ -133,7 +133,7 @@ def test_groups_producers_and_transactions_survive_on_two_restored_nodes(tmp_pat
                 shutil.move(tmp_path / node / group / f"dledger-{node}", cluster.store_path(node, group))
             cluster.restart(node)
         for group in groups:
-            succeeds("recover", "--peers", cluster.peers, "--lost", "n0", "--group", group)
+            succeeds("recover", "--peers", cluster.peers, "--lost", "n0", "--group", group, "--yes")
             with Client(cluster.peers, group, timeout_ms=60_000) as client:
                 assert client.append([b"once"], producer_id="p", sequence=0).first_index == appended[group].first_index
                 part = won[group]

@@ -85,10 +85,10 @@ def test_backup_of_one_node_becomes_a_group_again(tmp_path: Path) -> None:
     restore, start, recover, *add = RESTORE.splitlines()
     type_line(restore)
     assert start == START
-    assert "n2" in type_line(recover, code=2)  # it is not there yet
+    assert "n2" in type_line(f"{recover} --yes", code=2)  # it is not there yet
     with ExitStack() as stack:
         stack.enter_context(node("n2", peers, tmp_path / "n2"))
-        type_line(recover)
+        type_line(f"{recover} --yes")  # the answer to its question
         for name in ("n0", "n1"):
             stack.enter_context(node(name, peers, tmp_path / name))
         for line in add:

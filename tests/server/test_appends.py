@@ -454,7 +454,7 @@ def test_abort_includes_attempts_in_flight(n0, ask):
 
 
 def test_commit_that_another_one_overtook_is_not_confirmed(n0, ask):
-    """Both are in the log; the table takes the first one, and the second must not be told that its rows are there."""
+    """Both are in the log; the table takes the first one, and the second must not hear that its rows are there."""
     for attempt in ("a", "b"):
         ask.attempt(KEY, attempt, b"row")
         commit(n0)

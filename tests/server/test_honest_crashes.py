@@ -1,4 +1,4 @@
-"""Kills of leaders under load, and of all nodes at once: no voter loses its vote, and nobody has to do anything.
+"""Kills of leaders under load, and of all nodes at once: no voter loses its vote, and no command is needed.
 
 What a power cut takes from the disks as well is simulated: ``ReplicaMember.host`` checks it for every crash.
 """
