@@ -80,6 +80,9 @@ def test_all_disks_are_lost_and_restored_store_continues_the_log(tmp_path: Path)
             client.append([b"after"])
             assert client.read(0, client.bounds().end)["body"].to_pylist() == [*bodies, b"after"]
             assert [member.role for member in client.members().members] == ["voter"] * 3
+        (again,) = result_of("backup", "--peers", cluster.peers, "--to", backup)
+        assert again["log"] != report["log"], "the new log continues the old one, and so does its backup"
+        assert again["kept_files"] >= report["copied_files"] - 1
 
 
 @pytest.mark.integration
