@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -18,6 +19,7 @@ from dledger_core.cli.options import (
     timeout_option,
 )
 from dledger_core.cli.output import Format, Progress, say, show_rows
+from dledger_core.client import Metadata
 from dledger_core.config import check_group_name
 from dledger_core.connect import Client
 from dledger_core.errors import ConfigError
@@ -89,24 +91,27 @@ def backup(
             stores = maker.stores_in(store, group)
             reports = maker.back_up_stores(stores, destination, on_progress=show)
         else:
-            reports = []
+            found = _groups(str(peers), group, timeout, access)
             with locked(OsFiles(), destination):
-                for name in _groups(str(peers), group, timeout, access):
-                    with Client(str(peers), name, timeout_ms=int(timeout * 1000), **access.of_client) as client:
-                        metadata = client.metadata()
-                    report = maker.back_up_group(
-                        name, metadata, destination, timeout, access.credentials(), on_progress=show
-                    )
-                    reports.append(report)
+                reports = [
+                    maker.back_up_group(name, metadata, destination, timeout, access.credentials(), on_progress=show)
+                    for name, metadata in found.items()
+                ]
     show_rows([dataclasses.asdict(report) for report in reports], output, "backed up and verified")
 
 
-def _groups(peers: str, group: str | None, timeout: float, access: Access) -> list[str]:
-    """Return the groups to back up: the named one, or all that the nodes serve."""
-    if group is not None:
-        return [group]
-    with Client(peers, timeout_ms=int(timeout * 1000), **access.of_client) as client:
-        found = client.groups()
-    for name in (name for name, log in found.items() if log is None):
-        say(f"note: group {name} has no log yet")
-    return [name for name, log in found.items() if log is not None]
+def _groups(peers: str, group: str | None, timeout: float, access: Access) -> dict[str, Metadata]:
+    """Return the groups to back up with their state: the named one, or all that the nodes serve."""
+    options: dict[str, Any] = {"timeout_ms": int(timeout * 1000)} | access.of_client
+    names = [group] if group is not None else []
+    if group is None:
+        with Client(peers, **options) as client:
+            served = client.groups()
+        names = [name for name, log in served.items() if log is not None]
+        for name in sorted(served.keys() - set(names)):
+            say(f"note: group {name} has no log yet")
+    found = {}
+    for name in names:
+        with Client(peers, name, **options) as client:
+            found[name] = client.metadata()
+    return found

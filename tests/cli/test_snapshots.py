@@ -60,6 +60,11 @@ dump / --queue -1
 dump / --count 0
 verify
 convert a b
+backup
+backup / --to /nowhere/backup --peers {PEERS}
+backup --to /nowhere/backup --peers {PEERS} --group ../x
+restore / --dir /nowhere/new --self-id ../n0
+restore
 convert / b --self-id n0 --peers {PEERS}
 convert / b --self-id n0 --peers {PEERS} --group g --data-segment-bytes big
 repair --dir /

@@ -45,6 +45,19 @@ def test_next_data_never_skips_data(kind: type[Any], tmp_path: Path) -> None:
 
 
 @ANY_FILES
+def test_renamed_file_replaces_another_one(kind: type[Any], tmp_path: Path) -> None:
+    files = made(kind, tmp_path)
+    for name in ("old", "new"):
+        file = files.open(tmp_path / name, write=True, create=True)
+        file.pwritev([name.encode()], 0)
+        file.datasync()
+        file.close()
+    files.rename(tmp_path / "new", "old")
+    assert files.read(tmp_path / "old") == b"new"
+    assert files.listdir(tmp_path) == ["old"]
+
+
+@ANY_FILES
 def test_unlinked_file_is_readable_while_open(kind: type[Any], tmp_path: Path) -> None:
     files = made(kind, tmp_path)
     file = files.open(tmp_path / "f", write=True, create=True)

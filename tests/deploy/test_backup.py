@@ -94,8 +94,8 @@ def test_backup_of_one_node_becomes_a_group_again(tmp_path: Path) -> None:
         for line in add:
             type_line(line)
         with Client(f"127.0.0.1:{ports['n0']}", timeout_ms=60_000) as client:
-            last_term = client.append([b"new"]).term
-            assert last_term > 1
-            bodies = client.read(0, client.bounds().end)["body"].to_pylist()
+            new = client.append([b"new"])
+            assert new.term > 1
+            bodies = client.read(0, new.last_index + 1)["body"].to_pylist()
             assert bodies == [*(b"%d" % number for number in range(110)), b"new"]
             assert [each.role for each in client.members().members] == ["voter"] * 3

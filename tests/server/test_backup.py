@@ -352,3 +352,18 @@ def test_node_directory_has_store_per_group(tmp_path: Path) -> None:
         stores_in(tmp_path)
     with pytest.raises(StoreMismatchError):
         stores_in(tmp_path / "a/dledger-n0/data")
+
+
+def test_restored_store_is_backed_up_and_restored_like_any_other() -> None:
+    files = FaultyFiles()
+    grow(files, 20, term=4)
+    backed_up(files)
+    first = restored(files)
+    assert backed_up(files, Path(first.store), Path("/second")).end_index == 20
+    (second,) = restore(Path("/second"), Path("/third"), files=files)
+    assert entries(files, second.store) == entries(files, STORE)
+    found = [load_identity(files, Layout(Path(path))).continuation for path in (first.store, second.store)]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0].given_up.end == found[1].given_up.end
+    assert found[0].given_up.store != found[1].given_up.store, "two restores are two stores"

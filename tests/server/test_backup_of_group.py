@@ -63,7 +63,7 @@ async def test_started_backup_holds_back_retention_until_it_ends(tmp_path: Path)
         first = fields["meta"]["first_index"]
         await fill(group)
         await retain(group, node)
-        await fill(group, 1)  # the disk has done all earlier work
+        await fill(group, 1)  # its disk executes one request after another
         assert group.hosted(node).replica.log.first_index() == first
         assert (await backup.read(first, first + 1)).first.index == first
         await backup.pin(first)
@@ -106,7 +106,7 @@ async def test_group_with_recovering_node_is_refused(tmp_path: Path) -> None:
     async with group_of(tmp_path) as group:
         await fill(group, 2)
         (node, *_) = await group.followers()
-        await group.stop(node)  # the others would send it everything, and the floor would end
+        await group.stop(node)  # so that no majority is left that ends the floor of the other one
         other = (await group.followers())[0]
         assert group.hosted(other).replica.raise_floor(None)
         backup = NodeLog(group.peers, other, "default", 30.0)

@@ -1,1 +1,1 @@
-"""Maintenance of stores while a node runs: retention, scrub, repair, disk space."""
+"""Maintenance of stores while a node runs: retention, scrub, repair, disk space, and backups."""

@@ -28,6 +28,7 @@ from dledger_core.errors import (
     CorruptRecordError,
     DLedgerError,
     EndLostError,
+    IndexOutOfRangeError,
     ProtocolError,
     QuarantinedError,
     RequestTimedOutError,
@@ -289,6 +290,9 @@ class RunningNode:
             self._pinned_s = time.monotonic()
         try:
             return self._runner.run(self._node.read(start, end))
+        except IndexOutOfRangeError as error:  # a snapshot install, which no pin holds back
+            what = "the node has restarted its log after a snapshot install"
+            raise UnreachableError(what, error.where, "run the same command again", error.values) from error
         except CorruptRecordError as error:
             remedy = "wait until the node has repaired it from a peer, then run the same command again"
             raise CorruptRecordError(error.what, error.where, remedy, error.values) from error
