@@ -99,6 +99,7 @@ def test_restored_stores_change_nothing_while_a_majority_is_alive(tmp_path: Path
         place(tmp_path / "new", cluster, "n2")
         cluster.restart("n2")
         before = (client.metadata().log_uuid, client.metadata().term)
+        soon(lambda: run("recover", "--dry-run", "--peers", cluster.peers, code=None).exit_code == 3)  # n2 answers
         for lost in ((), ("--lost", "n2")):
             refused = error_of("recover", "--peers", cluster.peers, *lost, "--yes")
             assert "RECOVERY_REFUSED" in refused
