@@ -100,6 +100,8 @@ def test_restored_stores_change_nothing_while_a_majority_is_alive(tmp_path: Path
         cluster.restart("n2")
         before = (client.metadata().log_uuid, client.metadata().term)
         succeeds("recover", "--peers", cluster.peers)
+        (waiting,) = [node for node in client.metadata().nodes if node.node_id == "n2"]
+        assert (waiting.role, "dledger member replace" in waiting.reason) == ("waiting", True)
         refused = error_of("recover", "--peers", cluster.peers, "--lost", "n2")
         assert "RECOVERY_REFUSED" in refused
         assert "dledger member replace n2" in refused
