@@ -484,12 +484,13 @@ def decide(
     unfinished = [node for node in sorted(gave_up) if not has_members or gave_up[node].record is not None]
     if unfinished:
         return Refusal(
-            f"the stores of {', '.join(unfinished)} have given their log up for a recovery, which is not finished",
-            "run dledger recover --lost with the same nodes again",
+            f"the stores of {', '.join(unfinished)} have given their log up, in a recovery that is not finished or "
+            "because they were restored from a backup",
+            "run dledger recover --lost, with the same nodes if it was run before",
         )
     if gave_up:
         return Refusal(
-            f"another log continues that of the stores of {', '.join(sorted(gave_up))}, which are set aside",
+            f"the stores of {', '.join(sorted(gave_up))} have given their log up, and the group does without them",
             "move these stores away and start their nodes, then run dledger member add or dledger member replace",
         )
     if has_members:

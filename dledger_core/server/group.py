@@ -81,9 +81,9 @@ _LOG = logging.getLogger(__name__)
 
 
 _RECOVER_AGAIN: Final = "run dledger recover --lost again"
-_GIVEN_UP: Final = "its store has given its log up"
+_GIVEN_UP: Final = "its store has given its log up, in a recovery or because it was restored from a backup"
 _GIVEN_UP_REMEDY: Final = (
-    "run dledger recover --lost again; if the other nodes are alive, move the store away and run dledger member replace"
+    "run dledger recover --lost; if the other nodes are alive, move the store away and run dledger member replace"
 )
 _REMEDIES: Final = {
     Response.STOP: "move the store away, then run dledger member add or dledger member replace",
@@ -258,9 +258,13 @@ class Group:
         self._store.take_lock()
         self._state = GroupState.WAITING
         self._reason, self._remedy = "it waits to be founded", "run dledger init once all nodes run"
+        if self._store.identity.continuation is not None:  # restored, or in a recovery that was interrupted
+            self._reason, self._remedy = _GIVEN_UP, _GIVEN_UP_REMEDY
 
     def waits(self, reason: str, remedy: str) -> None:
-        """Record, and log once, why the group waits."""
+        """Record, and log once, why the group waits; it does not wait for a founding if its store gave its log up."""
+        if self._store is not None and self._store.identity.continuation is not None:
+            reason, remedy = _GIVEN_UP, _GIVEN_UP_REMEDY
         if self._state is GroupState.WAITING and (self._reason, self._remedy) != (reason, remedy):
             self._reason, self._remedy = reason, remedy
             _LOG.info(

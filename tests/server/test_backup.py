@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dledger_core.continuation import ContinuedLog
 from dledger_core.errors import (
     CorruptRecordError,
     DiskFullError,
@@ -27,7 +29,7 @@ from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.backup_files import is_intact, load_manifest, locked
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.identity import load_identity
-from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
 from dledger_core.storage.files.meta_files import hard_state_file, mark_needs_verification, save_floor
 from dledger_core.storage.files.quarantine import mark_quarantined
 from dledger_core.storage.tables.tables import LogTables, TableChanges
@@ -367,3 +369,24 @@ def test_restored_store_is_backed_up_and_restored_like_any_other() -> None:
     assert found[1] is not None
     assert found[0].given_up.end == found[1].given_up.end
     assert found[0].given_up.store != found[1].given_up.store, "two restores are two stores"
+
+
+@pytest.mark.parametrize(("last", "is_accepted"), [(19, True), (25, True), (18, False)])
+def test_backup_of_log_is_continued_by_log_that_has_its_entries(last: int, is_accepted: bool) -> None:
+    files = FaultyFiles()
+    grow(files, 20)
+    first = backed_up(files)
+    meta = load_log_meta(files, Layout(STORE).log_meta)
+    assert meta is not None
+    link = ContinuedLog(str(meta.log_uuid), last, 1, None)
+    save_log_meta(files, Layout(STORE).log_meta, replace(meta, log_uuid="new", continues=(link,)))
+    grow(files, 10, term=3)
+    if not is_accepted:
+        with pytest.raises(StoreMismatchError):
+            backed_up(files)
+        return
+    second = backed_up(files)
+    assert (second.log, second.end_index, second.kept_files) == ("new", 30, first.copied_files - 1)
+    identity = load_identity(files, Layout(Path(restored(files).store)))
+    assert identity.continuation is not None
+    assert identity.continuation.given_up.log_uuid == "new"
