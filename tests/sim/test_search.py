@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from dledger_core import continuation, recovery
 from dledger_core.ids import NO_INDEX, NO_TERM
 from dledger_core.raft import floor, state
 from dledger_core.raft.floor import Floor
@@ -19,6 +20,9 @@ from dledger_core.raft.state import RaftState
 from dledger_core.server.replica import acknowledged
 from dledger_core.server.replica.acknowledged import Acknowledged
 from dledger_core.storage.files.acknowledged_file import Remembered
+from dledger_core.storage.tables.tables import LogTables
+from tests.sim.search import producers
+from tests.sim.search.recoveries import CONTESTED, FORGOTTEN, STOPPED, TWO_LOGS, Recoveries, Recovery
 from tests.sim.search.votes import LOST, MINORITY, NEEDLESS, STUCK, TWO_LEADERS, Votes
 
 Switch: TypeAlias = Callable[[pytest.MonkeyPatch], None]
@@ -123,3 +127,118 @@ def test_search_finds_loss_without_rule_of_votes(
 ) -> None:
     switch(monkeypatch)
     assert Votes(**{"terms": 2, "power": 0} | size).run(*after).violation in violations
+
+
+# --- recoveries and returns ------------------------------------------------------------------------------------------
+
+FIRST = frozenset({0})
+"""The first site is called lost: the other side of the network, a majority or not."""
+ONE, TWO_AT_ONCE = (Recovery(FIRST),), (Recovery(FIRST, operators=2),)
+ONE_AFTER_THE_OTHER = (Recovery(FIRST), Recovery(None))
+
+
+@pytest.mark.parametrize(
+    ("weights", "recoveries", "size", "states"),
+    [
+        pytest.param((2, 1), ONE, {"entries": 2}, 1_000, id="a cut-off majority of 3"),
+        pytest.param((3, 1, 1), ONE, {}, 5_000, id="a cut-off majority of 5"),
+        pytest.param((1, 1, 1), ONE, {"lost_ends": 1}, 5_000, id="a lost node and a lost end"),
+        pytest.param((3, 1, 1), TWO_AT_ONCE, {"terms": 0, "entries": 1}, 10_000, id="two at once"),
+        pytest.param((3, 1, 1), ONE_AFTER_THE_OTHER, {}, 20_000, id="one after the other"),
+    ],
+)
+def test_no_order_of_steps_of_recoveries_loses_entry_that_survivor_knows(
+    weights: tuple[int, ...], recoveries: tuple[Recovery, ...], size: dict[str, int], states: int
+) -> None:
+    found = Recoveries(weights, recoveries, **{"terms": 2, "entries": 1} | size).run()
+    assert (found.violation, found.is_complete) == ("", True), found.steps
+    assert found.states > states
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("weights", "recoveries", "size"),
+    [
+        ((2, 1), ONE, {"terms": 4, "entries": 3}),
+        ((3, 1, 1), ONE, {"terms": 3, "entries": 2}),
+        ((3, 1, 1), ONE, {"terms": 2, "entries": 2, "lost_ends": 1}),
+        ((3, 1, 1), TWO_AT_ONCE, {"terms": 1, "entries": 1}),
+        ((3, 1, 1), ONE_AFTER_THE_OTHER, {"terms": 2, "entries": 2}),
+        ((1, 1, 1), ONE, {"terms": 3, "entries": 2, "lost_ends": 1}),
+        ((1, 1, 1), TWO_AT_ONCE, {"terms": 2, "entries": 1, "lost_ends": 1}),
+        ((2, 1, 1), ONE, {"terms": 2, "entries": 2, "lost_ends": 1}),
+        ((2, 1, 1), ONE_AFTER_THE_OTHER, {"terms": 2, "entries": 1, "lost_ends": 1}),
+        ((4, 1, 1, 1), ONE, {"terms": 2, "entries": 1}),
+    ],
+    ids=str,
+)
+def test_larger_search_of_recoveries_loses_no_entry_that_survivor_knows(
+    weights: tuple[int, ...], recoveries: tuple[Recovery, ...], size: dict[str, int]
+) -> None:
+    found = Recoveries(weights, recoveries, **size).run(states_max=2_000_000)
+    assert found.violation == "", found.steps
+
+
+def with_best_end_of_all(patch: pytest.MonkeyPatch) -> None:
+    """The best end continues, whatever a survivor knows to be committed."""
+    patch.setattr(recovery, "best_of", lambda ends: max(sorted(ends), key=lambda node: ends[node].rank))
+
+
+def with_stop_by_index(patch: pytest.MonkeyPatch) -> None:
+    def by_index(chain: continuation.Chain, log_uuid: str, index: int, term: int, **_: Any) -> bool:
+        return continuation.follows(chain, log_uuid, index)
+
+    patch.setattr(continuation, "contains", by_index)
+
+
+def with_uncapped_chain(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "_extended", lambda chain, point: (*chain, point))
+
+
+def with_contest_by_end(patch: pytest.MonkeyPatch) -> None:
+    """An entry that was never committed contests the new log too."""
+    respond = continuation.respond
+    patch.setattr(
+        continuation,
+        "respond",
+        lambda has_committed, has_end: respond(has_committed=has_committed and has_end, has_end=has_end),
+    )
+
+
+FIGURE_8 = ("1 is elected in term 1 by (0,)", "1 appends", "2 is elected in term 2 by (0,)", "2 appends")
+"""Two leaders, each with an entry that no other one has (the paper's figure 8)."""
+
+
+@pytest.mark.parametrize(
+    ("switch", "weights", "recoveries", "size", "after", "violation"),
+    [
+        (with_best_end_of_all, (3, 1, 1), ONE, {"terms": 4, "entries": 2}, (*FIGURE_8, "2 sends 0 to 1"), FORGOTTEN),
+        (with_stop_by_index, (2, 1), ONE, {}, (), STOPPED),
+        (with_uncapped_chain, (3, 1, 1), ONE_AFTER_THE_OTHER, {}, (), STOPPED),
+        (with_contest_by_end, (2, 1), ONE, {}, (), CONTESTED),
+    ],
+)
+def test_search_finds_loss_without_rule_of_recoveries(
+    switch: Switch,
+    weights: tuple[int, ...],
+    recoveries: tuple[Recovery, ...],
+    size: dict[str, int],
+    after: tuple[str, ...],
+    violation: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    switch(monkeypatch)
+    assert Recoveries(weights, recoveries, **{"terms": 2, "entries": 1} | size).run(*after).violation == violation
+
+
+# --- tables ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_order_of_losses_acknowledges_another_entry_to_producer() -> None:
+    found = producers.run(entries=8)
+    assert (found.violation, found.is_complete) == ("", True), found.steps
+
+
+def test_search_finds_wrong_acknowledgement_where_tables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogTables, "forget_after", lambda *_: None)
+    assert producers.run().violation == producers.OTHER_ENTRY
