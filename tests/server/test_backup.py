@@ -12,6 +12,7 @@ import pytest
 
 from dledger_core.continuation import ContinuedLog
 from dledger_core.errors import (
+    ConfigError,
     CorruptRecordError,
     DiskFullError,
     DLedgerError,
@@ -26,7 +27,7 @@ from dledger_core.raft.floor import Floor
 from dledger_core.server.maintenance.backup import BackupReport, back_up_stores, stores_in
 from dledger_core.server.maintenance.restore import RestoreReport, restore
 from dledger_core.storage import CommitLog, open_store
-from dledger_core.storage.files.backup_files import is_intact, load_manifest, locked
+from dledger_core.storage.files.backup_files import is_intact, load_manifest, locked, save_manifest
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.identity import load_identity
 from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
@@ -390,3 +391,23 @@ def test_backup_of_log_is_continued_by_log_that_has_its_entries(last: int, is_ac
     identity = load_identity(files, Layout(Path(restored(files).store)))
     assert identity.continuation is not None
     assert identity.continuation.given_up.log_uuid == "new"
+
+
+def test_backup_with_logs_of_several_nodes_is_restored_for_named_node() -> None:
+    files = FaultyFiles()
+    grow(files, 3)
+    backed_up(files)
+    found = load_manifest(files, DESTINATION / "g")
+    assert found is not None
+    other = DESTINATION / "h"
+    for name in kept_files(files):
+        files.mkdir(other)
+        files.replace(other / name, files.read(DESTINATION / "g" / name) or b"")
+    save_manifest(files, other, replace(found, meta=replace(found.meta, group="h", node_id="n5")))
+    with pytest.raises(ConfigError):
+        restore(DESTINATION, DIRECTORY, files=files)
+    reports = restore(DESTINATION, DIRECTORY, node_id="n1", files=files)
+    assert [(report.group, report.store) for report in reports] == [
+        ("g", "/node/g/dledger-n1"),
+        ("h", "/node/h/dledger-n1"),
+    ]
