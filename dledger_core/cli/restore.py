@@ -14,8 +14,8 @@ from dledger_core.cli.output import Format, Progress, say, show_rows
 
 @command(
     epilog=examples(
-        "dledger restore /mnt/backup/dledger --dir /var/lib/dledger",
         "dledger restore /mnt/backup/dledger --dir /var/lib/dledger --self-id n1",
+        "dledger restore backup --dir dledger-data",
     )
 )
 @click.argument("source", metavar="DEST", type=EXISTING_DIRECTORY)
@@ -28,7 +28,11 @@ from dledger_core.cli.output import Format, Progress, say, show_rows
     missing="name the new directory of the node, its setting dir",
     help="Directory of the node: new or empty, or with a restore that was interrupted.",
 )
-@option("--self-id", metavar="NODE", help="The node that gets the stores [default: the node that was backed up].")
+@option(
+    "--self-id",
+    metavar="NODE",
+    help="The node that gets the stores [default: the node that was read, if it is the same for all groups].",
+)
 @format_option
 def restore(source: Path, directory: Path, self_id: str | None, output: Format) -> None:
     """Write the stores of all groups of a backup.
@@ -47,4 +51,4 @@ def restore(source: Path, directory: Path, self_id: str | None, output: Format) 
             source, directory, node_id=self_id, on_progress=lambda done, total: progress.update(done, total=total)
         )
     show_rows([dataclasses.asdict(report) for report in reports], output, "restored and verified")
-    say("next: start the node; if all other nodes are lost, run dledger recover --lost with their ids")
+    say(f"next: start node {reports[0].node}; if all other nodes are lost, run dledger recover --lost with their ids")

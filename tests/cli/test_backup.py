@@ -168,9 +168,9 @@ def test_running_nodes_are_backed_up_again_and_again_and_restored(tmp_path: Path
         second = result_of("backup", *access, "--to", backup, "--group", "paid")
         assert second[0]["kept_files"] == first[1]["copied_files"] - 1
         assert second[0]["end_index"] >= first[1]["end_index"] + 50
-    run("restore", backup, "--dir", tmp_path / "new")
+    run("restore", backup, "--dir", tmp_path / "new", "--self-id", "n2")
     for group, count in (("orders", 0), ("paid", 50)):
-        (store,) = (tmp_path / "new" / group).iterdir()
+        store = tmp_path / "new" / group / "dledger-n2"
         assert run("verify", store).exit_code == 0
         with open_store(store) as reader:
             bodies = reader.read_visible(reader.first_index, reader.last_index + 1)["body"].to_pylist()

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from dledger_core.continuation import ContinuedLog
+from dledger_core.control import pack
 from dledger_core.errors import (
+    ConfigError,
     CorruptRecordError,
     DiskFullError,
     DLedgerError,
@@ -26,15 +28,15 @@ from dledger_core.raft.floor import Floor
 from dledger_core.server.maintenance.backup import BackupReport, back_up_stores, stores_in
 from dledger_core.server.maintenance.restore import RestoreReport, restore
 from dledger_core.storage import CommitLog, open_store
-from dledger_core.storage.files.backup_files import is_intact, load_manifest, locked
+from dledger_core.storage.files.backup_files import is_intact, load_manifest, locked, save_manifest
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.identity import load_identity
 from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
 from dledger_core.storage.files.meta_files import hard_state_file, mark_needs_verification, save_floor
 from dledger_core.storage.files.quarantine import mark_quarantined
-from dledger_core.storage.tables.tables import LogTables, TableChanges
+from dledger_core.storage.tables.tables import LogTables, TableChanges, save_tables
 from tests.support.faulty_files import Crash, FaultyFiles
-from tests.support.logs import STORE, append, found_store, open_log
+from tests.support.logs import LOG_UUID, STORE, append, found_store, open_log
 
 DESTINATION = Path("/backup")
 DIRECTORY = Path("/node")
@@ -390,3 +392,64 @@ def test_backup_of_log_is_continued_by_log_that_has_its_entries(last: int, is_ac
     identity = load_identity(files, Layout(Path(restored(files).store)))
     assert identity.continuation is not None
     assert identity.continuation.given_up.log_uuid == "new"
+
+
+def test_backup_with_logs_of_several_nodes_is_restored_for_named_node() -> None:
+    files = FaultyFiles()
+    grow(files, 3)
+    backed_up(files)
+    found = load_manifest(files, DESTINATION / "g")
+    assert found is not None
+    other = DESTINATION / "h"
+    for name in kept_files(files):
+        files.mkdir(other)
+        files.replace(other / name, files.read(DESTINATION / "g" / name) or b"")
+    save_manifest(files, other, replace(found, meta=replace(found.meta, group="h", node_id="n5")))
+    with pytest.raises(ConfigError):
+        restore(DESTINATION, DIRECTORY, files=files)
+    reports = restore(DESTINATION, DIRECTORY, node_id="n1", files=files)
+    assert [(report.group, report.store) for report in reports] == [
+        ("g", "/node/g/dledger-n1"),
+        ("h", "/node/h/dledger-n1"),
+    ]
+
+
+def tables_of(index: int) -> LogTables:
+    """Tables whose newest entry has this index."""
+    tables = LogTables()
+    tables.apply(Index(index), 1000, pack({"k": "log", "u": LOG_UUID}))
+    return tables
+
+
+@pytest.mark.parametrize("keep", [None, 0, 1])
+def test_entries_in_tables_are_committed_although_checkpoint_is_older(keep: float | None) -> None:
+    files = FaultyFiles()
+    grow(files, 4)
+    log = open_log(files)
+    for _ in range(5):
+        append(log, [], term=1, control=pack({"k": "log", "u": LOG_UUID}))
+    append(log, [b"not committed"])
+    # The checkpoint has not been written again, and the index may lack the last rows.
+    files.kill() if keep is None else files.crash(keep)
+    save_tables(files, Layout(STORE).tables, TableChanges.complete(tables_of(7)))
+    assert backed_up(files).end_index == 8
+    with open_store(restored(files).store, files=files) as store:
+        assert store.last_index == 7
+        assert list(store.verify().findings) == []
+
+
+def test_store_that_ends_before_its_tables_is_refused() -> None:
+    files = FaultyFiles()
+    grow(files, 4)
+    save_tables(files, Layout(STORE).tables, TableChanges.complete(tables_of(30)))
+    with pytest.raises(EndLostError):
+        backed_up(files)
+
+
+def test_store_that_has_not_caught_up_after_snapshot_install_is_refused() -> None:
+    files = FaultyFiles()
+    grow(files, 4)
+    installed = LogTables.installed(tables_of(30).rows())
+    save_tables(files, Layout(STORE).tables, TableChanges.complete(installed))
+    with pytest.raises(EndLostError):
+        backed_up(files)

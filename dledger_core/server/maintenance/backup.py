@@ -177,12 +177,7 @@ class StoppedStore:
             )
         floor = store.floor
         if (floor is not None and floor.is_open) or load_checkpoint(self._files, self._layout.checkpoint) is None:
-            raise EndLostError(
-                "the end of the log may be lost: acknowledged entries may be missing",
-                path,
-                "back up another node; or start this one, and wait until dledger status no longer shows it as "
-                "recovering",
-            )
+            raise _end_lost(path)
 
     def _find_log(self) -> SourceLog:
         meta = self._store.meta
@@ -204,6 +199,11 @@ class StoppedStore:
         assert checkpoint is not None
         # Tables contain committed entries only, and may be newer than the checkpoint after a crash.
         committed = max(checkpoint.commit_index, meta.first_index - 1, tables.durable_index)
+        if committed > checkpoint.durable_index:
+            try:
+                self._store.read(committed, committed + 1, 1)
+            except CorruptRecordError:
+                raise _end_lost(str(self._layout.root)) from None
         identity = load_identity(self._files, self._layout)
         given_up = None if identity.continuation is None or identity.is_member else identity.continuation.given_up.end
         log = SourceLog(
@@ -232,6 +232,14 @@ class StoppedStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _end_lost(where: str) -> EndLostError:
+    return EndLostError(
+        "the end of the log may be lost: acknowledged entries may be missing",
+        where,
+        "back up another node; or start this one, and wait until dledger status no longer shows it as recovering",
+    )
 
 
 def _not_intact(error: CorruptRecordError) -> CorruptRecordError:

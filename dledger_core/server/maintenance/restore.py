@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,6 +57,7 @@ class RestoreReport:
     Attributes:
         group: its group.
         log: uuid of the log that it gave up.
+        node: the node that it belongs to.
         store: the store's directory.
         first_index: the first entry.
         end_index: end (exclusive) of the entries; later ones are not in the backup.
@@ -64,6 +65,7 @@ class RestoreReport:
 
     group: str
     log: str
+    node: str
     store: str
     first_index: int
     end_index: int
@@ -84,11 +86,12 @@ def restore(
     Args:
         source: the directory of the backup.
         directory: of the node; it must be empty, or contain an interrupted restore.
-        node_id: the node; None = the one whose log was backed up.
+        node_id: the node; None = the one whose logs were backed up.
         files: the file system.
         on_progress: see ``OnProgress``.
 
     Raises:
+        ConfigError: no node is named, and the logs are those of several nodes.
         StoreMismatchError: the directory contains something, or there is no backup.
         StoreIncompleteError: the first backup of a group is not complete.
         CorruptRecordError: a file of the backup is missing or damaged.
@@ -99,14 +102,13 @@ def restore(
         raise ConfigError(f"{node_id!r} is not a node id", "", "name a node, such as n0")
     with ExitStack() as stack:
         backups = _backups(files, source)
-        layouts = {
-            group: Layout(directory / group / f"dledger-{node_id or backup.meta.node_id}")
-            for group, backup in backups.items()
-        }
+        node = node_id or _node_of(backups, source)
+        layouts = {group: Layout(directory / group / f"dledger-{node}") for group in backups}
         _check_vacant(files, directory, layouts)
         stack.enter_context(as_full(directory))
         for layout in layouts.values():
             stack.callback(lock_store(files, layout).close)
+        _check_vacant(files, directory, layouts)  # another restore may have ended meanwhile
         for group, layout in layouts.items():
             write_checked(files, layout.restoring, {"log": backups[group].end.log_uuid})
         total = sum(segment.size for backup in backups.values() for segment in backup.segments)
@@ -120,7 +122,7 @@ def restore(
                     on_progress(start + nbytes, total)
 
             write = _Restore(files, source / group, layouts[group], backup, report)
-            reports.append(write.run(node_id or backup.meta.node_id))
+            reports.append(write.run(node))
             done += sum(segment.size for segment in backup.segments)
         for layout in layouts.values():
             remove_durably(files, layout.restoring)
@@ -141,6 +143,15 @@ def _backups(files: Files, source: Path) -> dict[str, GroupBackup]:
             f"no backup found: no directory in it has a {MANIFEST}", str(source), "name the directory of dledger backup"
         )
     return found
+
+
+def _node_of(backups: Mapping[str, GroupBackup], source: Path) -> str:
+    """Return the node whose logs were backed up; of running nodes, each group may be of another one."""
+    nodes = sorted({backup.meta.node_id for backup in backups.values()})
+    if len(nodes) > 1:
+        shown = ", ".join(nodes)
+        raise ConfigError(f"the backup has logs of several nodes: {shown}", str(source), "name the node with --self-id")
+    return nodes[0]
 
 
 def _check_vacant(files: Files, directory: Path, layouts: dict[str, Layout]) -> None:
@@ -215,7 +226,9 @@ class _Restore:
         save_identity(files, layout, StoreIdentity(store=store, continuation=state))
         for directory in (layout.root, layout.meta, layout.data, layout.index):
             files.sync_dir(directory)
-        return RestoreReport(backup.meta.group, end.log_uuid, str(layout.root), backup.meta.first_index, end.index + 1)
+        return RestoreReport(
+            backup.meta.group, end.log_uuid, node_id, str(layout.root), backup.meta.first_index, end.index + 1
+        )
 
     def _remove_everything(self) -> None:
         for path in _files_of(self.files, self.layout):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dledger_core.certificates import CertificateFiles, digest_of, write_certificates
+from dledger_core.client.backup import NodeLog
 from dledger_core.client.routing.channel import ConnectionLostError
 from dledger_core.config import ListenAddress
 from dledger_core.connect import AsyncClient
@@ -118,6 +119,23 @@ def test_permissions_are_denied_by_default(tmp_path, made, token, allowed) -> No
                 else:
                     with pytest.raises(ForbiddenError):
                         await call()
+
+    run(test())
+
+
+def test_backup_needs_admin_although_its_records_are_readable(tmp_path, made) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made) as group, group.open("all") as owner:
+            first = (await owner.append([b"a"])).first_index
+            for token in ("all", "read", "append"):
+                backup = NodeLog(group.peers, "n0", "default", 20.0, Credentials(group.tls, token))
+                if token == "all":
+                    fields, _ = await backup.start(first)
+                    assert fields["last_index"] >= first
+                else:
+                    with pytest.raises(ForbiddenError):
+                        await backup.start(first)
+                await backup.end()
 
     run(test())
 
