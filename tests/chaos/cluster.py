@@ -115,6 +115,12 @@ class ChaosCluster(LocalCluster):
         """Whether the node has logged after this offset that it started."""
         return b" node started: " in self.log_path(node_id).read_bytes()[offset:]
 
+    def is_refused(self, node_id: str) -> bool:
+        """Whether a running node answers and does not serve its store, which its peers have refused."""
+        with contextlib.suppress(DLedgerError), Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
+            return {node.node_id: node.role for node in client.metadata().nodes}[node_id] == "quarantined"
+        return False
+
     def leader_now(self) -> str | None:
         """Return the leader of the newest known term, or None."""
         with contextlib.suppress(DLedgerError), Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:

@@ -41,8 +41,8 @@ RECOVERED_SHARE: Final = 0.8
 CATCH_UP_S: Final = 20.0
 HOLD_S: Final = (0.3, 2.5)
 CALM_S: Final = (0.2, 1.5)
-ALONE: Final = frozenset(("wipe", "move"))
-"""Faults that lose a complete store: one at a time, and no other store may be damaged then."""
+ALONE: Final = frozenset(("wipe", "move", "set-back", "return"))
+"""Faults that lose a complete store, or a part of it: one at a time, and no other store may be damaged then."""
 HEALED_BY: Final = {"kill": "restart", "stop": "restart", "pause": "resume"}
 Links = list[tuple[str, str]]
 STALLS: Final[dict[str, Callable[[str, list[str], list[str]], tuple[Links, Links]]]] = {
@@ -99,7 +99,7 @@ class Nemesis:
             **{kind: partial(self.damage, kind) for kind in KINDS},
             "kill-all": self.kill_all, "restart-storm": self.restart_storm, "transfer": self.transfer,
             "drop": self.drop, "reset": self.reset, "delay": self.delay, "stale": self.stale,
-            "wipe": self.wipe, "move": self.move,
+            "wipe": self.wipe, "move": self.move, "set-back": self.set_back, "return": self.return_of_old_store,
         }  # fmt: skip
         if small_disk is not None:
             self.kinds["disk-full"] = self.disk_full
@@ -350,6 +350,75 @@ class Nemesis:
         why = self.cluster.replaced(node, address)
         if why:
             raise NodeDownError(why)
+
+    def set_back(self) -> Fault:
+        """Restore the complete store of an earlier time, as a machine's snapshot does, of any node or of the leader.
+
+        It has forgotten votes and acknowledgements, and its peers remember them: the node catches up without a vote,
+        or its store is refused and an operator replaces it.
+        """
+        node = self._take(self._leader() if self.chance.random() < 0.5 else None)
+        if node is None or not self._others_are_complete(node) or self.cluster.is_last_of_first_list(node):
+            return
+        old = self._scratch / f"set-back-{node}"
+        self.cluster.kill(node)
+        shutil.copytree(self.cluster.store_path(node), old)
+        self.cluster.restart(node)
+        yield
+        if self._others_are_complete(node):  # what the store forgets is on both others
+            self.cluster.kill(node)
+            self._put_back(old, node)
+            self._count("set-back", node)
+            self._expect_return(node)
+        shutil.rmtree(old)
+
+    def return_of_old_store(self) -> Fault:
+        """Let a store return whose node has been replaced meanwhile: it is refused, and the node replaced again."""
+        node = self._take()
+        if node is None or not self._others_are_complete(node) or self.cluster.is_last_of_first_list(node):
+            return
+        old = self._scratch / f"return-{node}"
+        self.cluster.kill(node)
+        shutil.copytree(self.cluster.store_path(node), old)
+        self.cluster.wipe(node)
+        self._damaged.discard(node)
+        yield
+        self.cluster.restart(node)
+        why = self.cluster.replaced(node, None)
+        if why:
+            raise NodeDownError(why)
+        if self._others_are_complete(node):
+            self.cluster.kill(node)
+            self._put_back(old, node)
+            self._count("return", node)
+            self._expect_return(node)
+        shutil.rmtree(old)
+
+    def _put_back(self, old: Path, node: str) -> None:
+        store = self.cluster.store_path(node)
+        shutil.rmtree(store)
+        shutil.copytree(old, store, ignore=shutil.ignore_patterns("lock"))
+
+    def _expect_return(self, node: str) -> None:
+        """Start a node with a store of an earlier time: it catches up, or its store is refused and is replaced."""
+        self._may_exit.add(node)
+        self.cluster.restart(node)
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self.cluster.wait_exit(node, 0.5) is not None or self.cluster.is_refused(node):
+                self._count("store of an earlier time replaced", node)
+                self.cluster.wipe(node)
+                self.cluster.restart(node)
+                why = self.cluster.replaced(node, None)
+                if why:
+                    raise NodeDownError(why)
+                break
+            if self.cluster.wait_caught_up(1.0):
+                self._count("store of an earlier time caught up", node)
+                break
+        else:
+            raise NodeDownError(f"{node} has a store of an earlier time, and neither catches up nor is refused")
+        self._may_exit.discard(node)
 
     def _others_are_complete(self, node: str) -> bool:
         """Whether every other node has the complete log, and no damage that was not found yet."""
