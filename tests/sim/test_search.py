@@ -22,7 +22,7 @@ from dledger_core.server.replica.acknowledged import Acknowledged
 from dledger_core.storage.files.acknowledged_file import Remembered
 from dledger_core.storage.tables.tables import LogTables
 from tests.sim.search import producers
-from tests.sim.search.recoveries import CONTESTED, FORGOTTEN, STOPPED, TWO_LOGS, Recoveries, Recovery
+from tests.sim.search.recoveries import CONTESTED, FORGOTTEN, STOPPED, Recoveries, Recovery
 from tests.sim.search.votes import LOST, MINORITY, NEEDLESS, STUCK, TWO_LEADERS, Votes
 
 Switch: TypeAlias = Callable[[pytest.MonkeyPatch], None]
@@ -144,7 +144,7 @@ ONE_AFTER_THE_OTHER = (Recovery(FIRST), Recovery(None))
         pytest.param((3, 1, 1), ONE, {}, 5_000, id="a cut-off majority of 5"),
         pytest.param((1, 1, 1), ONE, {"lost_ends": 1}, 5_000, id="a lost node and a lost end"),
         pytest.param((3, 1, 1), TWO_AT_ONCE, {"terms": 0, "entries": 1}, 10_000, id="two at once"),
-        pytest.param((3, 1, 1), ONE_AFTER_THE_OTHER, {}, 20_000, id="one after the other"),
+        pytest.param((3, 1, 1), ONE_AFTER_THE_OTHER, {}, 20_000, id="in order"),
     ],
 )
 def test_no_order_of_steps_of_recoveries_loses_entry_that_survivor_knows(
@@ -231,7 +231,7 @@ def test_search_finds_loss_without_rule_of_recoveries(
     assert Recoveries(weights, recoveries, **{"terms": 2, "entries": 1} | size).run(*after).violation == violation
 
 
-# --- tables ------------------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def test_no_order_of_losses_acknowledges_another_entry_to_producer() -> None:

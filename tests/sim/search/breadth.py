@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 S = TypeVar("S", bound=Hashable)
 
 Step: TypeAlias = tuple[str, S, str]
-"""What happened, the state after it, and what it broke ("" = nothing)."""
+"""An event, the state after it, and the rule that it broke ("" = none)."""
 
 
 @dataclass(frozen=True)

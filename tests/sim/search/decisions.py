@@ -33,11 +33,11 @@ from tests.support.memory_store import MemoryStore, log_of
 Log: TypeAlias = tuple[int, ...]
 FloorRow: TypeAlias = tuple[int, int | None] | None
 Memory: TypeAlias = tuple[int, int, int, int]
-"""What a member remembers of another store: its term, the one it led in, term and index that it acknowledged."""
+"""A member's memory of another store: its term, the one it led in, term and index that it acknowledged."""
 
 NOTHING: Memory = (NO_TERM, NO_TERM, NO_TERM, NO_INDEX)
 SELF, OTHER, THIRD = 0, 1, 2
-"""Whose vote a member has given: its own, the other's one, that of a third member; None if it gave none."""
+"""The vote that a member has given: its own, the other's one, that of a third member; None if it gave none."""
 STORE = MemberId("n1/store")
 
 

@@ -59,19 +59,19 @@ def _steps(state: State, entries: int) -> Iterator[tuple[str, State, str]]:
 
 
 def _append(state: State, producer: int, sequence: int) -> tuple[str, State, str]:
-    what = f"producer {producer} sends {sequence}"
+    event = f"producer {producer} sends {sequence}"
     tables, name, crc = LogTables.from_rows(state.rows), f"producer {producer}", sequence + 1
     sent = state._replace(sent=with_at(state.sent, producer, max(state.sent[producer], sequence)))
     try:
         found = tables.producers.check(name, 0, sequence, crc)
     except DLedgerError as error:
-        return f"{what}: {error.name}", sent, ""
+        return f"{event}: {error.name}", sent, ""
     if found is not None:
         entry = sent.log[found.first_index] if found.first_index < len(sent.log) else None
-        return f"{what} again", sent, "" if entry == (producer, sequence) else OTHER_ENTRY
+        return f"{event} again", sent, "" if entry == (producer, sequence) else OTHER_ENTRY
     index = len(state.log)
     body = pack({"k": "producer", "p": name, "e": 0, "s": sequence, "n": 1, "c": crc})
     tables.apply(Index(index), 0, body)
     broken = TWICE if (producer, sequence) in state.log[1::2] else ""
     after = sent._replace(log=(*state.log, (-1, -1), (producer, sequence)), rows=tuple(tables.rows()))
-    return what, after, broken
+    return event, after, broken

@@ -14,7 +14,7 @@ contests the new log only if that lacks an entry that was acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, count
@@ -90,7 +90,7 @@ class Recoveries:
 
     Args:
         weights: nodes of each site.
-        recoveries: the recoveries, one after the other.
+        recoveries: the recoveries, in order.
         terms: terms in which a leader of the old log is elected.
         entries: length of the longest log.
         lost_ends: number of lost ends.
@@ -224,8 +224,10 @@ class Recoveries:
                 weight
                 for other, weight in voters.items()
                 if other == at
-                or (state.sites[other].term, state.sites[other].log) == (leader.term, leader.log)
-                and state.sites[other].entries[:length] == leader.entries[:length]
+                or (
+                    (state.sites[other].term, state.sites[other].log) == (leader.term, leader.log)
+                    and state.sites[other].entries[:length] == leader.entries[:length]
+                )
             ]
             if sum(has) > sum(voters.values()) // 2:
                 yield self._after_commit(state, at, length)
@@ -404,8 +406,8 @@ class Recoveries:
             and (record := found.record) is not None
             and record.point.log_uuid == OLD
         }
-        what = f"operator {number}: {type(action).__name__} on {at}"
-        yield what, after, TWO_LOGS if len(complete) > 1 else ""
+        event = f"operator {number}: {type(action).__name__} on {at}"
+        yield event, after, TWO_LOGS if len(complete) > 1 else ""
 
     def _changed(self, at: int, site: Site, action: int) -> int | None:
         """Return the state of a store after an action, None if it refuses."""
@@ -415,7 +417,9 @@ class Recoveries:
         made = self._actions[action]
         try:
             if isinstance(made, GiveUpLog):
-                assert answer.log_uuid and answer.store and answer.end
+                assert answer.log_uuid
+                assert answer.store
+                assert answer.end
                 after = continuation.gave_up(state, answer.log_uuid, answer.store, answer.end)
             elif isinstance(made, TakeRecord):
                 after = continuation.taken(state, node, made.record)
@@ -440,13 +444,13 @@ class Recoveries:
             if found is None:
                 continue
             has = max((_common(known, site.entries) for _, known in state.acknowledged), key=len, default=())
-            what, broken, after = f"{other} returns to {at}: {found.value}", "", state
+            event, broken, after = f"{other} returns to {at}: {found.value}", "", state
             if found is Response.STOP:
                 after = state._replace(sites=with_at(state.sites, other, site._replace(has_stopped=True, leads=False)))
                 broken = STOPPED if here.entries[: len(site.entries)] != site.entries else ""
             elif found is Response.STAY:
                 broken = CONTESTED if here.entries[: len(has)] == has else ""
-            yield what, after, broken
+            yield event, after, broken
 
     def _response(self, here: Site, site: Site) -> Response | None:
         """Return the reaction of a store to the log of a node; None if that does not continue its log."""

@@ -14,7 +14,7 @@ Faults, each with its own number of times:
 
 A fault never takes the last copy of an acknowledged entry. What is checked: each leader has all acknowledged entries; a
 term has one leader; a leader counts no store that has shown that it lacks the entry. Without a lost or set back disk
-also: no store gets a floor (T, ∞) or is refused for good, and where all nodes are attached, one can be elected.
+also: no store gets a floor (T, ∞) or is refused permanently, and where all nodes are attached, one can be elected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOST = "a leader lacks an acknowledged entry"
 TWO_LEADERS = "two leaders in one term"
 MINORITY = "an entry is acknowledged that stores lack which are counted"
 CONTRADICTED = "a leader contradicts what its follower knows to be committed"
-NEEDLESS = "an honest store gets a floor without an index, or is refused for good"
+NEEDLESS = "an honest store gets a floor without an index, or is refused permanently"
 STUCK = "all nodes are attached, and none can be elected"
 
 
@@ -119,7 +119,7 @@ class Votes:
         start = State((node,) * len(self.numbers), pairs, leaders=(None,) * (self.terms + 1), left=self.left)
         ((_, first, _),) = self._elect(start, 0, self.numbers[1 : self.majority], 1)
         for step in after:
-            (first,) = [state for what, state, _ in self.steps(first) if what == step]
+            (first,) = [state for event, state, _ in self.steps(first) if event == step]
         return search([first], self.steps, states_max)
 
     def steps(self, state: State) -> Steps:
@@ -138,10 +138,10 @@ class Votes:
                 yield from self._led(state, at)
             yield from self._faults(state, at)
 
-    def _after(self, what: str, state: State, at: int, node: Node, **changes: Any) -> tuple[str, State, str]:
-        return self._checked(what, state._replace(nodes=with_at(state.nodes, at, node), **changes))
+    def _after(self, event: str, state: State, at: int, node: Node, **changes: Any) -> tuple[str, State, str]:
+        return self._checked(event, state._replace(nodes=with_at(state.nodes, at, node), **changes))
 
-    def _checked(self, what: str, state: State) -> tuple[str, State, str]:
+    def _checked(self, event: str, state: State) -> tuple[str, State, str]:
         """End waits and check what an honest group promises."""
         for at, node in enumerate(state.nodes):
             if node.is_starting and node.is_up:
@@ -154,7 +154,7 @@ class Votes:
                 broken = NEEDLESS
             elif len(state.attached) == len(self.numbers) * (len(self.numbers) - 1) // 2 and self._is_stuck(state):
                 broken = STUCK
-        return what, state, broken
+        return event, state, broken
 
     def _is_stuck(self, state: State) -> bool:
         return not any(node.leads for node in state.nodes) and not any(
@@ -234,14 +234,14 @@ class Votes:
         leader, node = state.nodes[at], state.nodes[other]
         if node.term > leader.term or (node.leads and node.term == leader.term):
             return None
-        what = f"{at} sends {count} entries to {other}"
+        event = f"{at} sends {count} entries to {other}"
         try:
             log, floor, commit, match = self.decisions.followed(
                 node.term, node.log, node.floor, node.commit, leader.term, leader.log[:count], len(leader.log) - 1,
                 leader.commit,
             )  # fmt: skip
         except InvariantViolationError:
-            return what, state, CONTRADICTED
+            return event, state, CONTRADICTED
         memory = with_at(node.memory, at, self.decisions.led(node.memory[at], leader.term))
         same = next((at for at, (one, two) in enumerate(zip(log, node.log, strict=False)) if one != two), len(log))
         if same < len(node.log):
@@ -260,7 +260,7 @@ class Votes:
             memory=with_at(leader.memory, other, self.decisions.acknowledged(leader.memory[other], leader.term, match)),
         )
         nodes = with_at(with_at(state.nodes, other, node), at, leader)
-        return self._checked(what, state._replace(nodes=nodes))
+        return self._checked(event, state._replace(nodes=nodes))
 
     def _commit(self, state: State, at: int, count: int) -> tuple[str, State, str]:
         node = state.nodes[at]
@@ -276,8 +276,8 @@ class Votes:
         if acknowledged[: len(state.acknowledged)] != state.acknowledged:
             broken = LOST
         after = node._replace(commit=count - 1)
-        what, found, other_broken = self._after(f"{at} commits {count}", state, at, after, acknowledged=acknowledged)
-        return what, found, broken or other_broken
+        event, found, other_broken = self._after(f"{at} commits {count}", state, at, after, acknowledged=acknowledged)
+        return event, found, broken or other_broken
 
     # --- faults and attaches -------------------------------------------------------------------------------------
 
@@ -318,10 +318,10 @@ class Votes:
                 old = down._replace(term=term, vote=vote, log=log, floor=floor)
                 yield self._returns(f"{at} is set back", rest._replace(copy=None), at, old, 2)
 
-    def _returns(self, what: str, state: State, at: int, old: Node, fault: int) -> tuple[str, State, str]:
+    def _returns(self, event: str, state: State, at: int, old: Node, fault: int) -> tuple[str, State, str]:
         """Let a node return that does not notice what it lost."""
         state = self._without_deposed(state, at)._replace(returning=at, left=_less(state.left, fault))
-        return self._after(what, state, at, old._replace(durable=len(old.log)))
+        return self._after(event, state, at, old._replace(durable=len(old.log)))
 
     def _without_deposed(self, state: State, back: int) -> State:
         """Depose leaders that no majority follows while a node is away: a set-back takes longer than an election."""
@@ -379,7 +379,7 @@ def _seen(vote: int | None, at: int) -> int | None:
 
 
 def _of(vote: int | None, at: int, before: int | None) -> int | None:
-    """Return the vote of node ``at`` that its core shows, where the one before was ``before``."""
+    """Return the vote of node ``at`` that its core shows, where the earlier one was ``before``."""
     return None if vote is None else at if vote == SELF else before
 
 
