@@ -25,6 +25,9 @@ from tests.sim.search import producers
 from tests.sim.search.recoveries import CONTESTED, FORGOTTEN, STOPPED, Recoveries, Recovery
 from tests.sim.search.votes import LOST, MINORITY, NEEDLESS, STUCK, TWO_LEADERS, Votes
 
+STATES_MAX = 600_000
+"""End of each search of a soak run: about a minute."""
+
 Switch: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 # --- votes, floors and memory --------------------------------------------------------------------------------------
@@ -71,7 +74,7 @@ def test_no_order_of_steps_elects_leader_without_acknowledged_entry(size: dict[s
     ids=lambda size: " ".join(f"{count} {name}" for name, count in size.items()),
 )
 def test_larger_search_elects_no_leader_without_acknowledged_entry(size: dict[str, Any]) -> None:
-    found = Votes(**{"terms": 2, "power": 0} | size).run(states_max=2_000_000)
+    found = Votes(**{"terms": 2, "power": 0} | size).run(states_max=STATES_MAX)
     assert found.violation == "", found.steps
 
 
@@ -175,7 +178,7 @@ def test_no_order_of_steps_of_recoveries_loses_entry_that_survivor_knows(
 def test_larger_search_of_recoveries_loses_no_entry_that_survivor_knows(
     weights: tuple[int, ...], recoveries: tuple[Recovery, ...], size: dict[str, int]
 ) -> None:
-    found = Recoveries(weights, recoveries, **size).run(states_max=2_000_000)
+    found = Recoveries(weights, recoveries, **size).run(states_max=STATES_MAX)
     assert found.violation == "", found.steps
 
 
