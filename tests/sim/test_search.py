@@ -25,9 +25,21 @@ from tests.sim.search import producers
 from tests.sim.search.recoveries import CONTESTED, FORGOTTEN, STOPPED, Recoveries, Recovery
 from tests.sim.search.votes import LOST, MINORITY, NEEDLESS, STUCK, TWO_LEADERS, Votes
 
+STATES_MAX = 600_000
+"""End of each search of a soak run: about a minute."""
+
 Switch: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 # --- votes, floors and memory --------------------------------------------------------------------------------------
+
+ON_TWO = ("0 appends", "0 sends 1 entries to 1")
+"""The first leader has sent its first entry to one of the two others."""
+SET_BACK_WHILE_RECOVERING = (
+    *("0 appends", "0 syncs", "0 sends 1 entries to 1", "0 sends 1 entries to 2"),
+    *("0 loses its end after 0", "start 0", "0 and 1 attach", "0 and 2 attach"),
+    *("1 is elected in term 2 by (2,)", "copy of 0", "1 appends", "1 syncs", "1 sends 2 entries to 2", "1 appends"),
+)
+"""Node 0 has a floor (1, ∞), and entries of term 2 that it may get are not on its copy."""
 
 
 @pytest.mark.parametrize(
@@ -44,6 +56,11 @@ def test_no_order_of_steps_elects_leader_without_acknowledged_entry(size: dict[s
     found = Votes(**{"terms": 2, "power": 0} | size).run()
     assert (found.violation, found.is_complete) == ("", True), found.steps
     assert found.states > states
+
+
+def test_no_order_of_steps_loses_entry_when_recovering_member_loses_its_end_again() -> None:
+    found = Votes(terms=3, entries=3, power=0, set_back=1, lost_ends=1).run(*SET_BACK_WHILE_RECOVERING)
+    assert (found.violation, found.is_complete) == ("", True), found.steps
 
 
 @pytest.mark.soak
@@ -71,7 +88,7 @@ def test_no_order_of_steps_elects_leader_without_acknowledged_entry(size: dict[s
     ids=lambda size: " ".join(f"{count} {name}" for name, count in size.items()),
 )
 def test_larger_search_elects_no_leader_without_acknowledged_entry(size: dict[str, Any]) -> None:
-    found = Votes(**{"terms": 2, "power": 0} | size).run(states_max=2_000_000)
+    found = Votes(**{"terms": 2, "power": 0} | size).run(states_max=STATES_MAX)
     assert found.violation == "", found.steps
 
 
@@ -100,9 +117,21 @@ def with_kept_match(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Progress, "ends_at", lambda *_: False)
 
 
+def with_free_vote(patch: pytest.MonkeyPatch) -> None:
+    """The vote of T + 1 is free after a floor (T, ∞)."""
+    vote = RaftState.vote
+    patch.setattr(RaftState, "vote", lambda self, member: None if member == self.member else vote(self, member))
+
+
 def with_lowered_floor(patch: pytest.MonkeyPatch) -> None:
     for module in (floor, state, acknowledged):
         patch.setattr(module, "higher", lambda before, new: new or before)
+
+
+def with_first_floor(patch: pytest.MonkeyPatch) -> None:
+    """A member that recovers and loses its end again keeps its floor."""
+    for module in (floor, state, acknowledged):
+        patch.setattr(module, "higher", lambda before, new: before or new)
 
 
 def with_open_hint(patch: pytest.MonkeyPatch) -> None:
@@ -115,10 +144,17 @@ def with_open_hint(patch: pytest.MonkeyPatch) -> None:
     [
         (without_start_rule, {"entries": 1, "forgotten": 1}, (), {LOST}),
         (without_start_rule, {"entries": 1, "set_back": 1}, (), {LOST, TWO_LEADERS}),
-        (with_one_value, {"terms": 3, "entries": 1, "forgotten": 1}, (), {LOST}),
-        (with_one_term, {"terms": 3, "entries": 1, "forgotten": 1}, (), {LOST}),
+        (with_one_value, {"terms": 3, "entries": 1, "forgotten": 1}, ON_TWO, {LOST}),
+        (with_one_term, {"terms": 3, "entries": 1, "forgotten": 1}, ON_TWO, {LOST}),
+        (with_free_vote, {"set_back": 1}, (*ON_TWO, "0 appends", "0 sends 2 entries to 2", "copy of 1"), {TWO_LEADERS}),
         (with_kept_match, {"entries": 1, "set_back": 1}, (), {MINORITY}),
-        (with_lowered_floor, {"forgotten": 1}, ("0 appends", "0 sends 1 entries to 1", "0 appends"), {LOST}),
+        (with_lowered_floor, {"forgotten": 1}, (*ON_TWO, "0 appends"), {LOST}),
+        (
+            with_first_floor,
+            {"terms": 3, "entries": 3, "set_back": 1, "lost_ends": 1},
+            SET_BACK_WHILE_RECOVERING,
+            {LOST},
+        ),
         (with_open_hint, {"terms": 1, "power": 1, "forgets": False}, (), {NEEDLESS, STUCK}),
     ],
 )
@@ -175,7 +211,7 @@ def test_no_order_of_steps_of_recoveries_loses_entry_that_survivor_knows(
 def test_larger_search_of_recoveries_loses_no_entry_that_survivor_knows(
     weights: tuple[int, ...], recoveries: tuple[Recovery, ...], size: dict[str, int]
 ) -> None:
-    found = Recoveries(weights, recoveries, **size).run(states_max=2_000_000)
+    found = Recoveries(weights, recoveries, **size).run(states_max=STATES_MAX)
     assert found.violation == "", found.steps
 
 

@@ -307,7 +307,7 @@ class Votes:
             led = any(state.leaders[term] == at for term in down.log[count:] if term < down.term)
             if forgotten and are_up and not led:
                 yield self._returns(f"{at} forgets its end after {count}", rest, at, down._replace(log=log), 3)
-        if set_back and state.copy is None and node.log:
+        if set_back and state.copy is None:
             copy = at, node.term, node.vote, node.log[: node.durable], node.floor
             yield f"copy of {at}", state._replace(copy=copy), ""
         if set_back and state.copy is not None and state.copy[0] == at and are_up:
