@@ -40,6 +40,7 @@ async def test_listener_gets_every_change_and_leader_once_it_serves(tmp_path):
 
     async with ServerGroup(tmp_path, on_role=on_role) as cluster:
         first = await cluster.leader()
+        await eventually(lambda: [e for e, _ in reported if e.node_id == first and e.role is Role.LEADER])
         await cluster.stop(first)
         second = await cluster.leader()
         await eventually(lambda: [e for e, _ in reported if e.leader_id == second and e.broker_role == "slave"])

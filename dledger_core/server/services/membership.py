@@ -45,6 +45,8 @@ Admit = Callable[[NodeId, str | None, Configuration], Awaitable[tuple[str, str]]
 
 LOOK_S: Final = 0.2
 """Interval at which a node checks whether a step is due."""
+_RESPONSE_S: Final = 0.05
+"""How often a new leader looks whether all voters have responded."""
 LEADER: Final = "leader"
 """Who, in the admin log, takes the steps that no client asked for."""
 
@@ -308,6 +310,12 @@ class Membership:
         await self._transfer(node_of(max(active, key=lambda member: progress[member].match_index)))
         raise self._replica.not_leader()
 
+    def _has_begun(self) -> bool:
+        status = self._replica.raft.status()
+        voters = status.configuration.voters
+        unheard = any(status.progress[member].is_unheard for member in voters if member in status.progress)
+        return self._replica.leader_ready and not unheard
+
     def _is_active(self, member: MemberId) -> bool:
         progress = self._replica.raft.status().progress.get(member)
         return member == self._replica.member or (progress is not None and progress.is_active)
@@ -321,11 +329,12 @@ class Membership:
     async def _leading(self) -> Configuration:
         """Return the configuration in force; raise unless this node leads and no change is pending.
 
-        A leader that was just elected, such as after the removed one has transferred leadership, commits first.
+        A leader that was just elected, such as after the removed one has transferred leadership, commits first, and
+        waits for the first response of each voter, up to an election timeout: a change needs most of them.
         """
         deadline = self._now_s() + self._limits.transfer_s
-        while self._replica.is_leader and not self._replica.leader_ready and self._now_s() < deadline:
-            await self._replica.wait_change(max(deadline - self._now_s(), 0.0))
+        while self._replica.is_leader and not self._has_begun() and self._now_s() < deadline:
+            await self._replica.wait_change(_RESPONSE_S)
         if not self._replica.is_leader:
             raise self._replica.not_leader()
         if not self._replica.profile_b:
