@@ -217,7 +217,7 @@ STREAMING: dict[str, tuple[str, ...]] = {
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("job", [INGEST, *(pytest.param(job, marks=pytest.mark.soak) for job in (REBUILD, AUDIT))])
+@pytest.mark.parametrize("job", [AUDIT, *(pytest.param(job, marks=pytest.mark.soak) for job in (INGEST, REBUILD))])
 def test_sigterm_stops_job_and_next_run_completes(
     job: str, cluster: LocalCluster, spark: Any, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,7 @@ def test_flipped_byte_is_named_on_live_nodes_and_stores(
 
 
 @pytest.mark.spark
+@pytest.mark.soak
 def test_proven_ranges_are_read_again_in_turn(spark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from delta.tables import DeltaTable
 

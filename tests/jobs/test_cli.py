@@ -267,7 +267,7 @@ def write_stream(spark: Any, directory: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("write", [write_batch, write_stream])
+@pytest.mark.parametrize("write", [write_batch, pytest.param(write_stream, marks=pytest.mark.soak)])
 def test_storage_error_keeps_exit_code_when_delta_write_fails(
     write: Callable[[Any, Path], None], spark: Any, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def test_demo_with_tls_moves_each_event_exactly_once_through_failover(tmp_path: 
 
 @pytest.mark.integration
 @pytest.mark.slow
+@pytest.mark.soak
 def test_demo_leaves_no_process_and_no_file_when_interrupted(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "--seconds", "60"],

@@ -141,6 +141,7 @@ def test_table_with_other_columns_is_rejected_unchanged(
 
 @pytest.mark.spark
 @pytest.mark.integration
+@pytest.mark.soak
 def test_table_of_an_earlier_release_keeps_its_columns(
     spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

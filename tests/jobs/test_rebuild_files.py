@@ -65,6 +65,7 @@ def test_files_have_prefill_holes_and_no_invalid_queues(spark: Any, tmp_path: Pa
     assert not (tmp_path / "up").exists()
 
 
+@pytest.mark.soak
 def test_other_directories_are_left_out(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "T" / "0").mkdir(parents=True)
     (tmp_path / "T" / "0" / f"{0:020d}").write_bytes(np.array([unit(0)], UNIT).tobytes())

@@ -110,6 +110,7 @@ def test_slots_given_out_twice(spark: Any, tmp_path: Path, run_rebuild: Rebuild)
     assert summary["duplicates"]["get_back"]
 
 
+@pytest.mark.soak
 def test_mixed_log(spark: Any, tmp_path: Path, run_rebuild: Rebuild) -> None:
     store = golden.extract(golden.MIXED, "n0/dledger-n0", tmp_path)
     classic = golden.extract(golden.MIXED, "n0/commitlog", tmp_path)
@@ -129,6 +130,7 @@ def test_mixed_log(spark: Any, tmp_path: Path, run_rebuild: Rebuild) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.soak
 def test_batch_queues_are_in_table_only(spark: Any, tmp_path: Path, run_rebuild: Rebuild) -> None:
     """A broker that finds them among its plain queues does not start."""
     root, out = extract("rmq5-batch-queues", tmp_path), tmp_path / "out"

@@ -92,6 +92,7 @@ def place_after_signal(*arguments: Any) -> Any:
     return place(*arguments)
 
 
+@pytest.mark.soak
 def test_signal_keeps_old_rows_until_next_run_completes(
     spark: Any, tmp_path: Path, run_rebuild: Rebuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:

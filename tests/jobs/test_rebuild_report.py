@@ -68,6 +68,7 @@ def test_comparison_page_names_file_position_command_and_units(
     assert [complaint for look in looks for complaint in look.complaints] == []
 
 
+@pytest.mark.soak
 def test_rebuild_prints_verdict_of_equal_files_and_warns_of_other_size(
     spark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -152,7 +152,8 @@ def planned(root: Path, kind: str) -> RebuildPlan:
     return plan_for(RebuildOptions.parse(given))
 
 
-@pytest.mark.parametrize("kind", ["store", pytest.param("commitlog", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["store", "commitlog"])
 def test_units_that_broker_adds_during_run(spark: Any, tmp_path: Path, kind: str) -> None:
     """Units that point after the present end of the log are still extra."""
     root = tmp_path / "in"
@@ -173,6 +174,7 @@ def test_units_that_broker_adds_during_run(spark: Any, tmp_path: Path, kind: str
     assert compared["newer_units"] == ALL - 2 - READ
 
 
+@pytest.mark.soak
 def test_log_that_was_cut(spark: Any, tmp_path: Path) -> None:
     """The log has not changed, so no unit is newer; a unit that points after its end stays a difference."""
     root = tmp_path / "in"
@@ -184,7 +186,8 @@ def test_log_that_was_cut(spark: Any, tmp_path: Path) -> None:
     assert compared["newer_units"] == 0
 
 
-@pytest.mark.parametrize("kind", ["store", pytest.param("commitlog", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["store", "commitlog"])
 def test_comparison_says_whose_delay_levels_it_needs(tmp_path: Path, run_rebuild: Rebuild, kind: str) -> None:
     """A DLedger store is rebuilt with RocketMQ's levels, a CommitLog with the broker's own."""
     bodies = delayed_messages([1, 2, 3, 4])
@@ -210,6 +213,7 @@ def test_comparison_says_whose_delay_levels_it_needs(tmp_path: Path, run_rebuild
 
 
 @pytest.mark.integration
+@pytest.mark.soak
 def test_logs_of_cluster(spark: Any, tmp_path: Path, run_rebuild: Rebuild) -> None:
     """Native logs: offsets are assigned per group, topic and queue in index order; other entries have none."""
     table = tmp_path / "table"
@@ -227,6 +231,7 @@ def test_logs_of_cluster(spark: Any, tmp_path: Path, run_rebuild: Rebuild) -> No
         assert found == [("T", 0, 0), ("T", 1, 0), ("T", 0, 1), ("T", 0, 2), ("U", 0, 0)]
 
 
+@pytest.mark.soak
 def test_second_run_replaces_only_a_table_with_its_own_columns(
     spark: Any, tmp_path: Path, run_rebuild: Rebuild
 ) -> None:

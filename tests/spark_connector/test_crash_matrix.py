@@ -187,8 +187,8 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
         yield History(cluster, tmp_path_factory.mktemp("matrix"))
 
 
-IN_SOAK = ("offset log written", "tasks running")
-"""The first step has queries at the one, "tasks done" repeats what the other one leaves."""
+IN_SOAK = ("offset log written", "tasks running", "sink committed")
+"""Other steps have queries at the first and the last one; "tasks done" repeats what the second one leaves."""
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def test_only_one_of_two_concurrent_attempts_is_committed(
     assert lost > 1000, "the first attempt had not appended its rows"
 
 
+@pytest.mark.soak
 def test_client_of_spark_connect_reads_streams_writes_and_sees_lag(
     python: Path, package: Path, cluster: Any, log: Any, target: Any, tmp_path: Path
 ) -> None:

@@ -46,7 +46,7 @@ Admit = Callable[[NodeId, str | None, Configuration], Awaitable[tuple[str, str]]
 LOOK_S: Final = 0.2
 """Interval at which a node checks whether a step is due."""
 _RESPONSE_S: Final = 0.05
-"""How often a new leader looks whether all voters have responded."""
+"""How often a new leader checks whether all voters have responded."""
 LEADER: Final = "leader"
 """Who, in the admin log, takes the steps that no client asked for."""
 
