@@ -115,10 +115,12 @@ class ChaosCluster(LocalCluster):
         """Whether the node has logged after this offset that it started."""
         return b" node started: " in self.log_path(node_id).read_bytes()[offset:]
 
-    def is_refused(self, node_id: str) -> bool:
-        """Whether a running node answers and does not serve its store, which its peers have refused."""
+    def is_outside(self, node_id: str) -> bool:
+        """Whether a running node has no part in the group now: its store is refused, or finds no leader."""
         with contextlib.suppress(DLedgerError), Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
-            return {node.node_id: node.role for node in client.metadata().nodes}[node_id] == "quarantined"
+            metadata = client.metadata()
+            role = {node.node_id: node.role for node in metadata.nodes}[node_id]
+            return metadata.leader_id not in (None, node_id) and role in ("quarantined", "pre-candidate")
         return False
 
     def leader_now(self) -> str | None:
@@ -143,8 +145,9 @@ class ChaosCluster(LocalCluster):
         return None
 
     def wipe(self, node_id: str) -> None:
-        """Kill a node and remove all files of its disk."""
-        self.kill(node_id)
+        """Kill a node, unless it has ended, and remove all files of its disk."""
+        if node_id in self.running():
+            self.kill(node_id)
         for path in self.node_directory(node_id).iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -39,6 +39,8 @@ RECOVERY_S: Final = 60.0
 RECOVERED_SHARE: Final = 0.8
 """How often the next fault waits until appends succeed again; otherwise it strikes a group that recovers."""
 CATCH_UP_S: Final = 20.0
+OUTSIDE_S: Final = 4.0
+"""A store that has found no leader for that long was replaced: several election timeouts."""
 HOLD_S: Final = (0.3, 2.5)
 CALM_S: Final = (0.2, 1.5)
 ALONE: Final = frozenset(("wipe", "move", "set-back", "return"))
@@ -404,8 +406,12 @@ class Nemesis:
         self._may_exit.add(node)
         self.cluster.restart(node)
         deadline = time.monotonic() + START_S
+        outside_since: float | None = None
         while time.monotonic() < deadline:
-            if self.cluster.wait_exit(node, 0.5) is not None or self.cluster.is_refused(node):
+            outside = self.cluster.wait_exit(node, 0.5) is None and self.cluster.is_outside(node)
+            outside_since = (outside_since or time.monotonic()) if outside else None
+            is_refused = outside_since is not None and time.monotonic() - outside_since > OUTSIDE_S
+            if node not in self.cluster.running() or is_refused:
                 self._count("store of an earlier time replaced", node)
                 self.cluster.wipe(node)
                 self.cluster.restart(node)
