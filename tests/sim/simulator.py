@@ -401,7 +401,7 @@ class Simulator:
         self.faults_on = False
         self.network.heal()
         self.network.faults = NO_FAULTS
-        for member in self.members.values():
+        for member in list(self.members.values()):
             member.stalled_until = self.time.now
             member.calm()
             if member.life and not member.running:
