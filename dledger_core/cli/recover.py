@@ -87,25 +87,28 @@ def recover(
         credentials=connection.access.credentials(),
     )
     planned = asyncio.run(run(dry_run=True))
-    where = f"group {connection.group}"
+
+    def show(log: str | None) -> None:
+        shown = {"group": connection.group} | planned.preview | {"new_log": log}
+        show_result(shown, output, f"group {connection.group}")
+
     if isinstance(planned.action, Electable):
-        show_result({"group": connection.group} | planned.preview | {"new_log": None}, output, where)
+        show(None)
         voters = ", ".join(planned.action.nodes)
         say(f"nothing to do: {voters} can elect a leader, and recovering nodes catch up from it")
         return EXIT_OK
     if isinstance(planned.action, Continued):
-        new = {"new_log": planned.action.log_uuid}
-        show_result({"group": connection.group} | planned.preview | new, output, where)
+        show(planned.action.log_uuid)
         say("nothing to do: the group has a new log already")
         return EXIT_OK
     for line in plan_of(planned.preview):
         say(line)
     if dry_run or not (yes or click.confirm("Carry this plan out?", err=True)):
-        show_result({"group": connection.group} | planned.preview | {"new_log": None}, output, where)
+        show(None)
         return EXIT_FINDING
     done = asyncio.run(run())
     log = done.action.log_uuid if isinstance(done.action, Continued) else None
-    show_result({"group": connection.group} | planned.preview | {"new_log": log}, output, where)
+    show(log)
     for node, start in done.cuts:
         say(f"{node}: the bytes from entry {start} on are kept in meta/behind-*.log of its store")
     if log is not None and planned.preview["all_vote"]:

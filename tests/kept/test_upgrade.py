@@ -20,6 +20,7 @@ from dledger_core import Client
 from dledger_core.cluster import free_ports
 from dledger_core.errors import DLedgerError
 from tests.cli.command import DLEDGER
+from tests.support.bodies import bodies_of
 from tests.support.soak_record import ROOT
 from tests.support.soon import soon
 
@@ -123,12 +124,7 @@ def load(peers: str, acknowledged: list[bytes]) -> Iterator[None]:
 def check(group: Group, acknowledged: list[bytes]) -> None:
     """The log has each acknowledged entry once, in order."""
     with Client(group.peers, timeout_ms=TIMEOUT_MS) as client:
-        bodies: list[bytes] = []
-        start, end = 0, client.bounds().end
-        while start < end and len(found := client.read(start, end)):
-            bodies += found["body"].to_pylist()
-            start = found["index"][-1].as_py() + 1
-        assert bodies == acknowledged
+        assert bodies_of(client) == acknowledged
 
 
 def recover(group: Group, *arguments: str) -> str:

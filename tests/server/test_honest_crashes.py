@@ -15,6 +15,7 @@ from dledger_core.ids import NO_TERM
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import load_floor
+from tests.support.bodies import bodies_of
 from tests.support.soon import soon
 
 pytestmark = pytest.mark.integration
@@ -61,9 +62,4 @@ def test_leaders_that_are_killed_keep_their_votes_without_any_command(tmp_path: 
             thread.join()
         check_votes(cluster)
         with Client(cluster.peers, timeout_ms=120_000) as client:
-            bodies: list[bytes] = []
-            start, end = 0, client.bounds().end
-            while start < end and len(found := client.read(start, end)):
-                bodies += found["body"].to_pylist()
-                start = found["index"][-1].as_py() + 1
-        assert bodies == acknowledged
+            assert bodies_of(client) == acknowledged
