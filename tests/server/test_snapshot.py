@@ -16,7 +16,7 @@ from dledger_core.control import TransactionId
 from dledger_core.errors import BehindError, ProtocolError
 from dledger_core.ids import NUMBER_MAX, Index, MemberId, NodeId, Term
 from dledger_core.raft import AddLearner, AppendEntriesResponse, InstallSnapshot
-from dledger_core.record import Columns, ProposedBatch, Records
+from dledger_core.record import HEADER_BYTES, Columns, ProposedBatch, Records
 from dledger_core.server.replica.snapshot import NewLog, SnapshotInstalls
 from dledger_core.server.services.reads import Positions
 from dledger_core.storage.tables.tables import LogTables
@@ -110,6 +110,22 @@ def test_snapshot_waits_until_the_tables_cover_the_deleted_entries(leader):
     leader.run()
     found = packing.install(first, Term(1), packing.pack(first)).payload
     assert found.tables.snapshot() == leader.replica.tables.snapshot()
+
+
+def test_deletion_that_damage_held_up_happens_after_the_repair(leader):
+    """No later trim may come: without it a member that lags would wait for its snapshot for ever."""
+    first = leader.log.segment_summaries()[2].first_index
+    data = sorted((leader.log.directory / "data").iterdir())[2]
+    good = data.read_bytes()
+    data.write_bytes(bytes(HEADER_BYTES) + good[HEADER_BYTES:])
+    leader.replica.trim(first)
+    leader.run()
+    assert leader.log.first_index() < first == leader.replica.raft.first_index
+    data.write_bytes(good)
+    leader.replica.save_checkpoint()
+    leader.run()
+    assert leader.log.first_index() == first
+    assert installed(leader, first).start.first_index == first
 
 
 def test_snapshot_survives_encoding(leader):

@@ -739,14 +739,22 @@ class Replica:
         the files go: it must not read deleted entries.
         """
         if index < self.readable_end and self.log.first_index() < index:
-            tables = self.tables.take_changes()
             self._guard(lambda: self.raft.trim(index))
-            commit_index = self.commit_index
+            self._delete_forgotten()
 
-            def delete() -> None:
-                self.log.trim(index, tables, commit_index)
+    def _delete_forgotten(self) -> None:
+        """Queue the deletion of the segments before the core's first index.
 
-            self._disk.run(delete)
+        A segment stays while a record that shows where the next one starts is damaged. Every checkpoint tries again:
+        a snapshot for a member that lags waits for the deletion, and no later trim may come, for example under a pin
+        (``test_deletion_that_damage_held_up_happens_after_the_repair``).
+        """
+        index, tables, commit_index = self.raft.first_index, self.tables.take_changes(), self.commit_index
+
+        def delete() -> None:
+            self.log.trim(index, tables, commit_index)
+
+        self._disk.run(delete)
 
     def run_on_disk(self, job: Callable[[], None]) -> None:
         """Queue a job for the thread that writes; an error of it stops the replica."""
@@ -785,6 +793,8 @@ class Replica:
         """
         # Only after the files are deleted: a crash before that restarts the log where it began.
         self.tables.trim(self.log.first_index())
+        if self.log.first_index() < self.raft.first_index:
+            self._delete_forgotten()
         if (known := self.acknowledged.unwritten()) is not None:
             self._disk.run(partial(self.log.save_acknowledged, known))
         if self._checkpoint_due:
