@@ -113,7 +113,7 @@ def test_snapshot_waits_until_the_tables_cover_the_deleted_entries(leader):
 
 
 def test_deletion_that_damage_held_up_happens_after_the_repair(leader):
-    """No later trim may come: without it a member that lags would wait for its snapshot for ever."""
+    """No later trim may come: without it a member that lags would wait for its snapshot indefinitely."""
     first = leader.log.segment_summaries()[2].first_index
     data = sorted((leader.log.directory / "data").iterdir())[2]
     good = data.read_bytes()
