@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
+from dledger_core.errors import ProtocolError
 from dledger_core.net.frame import FrameDecoder
 from dledger_core.net.protocol import FRAME_BYTES_MAX, PREFACE
 from tests.support.frames import receive
@@ -126,7 +127,7 @@ class Entrance:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             received, dialler = await _hello(reader)
-        except OSError:
+        except (OSError, ProtocolError):  # a stranger dials too, for example one whose port this was before
             _end(writer, "reset")
         else:
             await self._link_of(dialler).serve(reader, writer, received)
