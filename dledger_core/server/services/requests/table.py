@@ -31,8 +31,8 @@ Rule = Permission | None | Callable[[Mapping[str, Any]], Permission | None]
 class Effect(Enum):
     """Whether a request may change something.
 
-    A node that stops refuses the requests without effect that wait: another node serves them. It does not refuse one
-    that may have taken effect, because REFUSED would say that it has not (``tests/server/test_stopping.py``).
+    A node that stops refuses the requests without effect that wait: another node serves them. One that may have taken
+    effect gets no response: an error would say that it had none (``tests/server/test_stopping.py``).
     """
 
     NONE = "none"
