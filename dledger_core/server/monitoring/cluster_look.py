@@ -23,7 +23,7 @@ from dledger_core.net import messages
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.server.group import Group
 from dledger_core.server.monitoring.observed import ObservedNode
-from dledger_core.server.services.service import member_response
+from dledger_core.server.services.requests.administration import member_response
 
 ANSWER_S: Final = 1.0
 CONTACT_MS: Final = 1000

@@ -14,7 +14,8 @@ from dledger_core.server.group import Group, HostedGroup
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
 from dledger_core.server.replica.members import Members
 from dledger_core.server.services.flow import Budget
-from dledger_core.server.services.service import ClientService, member_response
+from dledger_core.server.services.requests.administration import member_response
+from dledger_core.server.services.service import ClientService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ class Site:
         version = _version()
         self._metrics = Metrics(node, self._delays.durations, self._executor, version)
         self._history = History(node)
-        node.service.commit_history = self._history.commits
+        node.service.node.commit_history = self._history.commits
         self._events = RecentEvents()
         self._cluster = ClusterLook(node, options.open_channel)
         self._report = StatusReport(node, self._cluster, self._history, self._events, version)

@@ -7,16 +7,15 @@ from collections import Counter
 
 from dledger_core.config import Limits
 from dledger_core.errors import DLedgerError, ForbiddenError, ProtocolError, UnauthenticatedError
-from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection, Handler
-from dledger_core.net.fields import int_field, str_field
+from dledger_core.net.fields import int_field
 from dledger_core.net.frame import Frame
 from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.security.authentication import Authentication, Grant
-from dledger_core.server.security.permissions import WITHOUT_GROUP, permission_of
 from dledger_core.server.security.principals import Permission, Principal
+from dledger_core.server.services.requests.table import groups_of, permission_of
 
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
@@ -78,14 +77,8 @@ class Guard:
             self._principal = self._authentication.principal_of(self._grant)
             self._generation = principals.generation
         header = frame.header
-        if header["t"] in WITHOUT_GROUP:
-            return
         permission = permission_of(header)
-        if header["t"] == Type.AWAIT:
-            count = messages.AWAIT.decode(header).count
-            groups = list(codec.parse_seen(frame.payload, count, self._limits.await_groups))
-        else:
-            groups = [str_field(header, "g")]
+        groups = groups_of(frame, self._limits)
         refused = [group for group in groups if not self._may(permission, group)]
         if refused:
             raise _forbidden(self._principal, permission, refused[0])

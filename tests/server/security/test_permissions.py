@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from dledger_core.net.protocol import Type
-from dledger_core.server.security.permissions import REQUESTS, permission_of
+from dledger_core.server.services.requests.table import REQUESTS, permission_of
 
 _BETWEEN_NODES = {"HELLO", "VOTE", "APPEND_ENTRIES", "HEARTBEATS", "INSTALL_SNAPSHOT"}
 
 
 def requests() -> set[Type]:
-    """Types that have a response, except those between nodes."""
+    """Types that have a response, except those between nodes and one that is always refused."""
     names = {kind.name for kind in Type}
-    return {kind for kind in Type if f"{kind.name}_OK" in names} - {Type[name] for name in _BETWEEN_NODES}
+    return (
+        {kind for kind in Type if f"{kind.name}_OK" in names} - {Type[name] for name in _BETWEEN_NODES} - {Type.RECOVER}
+    )
 
 
 def test_each_request_has_a_permission() -> None:

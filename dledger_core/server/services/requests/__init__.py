@@ -1,0 +1,1 @@
+"""Requests of clients: one table of them, and what serves each."""
