@@ -29,7 +29,9 @@ from dledger_core.client.protocol import (
     TransactionState,
 )
 from dledger_core.client.reads import PrefixFormat, Reader
-from dledger_core.client.routing.cluster_view import ClusterView, Described, ReplicaChoice
+from dledger_core.client.routing.cluster_view import ClusterView
+from dledger_core.client.routing.known_log import Described
+from dledger_core.client.routing.replica_order import ReplicaChoice
 from dledger_core.client.routing.requests import Requests
 from dledger_core.client.routing.retry import Timeouts, with_retries
 from dledger_core.client.status import (
@@ -80,8 +82,9 @@ class NodeClient:
         self.group = group
         self._timeouts = timeouts
         self._view = ClusterView(peers, group, log_uuid, credentials)
+        self._log = self._view.log
         self._requests = Requests(self._view, timeouts)
-        self._reader = Reader(self._view, self._requests, timeouts, prefix)
+        self._reader = Reader(self._log, self._requests, timeouts, prefix)
         self._batcher = AppendBatcher(self.append_columns)
         self._watches = RoleWatches(self._view)
 
@@ -91,7 +94,7 @@ class NodeClient:
 
     @property
     def log_uuid(self) -> str | None:
-        return self._view.log_uuid
+        return self._log.log_uuid
 
     @property
     def in_flight(self) -> int:
@@ -168,8 +171,8 @@ class NodeClient:
         if response.last - response.first + 1 != columns.count:
             values = {"first": response.first, "last": response.last, "sent": columns.count}
             raise ProtocolError("the response covers a different number of entries than sent", "", "", values)
-        self._view.saw_commit(response.last)
-        self._view.saw_entry(response.last, response.term)
+        self._log.saw_commit(response.last)
+        self._log.saw_entry(response.last, response.term)
         return AppendResult(response.first, response.last, response.term)
 
     async def producer(self, producer_id: str) -> ProducerState:
@@ -292,7 +295,7 @@ class NodeClient:
     async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
         request = messages.MetadataRequest(pin=[name, int(seconds * 1000)], start=int(start))
         header = messages.METADATA.encode(request, g=self.group)
-        responses = await self._view.ask_all(self._view.for_log(header))
+        responses = await self._view.ask_all(self._log.header_for(header))
         refused = next((error for error in responses.values() if isinstance(error, BusyError)), None)
         if refused is not None:
             raise refused
@@ -309,18 +312,18 @@ class NodeClient:
             node: response if isinstance(response, DLedgerError) else messages.METADATA_OK.decode(response.header)
             for node, response in responses.items()
         }
-        ours = await self._view.learn(described)
+        ours = await self._log.learn(described)
         # Where no node has the log now, the caller receives the one that is there, with its uuid.
         return ours if any(isinstance(each, messages.MetadataResponse) for each in ours.values()) else described
 
     async def metadata(self, *, space: bool = False) -> Metadata:
-        request = self._view.metadata_request(space=space)
+        request = self._log.metadata_request(space=space)
         described = await self._described(request)
         if not described.keys() >= self._view.pool.peers.keys():
             described = await self._described(request)  # of the members too that the first responses named
         found = metadata_of(self.peers, described)
         if found.leader_id is not None:
-            self._view.leader_is(found.leader_id)
+            self._log.leader_is(found.leader_id)
         return found
 
     async def bounds(self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0) -> LogRange:
@@ -359,7 +362,7 @@ class NodeClient:
         return members_of(messages.MEMBER_OK.decode(frame.header))
 
     async def transfer_leadership(self, node_id: str) -> None:
-        await self._view.check_node(node_id, self._timeouts.request_s)
+        await self._view.leader.check_node(node_id, self._timeouts.request_s)
         request = messages.TRANSFER.encode(messages.TransferRequest(node=node_id), g=self.group)
         frame = await self._to_leader(request)
-        self._view.leader_is(messages.TRANSFER_OK.decode(frame.header).leader)
+        self._log.leader_is(messages.TRANSFER_OK.decode(frame.header).leader)

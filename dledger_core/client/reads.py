@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.client.protocol import END_OF_LOG, READ_BYTES, DigestReport, Entry, PositionFetch
-from dledger_core.client.routing.cluster_view import ANY_REPLICA, ClusterView, ReplicaChoice
+from dledger_core.client.routing.known_log import KnownLog
+from dledger_core.client.routing.replica_order import ANY_REPLICA, ReplicaChoice
 from dledger_core.client.routing.requests import Requests
 from dledger_core.client.routing.retry import Timeouts
 from dledger_core.digest import RangeDigest
@@ -71,14 +72,14 @@ class Reader:
     """The reads of one client. Belongs to one event loop.
 
     Args:
-        view: the nodes.
+        log: the log, and what the client has seen of it.
         requests: sends the requests.
         timeouts: the client's limits.
         prefix: checks messages of the commitlog prefix; None if the client does not read them.
     """
 
-    def __init__(self, view: ClusterView, requests: Requests, timeouts: Timeouts, prefix: PrefixFormat | None) -> None:
-        self._view = view
+    def __init__(self, log: KnownLog, requests: Requests, timeouts: Timeouts, prefix: PrefixFormat | None) -> None:
+        self._log = log
         self._requests = requests
         self._timeouts = timeouts
         self._prefix = prefix
@@ -106,7 +107,7 @@ class Reader:
             isolation=isolation,
             wait_ms=max(wait_ms, BEHIND_WAIT_MS) if min(end, min_end) > start else wait_ms,
             # Monotonic reads: a replica must have reached the commit index of every earlier response.
-            min_commit=min_commit if node is not None else max(min_commit, self._view.commit_seen),
+            min_commit=min_commit if node is not None else max(min_commit, self._log.commit_seen),
         )
 
         def decode(frame: Frame) -> Fetch:
@@ -114,16 +115,16 @@ class Reader:
             check_progress(found.next_index, start, min(end, min_end))
             return found
 
-        header, wait_s = messages.READ.encode(request, g=self._view.group), request.wait_ms / 1000
+        header, wait_s = messages.READ.encode(request, g=self._log.group), request.wait_ms / 1000
         if node is not None:
             found = await self._requests.to_node(node, header, decode, wait_s=wait_s)
         elif consistency == "linearizable":
             found = decode(await self._requests.to_leader(header, idempotent=True, wait_s=wait_s))
         else:
             found = await self._requests.to_any(header, decode, choice=choice, wait_s=wait_s)
-        self._view.saw_commit(found.commit_index)
+        self._log.saw_commit(found.commit_index)
         if found.batch.num_rows:
-            self._view.saw_entry(found.batch.column("index")[-1].as_py(), found.batch.column("term")[-1].as_py())
+            self._log.saw_entry(found.batch.column("index")[-1].as_py(), found.batch.column("term")[-1].as_py())
         return found
 
     async def get(self, index: int) -> Entry:
@@ -138,7 +139,7 @@ class Reader:
     async def _not_visible(self, index: int, found: Fetch) -> IndexOutOfRangeError:
         """Return the error for an entry that ``get`` does not show: the reason, and the nearest entry that it shows."""
         values = {"index": index, "first_index": found.first_index, "last_index": found.visible_end - 1}
-        group, end = f"group {self._view.group}", found.visible_end
+        group, end = f"group {self._log.group}", found.visible_end
         if found.next_index <= index <= found.commit_index:
             what = f"index {index} is not visible: a transaction is open from index {end} on"
             remedy = "read it after the transaction; 'dledger transaction list' shows it"
@@ -168,7 +169,7 @@ class Reader:
             The leader's response; ``found`` if no leader responds.
         """
         request = read_request(index, index + 1, max_bytes=1, min_commit=-1, consistency="linearizable")
-        header = messages.READ.encode(request, g=self._view.group)
+        header = messages.READ.encode(request, g=self._log.group)
         short = Timeouts(min(self._timeouts.request_s, NEWEST_TIMEOUT_S))
         try:
             return decode_read(request, await self._requests.to_leader(header, idempotent=True, timeouts=short))
@@ -181,7 +182,7 @@ class Reader:
             values = {"position": position, "max_bytes": max_bytes}
             raise BadRequestError("a read's numbers are out of range", "", "the first position is 0", values)
         message = messages.AtRequest(position=int(position), max_bytes=int(max_bytes))
-        request = messages.AT.encode(message, g=self._view.group)
+        request = messages.AT.encode(message, g=self._log.group)
 
         def decode(frame: Frame) -> PositionFetch | int:
             return decode_position(frame, position, self._prefix)
@@ -216,9 +217,9 @@ class Reader:
 
     async def index_at_time(self, timestamp: datetime | int, min_commit: int) -> int:
         """See ``OptionalOperations.offset_for_time``."""
-        wanted = max(int(min_commit), self._view.commit_seen)
+        wanted = max(int(min_commit), self._log.commit_seen)
         message = messages.TimeRequest(time_ms=millis(timestamp), min_commit=wanted)
-        request = messages.TIME.encode(message, g=self._view.group)
+        request = messages.TIME.encode(message, g=self._log.group)
         return await self._requests.to_any(request, lambda frame: messages.TIME_OK.decode(frame.header).index)
 
     async def digest(self, start: int, end: int, *, span: int, node: str | None, min_end: int) -> DigestReport:
@@ -230,13 +231,13 @@ class Reader:
             return report
 
         message = messages.DigestRequest(start=int(start), end=int(end), span=int(span))
-        return await self._requests.to_one(node, messages.DIGEST.encode(message, g=self._view.group), decode)
+        return await self._requests.to_one(node, messages.DIGEST.encode(message, g=self._log.group), decode)
 
     async def wait_for_entries(
         self, seen: Mapping[str, int], wait_ms: int, isolation: str, logs: Mapping[str, str | None]
     ) -> frozenset[str]:
         """See ``OptionalOperations.wait_for_entries``."""
-        known = {self._view.group: self._view.log_uuid, **logs}
+        known = {self._log.group: self._log.log_uuid, **logs}
         ends = {group: SeenLog(int(end), known.get(group)) for group, end in seen.items()}
         message = messages.AwaitRequest(
             count=len(ends),
@@ -267,7 +268,7 @@ class Reader:
         more, after = True, None
         while more:
             message = messages.DescribeRequest(table=table, after=after)
-            request = messages.DESCRIBE.encode(message, g=self._view.group)
+            request = messages.DESCRIBE.encode(message, g=self._log.group)
             page = await self._requests.to_one(node, request, _decode_page)
             rows += page.rows
             more = page.more

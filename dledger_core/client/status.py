@@ -17,7 +17,8 @@ from dledger_core.client.protocol import (
     TableUsage,
     TransactionState,
 )
-from dledger_core.client.routing.cluster_view import ClusterView, Described
+from dledger_core.client.routing.cluster_view import ClusterView
+from dledger_core.client.routing.known_log import Described
 from dledger_core.client.routing.retry import Deadline
 from dledger_core.config import Peer, is_node_id
 from dledger_core.continuation import chain_of_rows
@@ -168,7 +169,7 @@ class RoleWatch:
     async def changes(self) -> AsyncGenerator[RoleChange, None]:
         """Yield the role of each node, then every change; a slow consumer receives only each node's latest role."""
         try:
-            await self._view.learn_ids(self._response_s)
+            await self._view.leader.learn_ids(self._response_s)
             while True:
                 for node_id in self._view.pool.peers.keys() - self._tasks.keys():
                     task = asyncio.create_task(self._follow(node_id), name=f"watch-{node_id}")
@@ -193,7 +194,7 @@ class RoleWatch:
     async def _follow(self, node_id: str) -> None:
         last: RoleChange | None = None
         while True:
-            await self._view.learn_ids(self._response_s)
+            await self._view.leader.learn_ids(self._response_s)
             if not is_node_id(node_id) and node_id not in self._view.pool.peers:
                 return  # the address is a member's, and is followed by its id
             try:
@@ -204,19 +205,19 @@ class RoleWatch:
                 last = self._news[node_id] = change
                 self._woken.set()
             if change.broker_role is None:
-                self._view.refresh()  # it may have moved
+                self._view.leader.refresh()  # it may have moved
                 await asyncio.sleep(WATCH_RETRY_S)
             elif change.leader_id is not None and change.leader_id not in self._view.pool.peers:
-                self._view.refresh()  # the leader is outside the list
+                self._view.leader.refresh()  # the leader is outside the list
 
     async def _poll(self, node_id: str, last: RoleChange | None) -> RoleChange:
         known = last is not None and last.broker_role is not None
         seen = [last.role, last.leader_id, last.term] if last is not None and known else None
         message = messages.WatchRequest(wait_ms=int(self._wait_s * 1000), seen=seen)
-        request = self._view.for_log(messages.WATCH.encode(message, g=self._view.group))
+        request = self._view.log.header_for(messages.WATCH.encode(message, g=self._view.log.group))
         channel = await self._view.pool.channel(node_id, self._response_s)
         response = await channel.request(request, timeout_s=self._wait_s + self._response_s)
-        self._view.responded(response)
+        self._view.leader.responded(response)
         return _change_of(node_id, response)
 
 

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from dledger_core.checksum import Buffer
 from dledger_core.client.routing.channel import Channel
-from dledger_core.client.routing.cluster_view import ANY_REPLICA, ClusterView, ReplicaChoice
+from dledger_core.client.routing.cluster_view import ClusterView
 from dledger_core.client.routing.outcomes import effect_of
+from dledger_core.client.routing.replica_order import ANY_REPLICA, ReplicaChoice
 from dledger_core.client.routing.retry import LEADER_FAILED, Retry, Timeouts, is_temporary, with_retries
 from dledger_core.client.routing.silence import CONNECT_S, WhenSilent
 from dledger_core.errors import (
@@ -40,7 +41,10 @@ class Requests:
     """Sends requests of one client. Belongs to one event loop."""
 
     def __init__(self, view: ClusterView, timeouts: Timeouts) -> None:
-        self._view = view
+        self._log = view.log
+        self._pool = view.pool
+        self._leader = view.leader
+        self._replicas = view.replicas
         self._timeouts = timeouts
 
     async def to_leader(
@@ -67,25 +71,25 @@ class Requests:
         retry = Retry(
             timeouts or self._timeouts,
             idempotent=idempotent,
-            connected=self._view.pool.connected,
+            connected=self._pool.connected,
             wait_s=wait_s,
             effect=effect_of(header),
         )
         while True:
             channel: Channel | None = None
             try:
-                channel = await self._view.leader(retry.attempt_s)
+                channel = await self._leader.channel(retry.attempt_s)
                 when_silent = WhenSilent.FOLLOW if idempotent else WhenSilent.WAIT
                 return await self._request(channel, header, payload, retry.attempt_s, when_silent)
             except OtherLogError as error:
                 if channel is None:
                     raise  # no node has the log
                 # Another cluster uses the leader's old address; the leader may have moved.
-                self._view.leader_failed(str(channel.peer.node_id), error)
+                self._log.leader_failed(str(channel.peer.node_id), error)
                 await retry.failed(UnreachableError(*error.args))
             except DLedgerError as error:
                 if channel is not None and isinstance(error, LEADER_FAILED):
-                    self._view.leader_failed(str(channel.peer.node_id), error)
+                    self._log.leader_failed(str(channel.peer.node_id), error)
                 await retry.failed(error)
 
     async def _request(
@@ -96,21 +100,21 @@ class Requests:
         timeout_s: float,
         when_silent: WhenSilent,
     ) -> Frame:
-        request = self._view.for_log(header)
+        request = self._log.header_for(header)
         frame = await channel.request(request, *payload, timeout_s=timeout_s, when_silent=when_silent)
-        self._view.responded(frame)
+        self._leader.responded(frame)
         return frame
 
     async def to_node(
         self, node_id: str, header: dict[str, Any], decode: Callable[[Frame], _T], *, wait_s: float = 0.0
     ) -> _T:
         """Return one node's decoded response; no other node is asked."""
-        await self._view.check_node(node_id, self._timeouts.request_s)
+        await self._leader.check_node(node_id, self._timeouts.request_s)
         timeout_s = self._timeouts.request_s + wait_s
         return await with_retries(
             lambda: self._ask(node_id, header, decode, timeout_s),
             self._timeouts,
-            connected=self._view.pool.connected,
+            connected=self._pool.connected,
         )
 
     async def to_one(self, node_id: str | None, header: dict[str, Any], decode: Callable[[Frame], _T]) -> _T:
@@ -130,15 +134,15 @@ class Requests:
     ) -> _T:
         connect_s = min(timeout_s, CONNECT_S) if when_silent is WhenSilent.LEAVE else timeout_s
         try:
-            channel = await self._view.pool.channel(node_id, connect_s)
+            channel = await self._pool.channel(node_id, connect_s)
         except UnreachableError:
-            self._view.refresh()  # it may have moved
+            self._leader.refresh()  # it may have moved
             raise
         return decode(await self._request(channel, header, payload, timeout_s, when_silent))
 
     def _served(self, node_id: str, decode: Callable[[Frame], _T], frame: Frame) -> _T:
         response = decode(frame)
-        self._view.served(node_id, frame)
+        self._replicas.served(node_id, frame)
         return response
 
     async def to_any(
@@ -165,19 +169,19 @@ class Requests:
             DLedgerError: the error that the replicas responded with.
         """
         timeouts = timeouts or self._timeouts
-        if not self._view.is_known:
-            self._view.refresh()
-        retry = Retry(timeouts, idempotent=True, connected=self._view.pool.connected, wait_s=wait_s)
-        await self._view.learn_ids(retry.attempt_s)
+        if not self._log.is_known:
+            self._leader.refresh()
+        retry = Retry(timeouts, idempotent=True, connected=self._pool.connected, wait_s=wait_s)
+        await self._leader.learn_ids(retry.attempt_s)
         failures: dict[str, DLedgerError] = {}
         while True:
-            log_uuid = self._view.log_uuid  # as of this round: a search in the background may change it
-            for node_id in await self._view.read_order(choice):
+            log_uuid = self._log.log_uuid  # as of this round: a search in the background may change it
+            for node_id in await self._replicas.nodes(choice):
                 served = partial(self._served, node_id, decode)
                 try:
                     return await self._ask(node_id, header, served, retry.attempt_s, payload, WhenSilent.LEAVE)
                 except DLedgerError as error:
-                    self._view.read_failed(node_id, error)
+                    self._replicas.failed(node_id, error)
                     if not (is_temporary(error) or isinstance(error, _ANOTHER_MAY_SERVE)):
                         raise
                     if not (retry.expired() and node_id in failures):
@@ -185,10 +189,10 @@ class Requests:
                     if retry.expired():
                         break
             if any(isinstance(failure, OtherLogError) for failure in failures.values()):
-                reason = await self._view.find_log(retry.attempt_s)
-                if reason is not None and self._view.log_uuid == log_uuid:
+                reason = await self._leader.find_log(retry.attempt_s)
+                if reason is not None and self._log.log_uuid == log_uuid:
                     await retry.failed(reason)
-                if reason is not None or self._view.log_uuid != log_uuid:
+                if reason is not None or self._log.log_uuid != log_uuid:
                     failures.clear()
                     continue
             await retry.failed(self._verdict(list(failures.values()), has_time=timeouts.retry_s is not None))
@@ -204,5 +208,5 @@ class Requests:
         responded = [failure for failure in failures if not isinstance(failure, _NOT_A_REPLICA)]
         temporary = next((failure for failure in responded if is_temporary(failure)), None)
         if temporary is None and (not responded or (has_time and len(responded) < len(failures))):
-            return self._view.unreachable([failure for failure in failures if isinstance(failure, _NOT_A_REPLICA)])
+            return self._log.unreachable([failure for failure in failures if isinstance(failure, _NOT_A_REPLICA)])
         return temporary or responded[0]
