@@ -14,7 +14,7 @@ import click
 import pyarrow as pa
 
 from dledger_core.cli.entries import SEEK_HELP, EntryView, Filters, SeekTarget, SeekType, filter_options
-from dledger_core.cli.formats import EntryFormat, entry_format_options, escapes_help
+from dledger_core.cli.formats import EntryFormat, entry_format_options
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, opaque_option
 from dledger_core.cli.output import Progress, say
@@ -33,10 +33,9 @@ _END: Final = (1 << 63) - 1
         "dledger dump store/dledger-n0 --topic orders --tag paid --wide",
         "dledger dump store --from 2025-01-31T12:00 --until 2025-01-31T13:00 --key order-4711 --format json",
         "dledger dump store/commitlog --from @1073741824 --count 3 --format hex",
-        r"dledger dump store/dledger-n0 --format '%i %t/%q@%o %k %{property.traceId} %S\n'",
+        "dledger dump store/dledger-n0 --format json | jq -r '[.index, .topic, .keys, .properties.traceId] | @tsv'",
+        "dledger dump store/dledger-n0 --from 42 --count 1 --format raw > body",
     )
-    + "\n\n"
-    + escapes_help()
 )
 @entry_format_options
 @option("--from", "start", type=SeekType(), section="Selection", help=f"Start: {SEEK_HELP} [default: first].")
@@ -85,27 +84,27 @@ def dump(
         for line in opened.summary():
             say(line)
         filters = replace(filters, since=start.time if start else None, until=end.time if end else None)
-        view = EntryView.of_format(
+        view = EntryView(
             output, decode, filters, in_commitlog=bool(opened.classic), limit=count, broker_end=opened.broker_end
         )
-        printer = output.printer()
+        write = output.printer()
         kept, marks = _Last(last), _Marks(opened)
         searched = 0
-        for batch in opened.batches(_span(opened, start, end), records=output.needs_records):
+        for batch in opened.batches(_span(opened, start, end), records=output.name == "hex"):
             if isinstance(batch, Damaged | Deleted):
                 progress.say(f"--- {batch} ---")
                 continue
             before = view.printed
             for shown in view.of(batch):
                 for chosen in kept.add(marks.added(shown)):
-                    printer.write(chosen)
+                    write(chosen)
             searched += batch.num_rows
             if view.printed == before:
                 progress.update(searched, detail=f"{view.printed:,} printed")
             if view.full:
                 break
         for chosen in kept.rest():
-            printer.write(chosen)
+            write(chosen)
         marks.report()
         _report_matches(opened, filters, view.printed, searched, start)
         opened.check_read()

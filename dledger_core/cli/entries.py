@@ -7,7 +7,7 @@ decompressed only of entries that passed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import wraps
@@ -17,7 +17,7 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.cli.formats import EntryFormat, decodes
+from dledger_core.cli.formats import MESSAGE_COLUMNS, EntryFormat
 from dledger_core.cli.help import option
 from dledger_core.client import LogRange
 from dledger_core.config import parse_duration
@@ -207,6 +207,9 @@ class Filters:
             yield pc.match_substring_regex(pc.coalesce(found.column("body"), batch.column("body")), self.grep)
 
 
+_EVERY_ENTRY: Final = Filters()
+
+
 def _times(batch: pa.RecordBatch, found: pa.RecordBatch | None) -> Any:
     """Return the append times of entries; where one is unknown, the message's store time."""
     times = batch.column("timestamp")
@@ -313,10 +316,14 @@ def condition_options(command: Callable[..., Any]) -> Callable[..., Any]:
 class EntryView:
     """The entries to print of a stream of entries, with the columns of their messages.
 
+    A table shows messages, and so does a format where only messages are printed. JSON has the columns of messages with
+    every filter and without one; their bodies stay as they are stored, unless only messages are printed.
+
     Args:
+        output: the format.
+        decode: value of ``--decode``.
         filters: conditions on the entries.
-        columns: columns of messages to add to those of the entries; empty = do not decode bodies.
-        stored: keep bodies as they are stored, and add no error.
+        in_commitlog: a classic CommitLog is printed.
         limit: maximum number of entries; None = all.
         broker_end: entries from this index on are messages of a native log, which has no queue offsets; None = a broker
             wrote all of them.
@@ -327,39 +334,25 @@ class EntryView:
 
     def __init__(
         self,
+        output: EntryFormat,
+        decode: str | None,
         filters: Filters,
-        columns: Sequence[str] = (),
         *,
-        stored: bool = False,
+        in_commitlog: bool = False,
         limit: int | None = None,
         broker_end: int | None = None,
     ) -> None:
+        only_messages = filters.of_messages or in_commitlog
+        by_default = output.name == "table" or (only_messages and output.name != "hex")
+        decoded = by_default if decode is None else decode == "message"
+        self._stored = output.name == "json" and decode is None and not decoded
+        self._columns: tuple[str, ...] = ("topic",) if decoded else ()
+        if output.name in ("table", "json") and (decoded or self._stored):
+            self._columns = MESSAGE_COLUMNS
         self._filters = filters
-        self._columns = list(columns)
-        self._stored = stored
         self._left = limit
         self._broker_end = broker_end
         self.printed = 0
-
-    @classmethod
-    def of_format(
-        cls, output: EntryFormat, decode: str | None, filters: Filters, *, in_commitlog: bool = False, **limits: Any
-    ) -> EntryView:
-        """Return the view that a format needs.
-
-        JSON has the columns of messages with every filter and without one. Their bodies stay as they are stored, unless
-        only messages are printed.
-
-        Args:
-            output: the format.
-            decode: value of ``--decode``.
-            filters: conditions on the entries.
-            in_commitlog: a classic CommitLog is printed.
-            limits: ``limit`` and ``broker_end``.
-        """
-        decoded = decodes(decode, output, filters.of_messages or in_commitlog)
-        stored = output.name == "json" and decoded is None
-        return cls(filters, output.message_columns(True if stored else decoded), stored=stored, **limits)
 
     @property
     def full(self) -> bool:
@@ -405,28 +398,19 @@ class EntryView:
         return pa.RecordBatch.from_pydict(columns)
 
 
-def last_visible(client: Client, bounds: LogRange, count: int) -> int:
-    """Return the index of the entry from which on ``count`` entries are visible: control entries take indexes too."""
-    start, missing = bounds.end, count
-    while missing > 0 and start > bounds.first_index:
-        stop, start = start, max(bounds.first_index, start - max(missing, _WINDOW_MIN))
-        indexes = [index for part in client.tail(start, stop) for index in part.column("index").to_pylist()]
-        if len(indexes) >= missing:
-            return int(indexes[-missing])
-        missing -= len(indexes)
-    return start
-
-
 def first_visible(client: Client, bounds: LogRange) -> int:
     """Return the index of the first visible entry; the first index of the log if there is none."""
     found = next(client.tail(bounds.first_index, bounds.end), None)
     return bounds.first_index if found is None else int(found.column("index")[0].as_py())
 
 
-def last_matching(client: Client, filters: Filters, indexes: tuple[int, int], count: int) -> int:
-    """Return the index in a range from which on ``count`` entries pass the filters; its start if fewer do."""
+def index_of_last(client: Client, indexes: tuple[int, int], count: int, filters: Filters = _EVERY_ENTRY) -> int:
+    """Return the index in a range from which on ``count`` visible entries pass the filters; its start if fewer do.
+
+    Control entries take indexes too, so the entries are read backwards, in windows, until enough of them passed.
+    """
     first, start = indexes
-    missing, window = count, _WINDOW_MIN
+    missing, window = count, min(max(count, _WINDOW_MIN), _WINDOW_MAX)
     while start > first:
         stop, start = start, max(first, start - window)
         parts = [filters.apply(part).column("index").to_pylist() for part in client.tail(start, stop)]

@@ -9,15 +9,16 @@ has no index: its cell is ``@POSITION``, which ``get`` and ``--from`` accept.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from rich.cells import cell_len
 
 from dledger_core.cli.output import emit, say
-from dledger_core.cli.previews import padded, preview, shortened, visible
+from dledger_core.cli.previews import preview, shortened, visible
 from dledger_core.control import unpack
 from dledger_core.errors import CorruptRecordError
 
@@ -25,10 +26,8 @@ _PIPED_WIDTH: Final = 200
 _BODY_LEAST: Final = 20
 _GAP: Final = "  "
 _MEASURED: Final = 1000
+_LISTED_WIDTH: Final = 4000
 _KINDS: Final = {2: "control", 3: "membership"}
-
-Texts = Callable[[str, pa.RecordBatch], list[str | None]]
-"""Returns the values of an escape, such as ``t``, as texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class _Column:
     """A column.
 
     Attributes:
-        letter: its escape.
+        name: of the value; ``bytes`` and ``time`` are computed.
         heading: its heading.
         rank: importance; columns with a higher rank are left out first.
         least: width below which it is left out; 0 = numbers, which are never shortened.
@@ -44,7 +43,7 @@ class _Column:
         extra: left out, without a note, before a value or a body is shortened that takes up to half of the line.
     """
 
-    letter: str
+    name: str
     heading: str
     rank: int
     least: int = 0
@@ -52,25 +51,23 @@ class _Column:
     extra: bool = False
 
 
-_INDEX: Final = _Column("i", "index", 0)
-_TIME: Final = _Column("d", "time (UTC)", 1, 19, 23)
-_HIDDEN: Final = _Column("H", "hidden", 1)
+_INDEX: Final = _Column("index", "index", 0)
+_TIME: Final = _Column("time", "time (UTC)", 1, 19, 23)
+_HIDDEN: Final = _Column("hidden", "hidden", 1)
 _COLUMNS: Final = (
     _INDEX,
-    _Column("e", "term", 8, extra=True),
-    _Column("P", "position", 9, extra=True),
+    _Column("term", "term", 8, extra=True),
+    _Column("position", "position", 9, extra=True),
     _TIME,
     _HIDDEN,
-    _Column("t", "topic", 2, 12, 40),
-    _Column("q", "queue", 3),
-    _Column("o", "offset", 4),
-    _Column("g", "tags", 6, 6, 24),
-    _Column("k", "keys", 5, 8, 40),
-    _Column("m", "message id", 10, 32, 56, extra=True),
-    _Column("S", "bytes", 7, extra=True),
+    _Column("topic", "topic", 2, 12, 40),
+    _Column("queue_id", "queue", 3),
+    _Column("queue_offset", "offset", 4),
+    _Column("tags", "tags", 6, 6, 24),
+    _Column("keys", "keys", 5, 8, 40),
+    _Column("msg_id", "message id", 10, 32, 56, extra=True),
+    _Column("bytes", "bytes", 7, extra=True),
 )
-COLUMNS: Final = ("store_timestamp", "topic", "queue_id", "queue_offset", "tags", "keys", "msg_id")
-"""Columns of a message that the table shows."""
 
 
 def table_width() -> int:
@@ -82,12 +79,10 @@ class EntryTable:
     """Prints entries as they arrive, batch by batch.
 
     Args:
-        texts: returns the texts of a column.
         width: cells of a line; None = as wide as the values are.
     """
 
-    def __init__(self, texts: Texts, width: int | None) -> None:
-        self._texts = texts
+    def __init__(self, width: int | None) -> None:
         self._width = width
         self._columns: tuple[_Column, ...] = ()
         self._widths: list[int] = []
@@ -109,7 +104,7 @@ class EntryTable:
         emit("\n".join(lines))
 
     def _cells(self, column: _Column, batch: pa.RecordBatch) -> list[str]:
-        found = self._texts(column.letter, batch)
+        found = _texts(column, batch)
         if column is _INDEX:
             positions = batch.column("position").to_pylist()
             return [f"@{at}" if text is None else text for text, at in zip(found, positions, strict=True)]
@@ -151,10 +146,49 @@ class EntryTable:
 
     def _fit(self, column: _Column, width: int, cell: str) -> str:
         if not column.least:
-            return padded(cell, width, right=True)
-        if self._width is None:
-            return padded(cell, width)
-        return padded(cell[:width] if column is _TIME else shortened(cell, width), width)
+            return cell.rjust(width)
+        if self._width is not None:
+            cell = cell[:width] if column is _TIME else shortened(cell, width)
+        return cell + " " * (width - cell_len(cell))
+
+
+class EntryList:
+    """Prints each entry as names and values, one below the other.
+
+    Args:
+        complete: print complete bodies.
+    """
+
+    def __init__(self, *, complete: bool) -> None:
+        self._body_width = None if complete else _LISTED_WIDTH
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Print the entries of ``batch``."""
+        columns = [column for column in _COLUMNS if column is not _HIDDEN]
+        rows = zip(*(_texts(column, batch) for column in columns), strict=True)
+        properties = _named(batch, "properties").to_pylist()
+        for texts, pairs, body in zip(rows, properties, _bodies(batch), strict=True):
+            found = {column.heading: text for column, text in zip(columns, texts, strict=True)}
+            found["properties"] = ",".join(f"{name}={value}" for name, value in pairs or ())
+            found["body"] = body.text(self._body_width)
+            emit("\n".join(f"{name:<10}  {visible(text)}" for name, text in found.items() if text))
+
+
+def _texts(column: _Column, batch: pa.RecordBatch) -> list[str | None]:
+    """Return the values of a column as texts."""
+    if column is _TIME:
+        times = pc.coalesce(batch.column("timestamp"), _named(batch, "store_timestamp", batch.column("timestamp").type))
+        values = pc.strftime(times.cast(pa.timestamp("ms", tz="UTC"), safe=False), "%Y-%m-%dT%H:%M:%S")
+    elif column.name == "bytes":
+        values = pc.binary_length(batch.column("body"))
+    else:
+        values = _named(batch, column.name)
+    texts: list[str | None] = values.cast(pa.string()).to_pylist()
+    return texts
+
+
+def _named(batch: pa.RecordBatch, name: str, kind: pa.DataType | None = None) -> pa.Array:
+    return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, kind or pa.string())
 
 
 def _fitted(wanted: Mapping[_Column, int], body: int, width: int) -> dict[_Column, int]:
@@ -207,11 +241,7 @@ class _Body:
 
 
 def _bodies(batch: pa.RecordBatch) -> list[_Body]:
-    unknown: list[Any] = [None] * batch.num_rows
-    error, magic = (
-        batch.column(name).to_pylist() if name in batch.schema.names else unknown for name in ("error", "magic")
-    )
-    return list(map(_Body, batch.column("body").to_pylist(), error, magic))
+    return list(map(_Body, *(_named(batch, name).to_pylist() for name in ("body", "error", "magic"))))
 
 
 def _control(body: bytes) -> str:

@@ -18,7 +18,7 @@ from pyarrow import csv, ipc, parquet
 
 from dledger_core.cli.dataset import Dataset, Part, Section, check_of_message, end_of_part
 from dledger_core.cli.entries import Filters, SeekTarget, SeekType, condition_options
-from dledger_core.cli.formats import body_text, json_objects
+from dledger_core.cli.formats import body_text, json_lines
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, opaque_option
 from dledger_core.cli.output import Format, Progress, say, show_result
@@ -48,7 +48,7 @@ class _JsonLines:
         self._file = path.open("w", encoding="utf-8")
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        self._file.writelines(f"{line}\n" for line in json_objects(batch).to_pylist())
+        self._file.writelines(json_lines(batch))
 
     def close(self) -> None:
         self._file.close()

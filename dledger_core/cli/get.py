@@ -7,11 +7,10 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from dledger_core.cli.entries import EntrySeekType, EntryView, Filters, SeekTarget, first_visible, last_visible
+from dledger_core.cli.entries import EntrySeekType, EntryView, Filters, SeekTarget, first_visible, index_of_last
 from dledger_core.cli.formats import EntryFormat, entry_format_options
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options
-from dledger_core.cli.output import emit
 from dledger_core.connect import Client
 from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.record import READ_SCHEMA
@@ -21,12 +20,11 @@ from dledger_core.record import READ_SCHEMA
     context_settings={"ignore_unknown_options": True},  # -1 is an index, no option
     epilog=examples(
         "dledger get 42",
-        "dledger get 42 --body > entry.bin",
         "dledger get 42 --decode message --format json",
         "dledger get @1073742951",
         "dledger get last",
         "dledger get 42 --protocol dledger-java --peers 'n0-10.0.0.1:40911' --group RaftNode00",
-        r"dledger get 42 --format '%t %k\n%s\n'",
+        "dledger get 42 --format raw > body",
     ),
 )
 @connection_options
@@ -42,13 +40,12 @@ def get(connection: Connection, output: EntryFormat, decode: str | None, body_on
     with connection.client() as client, connection.announce_silence():
         row = _row(client, target)
     if body_only:
-        emit(row["body"])
-        return
+        output, decode = EntryFormat("raw"), "none"
     broker_end = None if connection.is_java else 0
-    view = EntryView.of_format(output, decode, Filters(), in_commitlog=row["index"] is None, broker_end=broker_end)
-    printer = output.printer(single=True)
+    view = EntryView(output, decode, Filters(), in_commitlog=row["index"] is None, broker_end=broker_end)
+    write = output.printer(single=True)
     for shown in view.of(pa.RecordBatch.from_pylist([row], READ_SCHEMA)):
-        printer.write(shown)
+        write(shown)
 
 
 def _row(client: Client, target: SeekTarget) -> dict[str, Any]:
@@ -57,7 +54,10 @@ def _row(client: Client, target: SeekTarget) -> dict[str, Any]:
     index = target.number
     if target.kind != "index":
         bounds = client.bounds()
-        index = first_visible(client, bounds) if target.kind == "first" else last_visible(client, bounds, index)
+        if target.kind == "first":
+            index = first_visible(client, bounds)
+        else:
+            index = index_of_last(client, (bounds.first_index, bounds.end), target.number)
     entry = client.get(index)
     return {name: getattr(entry, name) for name in READ_SCHEMA.names}
 

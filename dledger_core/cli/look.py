@@ -13,7 +13,6 @@ from typing import Any, Final
 import pyarrow as pa
 
 from dledger_core.cli.entry_table import EntryTable, table_width
-from dledger_core.cli.formats import column_texts
 from dledger_core.cli.help import command, examples
 from dledger_core.cli.options import (
     Access,
@@ -386,7 +385,7 @@ def _show(view: View) -> None:
         show_rows(rows, "table", more)
         if survey.last:
             emit("last entries")
-            EntryTable(column_texts, table_width()).write(pa.RecordBatch.from_pylist(survey.last, LAST_SCHEMA))
+            EntryTable(table_width()).write(pa.RecordBatch.from_pylist(survey.last, LAST_SCHEMA))
             emit("")
     notes = [("damage", view.damage), ("note", view.notes), ("left out", view.skipped), ("next", view.next)]
     emit("\n".join(f"{name}: {each}" for name, found in notes for each in found))

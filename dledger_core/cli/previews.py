@@ -6,30 +6,17 @@ import codecs
 import re
 from typing import Final
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
-_TEXT_CHARACTERS: Final = 160
 _HEX_WITH_SIZE: Final = 32
 """A narrower preview of bytes leaves out their number."""
 _BINARY: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
 """Characters that no text contains: control characters without tab, line ends and escape."""
-_ESCAPES: Final = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def visible(text: str) -> str:
     """Return ``text`` with escapes for all characters that are not printable, such as line ends and text directions."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return _ESCAPES.get(character) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
-
-
-def printable(body: bytes) -> str:
-    """Return the first characters of ``body``, printable."""
-    text = visible(body[: 4 * _TEXT_CHARACTERS].decode(errors="backslashreplace"))
-    return text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}... ({len(body)} bytes)"
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def preview(body: bytes, width: int | None = 48) -> str:
@@ -45,20 +32,14 @@ def preview(body: bytes, width: int | None = 48) -> str:
             text, rest = body.decode(), None
         else:
             text = codecs.getincrementaldecoder("utf-8")().decode(body[:ends])
-            rest = _without_partial_character(body[-ends:]).decode()
+            rest = body[-ends:].lstrip(bytes(range(0x80, 0xC0))).decode()  # without a partial character
     except UnicodeDecodeError:
         return _hex(body, width)
     if _BINARY.search(text) or _BINARY.search(rest or ""):
         return _hex(body, width)
-    text = visible(text)
-    if width is None or (rest is None and cell_len(text) <= width):
-        return text
-    return _joined(text, text if rest is None else visible(rest), width)
-
-
-def _without_partial_character(data: bytes) -> bytes:
-    at = next((at for at in range(min(3, len(data))) if data[at] & 0xC0 != 0x80), 3)
-    return data[at:]
+    if rest is not None and width is not None:
+        return _joined(visible(text), visible(rest), width)
+    return visible(text) if width is None else shortened(visible(text), width)
 
 
 def _hex(body: bytes, width: int | None) -> str:
@@ -78,22 +59,9 @@ def shortened(text: str, width: int) -> str:
 
 def _joined(start: str, end: str, width: int) -> str:
     """Return the first characters of ``start`` and the last ones of ``end``, with an ellipsis between them."""
-    left = max(0, width - 1) // 2
-    head = _first_cells(start, left)
-    tail = _first_cells(end[::-1], width - 1 - left)[::-1]
-    return f"{head}…{tail}" if width > 0 else ""
-
-
-def _first_cells(text: str, width: int) -> str:
-    used = 0
-    for at, character in enumerate(text):
-        used += cell_len(character)
-        if used > width:
-            return text[:at]
-    return text
-
-
-def padded(text: str, width: int, *, right: bool = False) -> str:
-    """Return a text with spaces up to ``width`` cells of a terminal, before it if ``right``."""
-    spaces = " " * (width - (len(text) if text.isascii() else cell_len(text)))
-    return spaces + text if right else text + spaces
+    if width <= 0:
+        return ""
+    left = (width - 1) // 2
+    # Half of a wide character becomes a space.
+    head, tail = set_cell_size(start, left).rstrip(), set_cell_size(end[::-1], width - 1 - left).rstrip()
+    return f"{head}…{tail[::-1]}"

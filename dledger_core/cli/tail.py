@@ -16,10 +16,9 @@ from dledger_core.cli.entries import (
     SeekTarget,
     SeekType,
     filter_options,
-    last_matching,
-    last_visible,
+    index_of_last,
 )
-from dledger_core.cli.formats import EntryFormat, Printer, entry_format_options
+from dledger_core.cli.formats import EntryFormat, Write, entry_format_options
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options
 from dledger_core.cli.output import say
@@ -38,7 +37,7 @@ _SHOWN: Final = 10
         "dledger tail --topic orders --last 5",
         "dledger tail --from 1000 --until 2000 --format json",
         "dledger tail --from @1073741824 --wide",
-        r"dledger tail --format '%T %t %k %s\n'",
+        r"""dledger tail --topic orders --format json | jq -r '"\(.index) \(.keys) \(.body)"'""",
     )
 )
 @connection_options
@@ -78,8 +77,8 @@ def tail(
     filters = replace(filters, until=until.time if until else None)
     # A native log has no queue offsets: the rebuild of consume queues assigns them.
     broker_end = None if connection.is_java else 0
-    view = EntryView.of_format(output, decode, filters, limit=count, broker_end=broker_end)
-    printer = output.printer()
+    view = EntryView(output, decode, filters, limit=count, broker_end=broker_end)
+    write = output.printer()
     connection.announce_wait()
     start = start or (SeekTarget("last", _SHOWN) if last is None else SeekTarget("first"))
     with connection.client() as client:
@@ -90,15 +89,15 @@ def tail(
         position = 0
         if start.kind == "position":
             position = start.number  # may be after the end of the log
-            begin = _print_from_position(client, view, printer, position, end)
+            begin = _print_from_position(client, view, write, position, end)
         stop = min(bounds.end, end.index)
         if last is not None and not view.full:
-            begin = last_matching(client, filters, (begin, stop), last)
-        _print_range(client, view, printer, (begin, stop), position, end)
+            begin = index_of_last(client, (begin, stop), last, filters)
+        _print_range(client, view, write, (begin, stop), position, end)
         if not view.printed and filters.any and start.kind == "last":
             say(f"note: --from {start} counts before the filters; --last {start.number} counts the entries that match")
         if not (no_follow or view.full or end.reached):
-            _print_range(client, view, printer, (max(begin, bounds.end), None), position, end)
+            _print_range(client, view, write, (max(begin, bounds.end), None), position, end)
 
 
 class _End:
@@ -125,23 +124,23 @@ class _End:
         return batch.filter(pc.invert(after))
 
 
-def _print_from_position(client: Client, view: EntryView, printer: Printer, position: int, end: _End) -> int:
+def _print_from_position(client: Client, view: EntryView, write: Write, position: int, end: _End) -> int:
     """Print the CommitLog before the log, and the first entries of the log; return the next index."""
     while True:
         found = client.fetch_at(position, max_bytes=_READ_BYTES)
         for shown in view.of(end.before(found.batch)):
-            printer.write(shown)
+            write(shown)
         if found.next_position is None or view.full or end.reached:
             return found.next_index or 0
         position = found.next_position
 
 
 def _print_range(
-    client: Client, view: EntryView, printer: Printer, indexes: tuple[int, int | None], position: int, end: _End
+    client: Client, view: EntryView, write: Write, indexes: tuple[int, int | None], position: int, end: _End
 ) -> None:
     for batch in client.tail(*indexes) if not view.full else ():
         for shown in view.of(end.before(ending_after(batch, position))):
-            printer.write(shown)
+            write(shown)
         if view.full or (end.reached and indexes[1] is None):
             return
 
@@ -152,4 +151,6 @@ def _index_of(client: Client, bounds: LogRange, target: SeekTarget) -> int:
         return client.offset_for_time(target.time)
     if target.kind in ("first", "end", "position"):
         return bounds.first_index if target.kind == "first" else bounds.end
-    return target.number if target.kind == "index" else last_visible(client, bounds, target.number)
+    if target.kind == "index":
+        return target.number
+    return index_of_last(client, (bounds.first_index, bounds.end), target.number)

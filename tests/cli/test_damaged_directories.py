@@ -84,7 +84,7 @@ def test_damaged_directory_is_one_line_and_unchanged(
             for command in (
                 ("dump", source),
                 ("dump", source, "--decode", "message", "--format", "json"),
-                ("dump", source, "--from", "-3", "--format", r"%i %P\n"),
+                ("dump", source, "--from", "-3", "--format", "raw"),
                 ("dump", source, "--from", "@70000", "--count", 3),
                 ("convert", source, tmp_path / "new", *CONVERT),
                 ("convert", source, tmp_path / "new", *CONVERT, "--profile", "A", "--cut-tail"),

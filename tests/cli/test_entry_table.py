@@ -140,11 +140,11 @@ def test_first_message_after_plain_entries_gets_new_heading(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    printer = EntryFormat("", "table").printer()
-    printer.write(batch({"index": 1, "term": 1, "body": b"one"}))
-    printer.write(batch({"index": 2, "term": 1, "body": b"two", "topic": "orders"}))
-    printer.write(batch({"index": 3, "term": 1, "body": b"three", "topic": "a" * 60}))
-    printer.write(batch({"index": 123456, "term": 1, "body": b"four" * 60}))
+    write = EntryFormat("table").printer()
+    write(batch({"index": 1, "term": 1, "body": b"one"}))
+    write(batch({"index": 2, "term": 1, "body": b"two", "topic": "orders"}))
+    write(batch({"index": 3, "term": 1, "body": b"three", "topic": "a" * 60}))
+    write(batch({"index": 123456, "term": 1, "body": b"four" * 60}))
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in shown if line] == ["index", "1", "index", "2", "3", "123456"]
     assert "topic" in shown[3]

@@ -51,10 +51,6 @@ dump / --from 9 --to 3
 dump / --from @9 --to @3
 dump / --from 2025-01-02T00:00 --to 2025-01-01T00:00
 dump / --format %y
-dump / --format %
-dump / --format %{{colour}}
-dump / --format %{{property.}}
-dump / --format %i\\q
 dump / --format xml
 dump / --queue -1
 dump / --count 0

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.kept.make import VERSIONS
 from tests.kept.public_names import public_names, required_parameters
 
+UPGRADING: Final = Path(__file__).parents[2] / "UPGRADING.md"
+NOT_IN_NAMES: Final = "value "
+"""Start of a withdrawn line about a value, which ``names.txt`` does not list."""
 RELEASES = pytest.mark.parametrize("release", VERSIONS, ids=lambda path: path.name)
 
 
@@ -22,12 +26,28 @@ def names_of(release: Path) -> list[str]:
     return (release / "names.txt").read_text().splitlines()
 
 
+def withdrawn_from(release: Path) -> dict[str, str]:
+    """Return the withdrawn lines of a release, each with its replacement."""
+    file = release / "withdrawn.txt"
+    pairs = (line.partition(" -> ") for line in file.read_text().splitlines()) if file.exists() else ()
+    return {line: replacement for line, _, replacement in pairs}
+
+
 @RELEASES
 def test_no_public_name_of_release_disappears_or_changes(release: Path) -> None:
     now = set(current())
     # A parameter or an option may stop to be required.
-    kept = {line for line in names_of(release) if now & {line, *_relaxed(line)}}
-    assert sorted(set(names_of(release)) - kept) == []
+    lost = {line for line in names_of(release) if not now & {line, *_relaxed(line)}}
+    withdrawn = {line for line in withdrawn_from(release) if not line.startswith(NOT_IN_NAMES)}
+    assert sorted(lost ^ withdrawn) == []
+
+
+@RELEASES
+def test_withdrawn_names_have_replacements_that_upgrading_lists(release: Path) -> None:
+    rows = [line.split("|")[1:3] for line in UPGRADING.read_text().splitlines() if line.startswith("| `")]
+    listed = [(name.strip(" `"), replacement.replace("`", "").strip()) for name, replacement in rows]
+    for line, replacement in withdrawn_from(release).items():
+        assert any(line.partition(" ")[2].startswith(name) for name, by in listed if by == replacement), line
 
 
 def _relaxed(line: str) -> tuple[str, ...]:
