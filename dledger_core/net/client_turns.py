@@ -9,6 +9,7 @@ and so do the connections of a source. Alone, a client that sends thousands at o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -50,3 +51,56 @@ class ClientTurns:
         if self._waiting:
             self._loop.call_soon(self._next)
         handle()
+
+
+class ConnectionTurns:
+    """The turns of one connection.
+
+    Args:
+        port: those of all clients.
+        source: principal or address, whose turns the connection shares.
+        deliver: delivers frames until ``is_over``, at least one; returns whether more have arrived, or a large one is
+            arriving.
+        on_waiting: called when ``is_waiting`` has changed.
+
+    Attributes:
+        is_waiting: whether frames wait for the next turn. Meanwhile nothing is read, or a client that sends faster
+            than its turns allow would fill the node's memory.
+        ends: time on the clock of ``time.perf_counter`` when the turn ends.
+    """
+
+    __slots__ = ("_deliver", "_on_waiting", "_port", "_source", "ends", "is_waiting")
+
+    def __init__(
+        self, port: ClientTurns, source: str, deliver: Callable[[], bool], on_waiting: Callable[[], None]
+    ) -> None:
+        self._port = port
+        self._source = source
+        self._deliver = deliver
+        self._on_waiting = on_waiting
+        self.is_waiting = False
+        self.ends = 0.0
+
+    def received(self, nbytes: int) -> None:
+        """Deliver frames for as long as the source has time."""
+        # Bytes count as they arrive: a large payload is a frame only at its end
+        # (``test_received_bytes_of_many_connections_count_together``).
+        self._port.use(self._source, nbytes * RECEIVE_S)
+        if not self.is_waiting:
+            self._take(self._port.left_s(self._source))
+
+    def _take(self, seconds: float) -> None:
+        self.ends = time.perf_counter() + seconds
+        has_more = self._deliver()
+        left_s = self.ends - time.perf_counter()
+        self._port.use(self._source, seconds - left_s)
+        if has_more and left_s <= 0:
+            self.is_waiting = True
+            self._port.wait(self._source, self._continue)
+            self._on_waiting()
+
+    def _continue(self) -> None:
+        self.is_waiting = False
+        self._take(TURN_S)
+        if not self.is_waiting:
+            self._on_waiting()

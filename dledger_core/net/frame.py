@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgpack
 import numpy as np
@@ -32,8 +32,17 @@ ARRAY_LENGTH_MAX: Final = 16_384
 LARGE_REQUESTS: Final = frozenset({Type.APPEND, Type.TRANSACTION, Type.AWAIT})
 LARGE_TYPES: Final = LARGE_REQUESTS | {Type.READ_OK, Type.AT_OK, Type.APPEND_ENTRIES, Type.INSTALL_SNAPSHOT}
 """Messages whose payload may be large; for a large payload that any other one claims no memory is taken."""
-Admit = Callable[[dict[str, Any], int], bool]
-"""Called with the header and the size of a large payload before memory is taken for it; False = skip the frame."""
+
+
+class Payloads(Protocol):
+    """Decides about the large payloads of one connection; at most one is arriving at any time."""
+
+    def begin(self, header: dict[str, Any], nbytes: int) -> bool:
+        """Whether to take memory for a payload whose header has arrived; False skips the frame."""
+
+    def end(self) -> None:
+        """The payload is complete, and its frame is delivered next."""
+
 
 _PREFIX = struct.Struct(">III")
 _PREFIX_BYTES = _PREFIX.size
@@ -132,7 +141,6 @@ class FrameDecoder:
     """
 
     __slots__ = (
-        "_admit",
         "_begin",
         "_containers_max",
         "_cut_filled",
@@ -143,6 +151,7 @@ class FrameDecoder:
         "_header_bytes_max",
         "_large",
         "_large_types",
+        "_payloads",
         "_skipping",
         "_takes_pieces",
         "_view",
@@ -154,7 +163,7 @@ class FrameDecoder:
         self._header_bytes_max = HEADER_BYTES_MAX
         self._containers_max: int | None = None
         self._large_types = LARGE_TYPES
-        self._admit: Admit | None = None
+        self._payloads: Payloads | None = None
         self._view = _receive_buffer(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES))
         self._begin = 0  # of the bytes not yet consumed
         self._end = 0
@@ -209,7 +218,7 @@ class FrameDecoder:
         *,
         header_bytes: int = HEADER_BYTES_MAX,
         large_types: frozenset[Type] = LARGE_TYPES,
-        admit: Admit | None = None,
+        payloads: Payloads | None = None,
         takes_pieces: bool = False,
         containers_max: int | None = None,
     ) -> None:
@@ -219,13 +228,13 @@ class FrameDecoder:
             max_bytes: limit on a frame's length field.
             header_bytes: limit on a header.
             large_types: messages whose payload may be large.
-            admit: decides about each large payload; None = all are received.
+            payloads: decides about each large payload; None = all are received.
             takes_pieces: put frames that arrive in pieces together.
             containers_max: limit on the lists and maps in a header; None = only its bytes limit them.
         """
         self._containers_max = containers_max
         self.max_bytes, self._header_bytes_max = max_bytes, header_bytes
-        self._large_types, self._admit, self._takes_pieces = large_types, admit, takes_pieces
+        self._large_types, self._payloads, self._takes_pieces = large_types, payloads, takes_pieces
         self._make_room(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES))
 
     def _make_room(self, needed: int) -> None:
@@ -339,7 +348,7 @@ class FrameDecoder:
         if header["t"] not in self._large_types:
             values = {"type": header["t"], "bytes": payload_bytes}
             raise ProtocolError("a message of this type has no large payload", "frame", "", values)
-        if self._admit is not None and not self._admit(header, payload_bytes):
+        if self._payloads is not None and not self._payloads.begin(header, payload_bytes):
             here = min(self._end - begin, payload_bytes)
             self._begin, self._skipping = begin + here, payload_bytes - here
             return self._next_received()
@@ -356,6 +365,8 @@ class FrameDecoder:
     def _next_large(self, large: memoryview) -> Frame | None:
         if self._filled < len(large):
             return None
+        if self._payloads is not None:
+            self._payloads.end()
         frame = Frame(self._header, large)
         self._header, self._large, self._filled = {}, None, 0
         return frame

@@ -19,10 +19,11 @@ import uvloop
 from dledger_core.config import STOP_WITH_STDIN
 from dledger_core.errors import DLedgerError, UnauthenticatedError, UnknownGroupError, UnreachableError, invariant
 from dledger_core.ids import MemberId, NodeId
-from dledger_core.net.connection import Connection, Handler, Server, serve
+from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.credentials import PLAINTEXT
 from dledger_core.net.deadlines import Deadlines
 from dledger_core.net.hello import Hello
+from dledger_core.net.listening import Server, serve
 from dledger_core.net.room import RoomLimits
 from dledger_core.raft import ConfigurationInForce, Message, even_group_warning
 from dledger_core.server.admin_log import AdminLog

@@ -18,8 +18,8 @@ from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.continuation import chain_of_rows, follows
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError, OtherLogError
 from dledger_core.net import codec, messages
-from dledger_core.net.connection import serve
 from dledger_core.net.hello import Hello
+from dledger_core.net.listening import serve
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns, encode
 

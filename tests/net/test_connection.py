@@ -16,9 +16,10 @@ from dledger_core.errors import (
     UnreachableError,
 )
 from dledger_core.net.client_turns import TURN_S
-from dledger_core.net.connection import connect, serve
+from dledger_core.net.dialing import connect
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.listening import serve
 from dledger_core.net.protocol import PREFACE
 from dledger_core.net.room import RoomLimits
 
@@ -97,8 +98,8 @@ async def test_hello_is_negotiated_and_frames_flow():
     async with Echo() as node:
         theirs = Hello("client", None, versions=(1, 7), features=frozenset({"b", "c"}))
         connection, handler = await node.connect(theirs)
-        assert connection.version == 1
-        assert connection.features == {"b"}
+        assert connection.peer_hello.versions == (1,)
+        assert connection.peer_hello.features == {"b"}
         assert connection.peer_hello.node_id == "n0"
         assert connection.peer_hello.process == ("n0", "uuid-1", (1, 2))
         assert connection.peer_hello.address == "127.0.0.1:1"

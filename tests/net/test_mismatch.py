@@ -10,9 +10,11 @@ import pytest
 
 from dledger_core.certificates import write_certificates
 from dledger_core.errors import UnauthenticatedError, UnreachableError
-from dledger_core.net.connection import Connection, connect, serve
+from dledger_core.net.connection import Connection
 from dledger_core.net.credentials import PLAINTEXT, Credentials
+from dledger_core.net.dialing import connect
 from dledger_core.net.hello import Hello
+from dledger_core.net.listening import serve
 from dledger_core.net.tls import TlsOptions, listening_context, speaks_tls
 
 NODE = Hello("peer", "n0", "uuid-0", (1, 1), "127.0.0.1:1")

@@ -7,9 +7,10 @@ import pytest
 
 from dledger_core.checksum import crc32
 from dledger_core.errors import ProtocolError
-from dledger_core.net.connection import connect, serve
+from dledger_core.net.dialing import connect
 from dledger_core.net.frame import PIECE_BYTES, FrameDecoder, encode_frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.listening import serve
 from dledger_core.net.pieces import BulkQueue
 from dledger_core.net.protocol import FRAME_BYTES_MAX, Type
 from tests.support.frames import receive

@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger_core.certificates import write_certificates
-from dledger_core.net.connection import Connection, connect, serve
+from dledger_core.net.connection import Connection
 from dledger_core.net.credentials import Credentials
+from dledger_core.net.dialing import connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.listening import serve
 from dledger_core.net.protocol import Type
 from dledger_core.net.tls import TlsOptions
 from dledger_core.net.unencrypted import PART_BYTES, Unencrypted

@@ -25,7 +25,7 @@ from dledger_core import Client
 from dledger_core.certificates import CertificateFiles, write_certificates
 from dledger_core.config import format_peers
 from dledger_core.errors import DLedgerError
-from dledger_core.net.connection import PREFACE
+from dledger_core.net.protocol import PREFACE
 from dledger_core.net.tls import TlsOptions
 from dledger_core.net.tls_listener import HandshakeLimits
 from dledger_core.server.descriptors import DescriptorShares

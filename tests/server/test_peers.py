@@ -18,9 +18,10 @@ from dledger_core.errors import DuplicateStoreError, OtherLogError, UnknownGroup
 from dledger_core.ids import Index, NodeId, Term, member_id
 from dledger_core.net import codec
 from dledger_core.net.attach import ATTACH, Attach
-from dledger_core.net.connection import connect, serve
+from dledger_core.net.dialing import connect
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.listening import serve
 from dledger_core.raft import Configuration, ConfigurationInForce, Heartbeat, RequestVote, Role
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.members import Members

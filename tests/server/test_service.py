@@ -28,7 +28,8 @@ from dledger_core.errors import (
     UnknownGroupError,
 )
 from dledger_core.net import codec
-from dledger_core.net.connection import CLIENT_WRITE_HIGH_BYTES, connect
+from dledger_core.net.connection import CLIENT_WRITE_HIGH_BYTES
+from dledger_core.net.dialing import connect
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.messages import TABLES

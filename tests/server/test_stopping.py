@@ -13,9 +13,10 @@ from dledger_core.cluster import LocalCluster
 from dledger_core.config import Peer, format_peers
 from dledger_core.connect import AsyncClient, Client
 from dledger_core.errors import DLedgerError, TransferringError, UnreachableError
-from dledger_core.net.connection import Connection, serve
+from dledger_core.net.connection import Connection
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.listening import serve
 from dledger_core.net.protocol import Type
 from tests.support.server_group import ServerGroup, eventually, run, stall
 from tests.support.soon import soon

@@ -37,8 +37,9 @@ from dledger_core.errors import (
     error_from_wire,
 )
 from dledger_core.net import codec, messages
-from dledger_core.net.connection import Connection, connect
+from dledger_core.net.connection import Connection
 from dledger_core.net.credentials import PLAINTEXT, Credentials
+from dledger_core.net.dialing import connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type

@@ -33,8 +33,9 @@ from dledger_core.config import LIMITS, Limits, Peer, parse_peer
 from dledger_core.errors import DLedgerError, DuplicateStoreError, ProtocolError, UnreachableError
 from dledger_core.ids import MemberId, NodeId, node_of, store_of
 from dledger_core.net import codec
-from dledger_core.net.connection import Connection, connect
+from dledger_core.net.connection import Connection
 from dledger_core.net.credentials import PLAINTEXT, Credentials
+from dledger_core.net.dialing import connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.log_bursts import BurstFilter

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from dledger_core.config import Limits
 from dledger_core.errors import DLedgerError, QuotaExceededError
-from dledger_core.net.connection import ByteBudget
+from dledger_core.net.payloads import ByteBudget
 
 
 class Quota(StrEnum):

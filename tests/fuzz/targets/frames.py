@@ -14,9 +14,11 @@ from dledger_core.errors import ProtocolError
 from dledger_core.ids import MemberId
 from dledger_core.net import codec, protocol
 from dledger_core.net.connection import Connection
+from dledger_core.net.dialing import Dialed
 from dledger_core.net.frame import RECEIVE_BYTES, Frame, FrameDecoder, encode_frame
 from dledger_core.net.hello import Hello, negotiate
 from dledger_core.net.protocol import HELLO_BYTES_MAX, PREFACE
+from dledger_core.net.session import Session
 from tests.fuzz.finding import Finding, expect, memory_below
 from tests.support.frames import receive
 
@@ -118,20 +120,22 @@ class _Handler:
 OURS = Hello("peer", "n0", "0" * 32, (1, 2), "127.0.0.1:1")
 
 
-class _Server:
-    def enter(self, connection: Connection) -> None:
-        pass
+class _Listening(Dialed):
+    """A side that accepts any client and node."""
 
-    def on_hello(self, connection: Connection, hello: Hello) -> tuple[Hello, _Handler]:
+    def session(self) -> Session:
+        return Session()
+
+    def on_hello(self, connection: Connection, hello: Hello) -> None:
         version, features = negotiate(hello, OURS)
         hash(hello.process)  # what a node does with it: compare
-        return replace(OURS, versions=(version,), features=features), _Handler()
+        connection.send(replace(OURS, versions=(version,), features=features).to_response())
+        connection.accept(_Handler(), replace(hello, versions=(version,), features=features))
 
 
 async def _converse(stream: bytes, chunk: int, *, dialled: bool) -> None:
     transport = _Transport()
-    asking = {"hello": OURS, "handler": _Handler()} if dialled else {"server": _Server()}
-    connection = Connection(hello_timeout_s=60, **asking)
+    connection = Connection((Dialed if dialled else _Listening)(OURS, _Handler()))
     connection.connection_made(transport)
     at, bound = 0, FIXED_BYTES + 2 * (HELLO_BYTES_MAX + RECEIVE_BYTES) + PER_BYTE * len(stream)
     while at < len(stream) and not transport.closed:
@@ -140,7 +144,7 @@ async def _converse(stream: bytes, chunk: int, *, dialled: bool) -> None:
         room[:taken] = stream[at : at + taken]
         at += taken
         # Once hello was accepted a frame may have a large payload.
-        with memory_below(lambda: bound + (protocol.FRAME_BYTES_MAX if connection.version else 0)):
+        with memory_below(lambda: bound + (protocol.FRAME_BYTES_MAX if connection.accepted.done() else 0)):
             connection.buffer_updated(taken)
     connection.connection_lost(None)
     if not dialled and stream[: len(PREFACE)] != PREFACE[: len(stream)]:
@@ -148,7 +152,8 @@ async def _converse(stream: bytes, chunk: int, *, dialled: bool) -> None:
             isinstance(connection.closed.result(), ProtocolError), "a wrong preface was not refused", first=stream[:8]
         )
     if connection.accepted.exception() is None:
-        expect(connection.version in OURS.versions, "a version was chosen that was not offered", it=connection.version)
+        versions = connection.peer_hello.versions
+        expect(versions == OURS.versions, "a version was chosen that was not offered", it=versions)
 
 
 def run_connection(data: bytes) -> None:

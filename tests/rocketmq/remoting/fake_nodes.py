@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 from dledger_core.errors import IndexOutOfRangeError, NotLeaderError
-from dledger_core.net.connection import Server, serve
 from dledger_core.net.hello import Hello
+from dledger_core.net.listening import Server, serve
 from dledger_core.rocketmq.remoting.messages import WireEntry
 from dledger_core.rocketmq.remoting.port import Appended, GroupState, RemotingConnection, RemotingLimits
 

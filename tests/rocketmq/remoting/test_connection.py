@@ -15,7 +15,7 @@ from dledger_core.client.routing.retry import Timeouts
 from dledger_core.config import parse_peers
 from dledger_core.connect import AsyncClient, JavaOptions
 from dledger_core.errors import IndexOutOfRangeError, StoreMismatchError
-from dledger_core.net.connection import connect
+from dledger_core.net.dialing import connect
 from dledger_core.net.hello import Hello
 from dledger_core.rocketmq.client import JavaClient
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame

@@ -25,6 +25,7 @@ from dledger_core.errors import DLedgerError, UnauthenticatedError, UnreachableE
 from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection
 from dledger_core.net.credentials import PLAINTEXT, Credentials
+from dledger_core.net.dialing import Dialed
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import CLIENT_CONTAINERS_MAX, CLIENT_FRAME_BYTES_MAX, PREFACE, Type
@@ -138,14 +139,13 @@ class Enemy:
         node, found, credentials = self.target.node, Session(), self.target.credentials
         introduction = replace(hello or Hello(), token=credentials.token())
         loop = asyncio.get_running_loop()
-        found.connection = connection = Connection(
-            hello=introduction, handler=found, hello_timeout_s=TIMEOUT_S, identity=node.node_id
-        )
+        found.connection = connection = Connection(Dialed(introduction, found, node.node_id))
         await loop.create_connection(
             lambda: connection, node.host, node.port, ssl=credentials.context(), local_addr=(next(_ADDRESSES), 0)
         )
         self._connections.append(connection)
-        await asyncio.shield(connection.accepted)
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.shield(connection.accepted)
         return found
 
     async def sessions(self, count: int) -> list[Session]:

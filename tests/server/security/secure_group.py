@@ -9,8 +9,9 @@ from typing import Any
 from dledger_core.certificates import CertificateFiles
 from dledger_core.client.routing.channel import Channel
 from dledger_core.connect import AsyncClient
-from dledger_core.net.connection import Connection, connect
+from dledger_core.net.connection import Connection
 from dledger_core.net.credentials import Credentials
+from dledger_core.net.dialing import connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.tls import TlsOptions

@@ -25,8 +25,8 @@ from dledger_core.errors import (
     UnauthenticatedError,
     UnreachableError,
 )
-from dledger_core.net.connection import connect
 from dledger_core.net.credentials import Credentials
+from dledger_core.net.dialing import connect
 from dledger_core.net.hello import Hello
 from dledger_core.net.tls import TlsOptions
 from tests.server.security.secure_group import SecureGroup, Silent, security

@@ -1,0 +1,96 @@
+"""What one connection has to send, in three queues: the transport's, parts for TLS, and bulk frames.
+
+Frames leave in order, except bulk frames: all others overtake them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from dledger_core.checksum import Buffer
+from dledger_core.net.pieces import BulkQueue
+from dledger_core.net.unencrypted import Unencrypted
+
+
+class Output:
+    """The queues; ``pause_writing`` and ``resume_writing`` come from the transport.
+
+    Args:
+        transport: takes the bytes.
+        has_tls: whether it encrypts them.
+    """
+
+    def __init__(self, transport: asyncio.Transport, *, has_tls: bool) -> None:
+        self._transport = transport
+        self._unencrypted = Unencrypted() if has_tls else None
+        self._bulk = BulkQueue()
+        self._is_full = False
+        self._writable: asyncio.Future[None] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        unencrypted = 0 if self._unencrypted is None else self._unencrypted.nbytes
+        return self._transport.get_write_buffer_size() + self._bulk.nbytes + unencrypted
+
+    def write(self, buffers: list[Buffer]) -> None:
+        """Queue encoded frames."""
+        if self._unencrypted is not None and self._unencrypted.must_wait(buffers):
+            self._unencrypted.add(buffers)
+            self._encrypt(self._unencrypted)
+        elif len(buffers) == 1:
+            self._transport.write(buffers[0])
+        else:
+            self._transport.writelines(buffers)
+
+    def _encrypt(self, unencrypted: Unencrypted) -> None:
+        """Pass parts to TLS until it has much that the other side has not taken."""
+        while unencrypted and not self._is_full:
+            self._transport.write(unencrypted.take())
+
+    def write_bulk(self, buffers: list[Buffer]) -> None:
+        """Queue one encoded frame that may be large."""
+        self._bulk.add(buffers)
+        self._write_bulk()
+
+    def _write_bulk(self) -> None:
+        # Only while the transport is short: what it has got cannot be overtaken any more, and a heartbeat that waits
+        # for 30 MiB is late (``test_small_frame_overtakes_bulk_that_the_network_has_not_taken``).
+        while self._bulk and self._writable is None:
+            self.write(self._bulk.take())
+
+    def pause_writing(self) -> None:
+        """Record that the transport's queue is long."""
+        self._is_full = True
+        if self._writable is None:
+            self._writable = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        """Continue, because the transport's queue is short again."""
+        self._is_full = False
+        if self._unencrypted:
+            self._encrypt(self._unencrypted)
+        if self._is_full:
+            return
+        if self._writable is not None:
+            self._writable.set_result(None)
+            self._writable = None
+        self._write_bulk()
+
+    async def drained(self) -> None:
+        """Wait while the transport's queue is long."""
+        if self._writable is not None:
+            await asyncio.shield(self._writable)
+
+    def close(self) -> None:
+        """Pass everything to the transport, except bulk frames: they are dropped."""
+        self._bulk.clear()
+        while self._unencrypted:
+            self._transport.write(self._unencrypted.take())
+
+    def clear(self) -> None:
+        """Drop everything, and wake who waits."""
+        self._bulk.clear()
+        if self._unencrypted is not None:
+            self._unencrypted.clear()
+        self.resume_writing()

@@ -1,0 +1,102 @@
+"""The session of a connection: its opening, byte by byte or at once, without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dledger_core.errors import BusyError, DLedgerError, InvariantViolationError, ProtocolError
+from dledger_core.net.frame import encode_frame
+from dledger_core.net.hello import Hello
+from dledger_core.net.protocol import CLIENT_FRAME_BYTES_MAX, FRAME_BYTES_MAX, HELLO_BYTES_MAX, PREFACE, Type
+from dledger_core.net.session import Opening, Session
+
+NODE = Hello("peer", "n0", "uuid-0", (1, 1), "127.0.0.1:1")
+OTHER_NODE = Hello("peer", "n1", "uuid-1", (1, 1), "127.0.0.1:2")
+
+
+def joined(buffers: list) -> bytes:
+    return b"".join(map(bytes, buffers))
+
+
+def feed(session: Session, data: bytes) -> None:
+    session.get_buffer()[: len(data)] = data
+    session.buffer_updated(len(data))
+
+
+def openings(session: Session, data: bytes, chunk: int) -> Iterator[Opening]:
+    for at in range(0, len(data), chunk):
+        feed(session, data[at : at + chunk])
+        if (found := session.next_opening()) is not None:
+            yield found
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 4096])
+def test_both_sides_open_by_bytes_alone(chunk: int) -> None:
+    dialed, listening = Session(Hello()), Session()
+    [theirs] = openings(listening, joined(dialed.greeting()), chunk)
+    assert theirs == Hello()
+    assert listening.greeting() == []
+    response = joined(encode_frame(NODE.to_response()))
+    [answer] = openings(dialed, response, chunk)
+    assert isinstance(answer, Hello)
+    assert answer.node_id == "n0"
+    for session, hello in ((listening, theirs), (dialed, answer)):
+        session.accept(hello)
+        feed(session, joined(encode_frame({"t": 12, "r": 1}, b"body")))
+        assert session.next_frame() == ({"t": 12, "r": 1}, b"body")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "serves_client", "is_between_nodes", "limit"),
+    [
+        (None, Hello(), True, False, CLIENT_FRAME_BYTES_MAX),
+        (None, OTHER_NODE, False, True, FRAME_BYTES_MAX),
+        (OTHER_NODE, NODE, False, True, FRAME_BYTES_MAX),
+        (Hello(), NODE, False, False, FRAME_BYTES_MAX),
+    ],
+)
+def test_limits_follow_from_both_roles(ours, theirs, serves_client, is_between_nodes, limit) -> None:
+    session = Session(ours)
+    assert session.max_bytes == HELLO_BYTES_MAX
+    session.accept(theirs)
+    assert (session.serves_client, session.is_between_nodes) == (serves_client, is_between_nodes)
+    assert session.max_bytes == limit
+
+
+def test_refusal_is_an_opening_and_no_error_of_this_side() -> None:
+    session = Session(Hello())
+    [found] = openings(session, joined(encode_frame({"t": Type.FAILURE, "e": BusyError("full").to_wire()})), 4096)
+    assert isinstance(found, DLedgerError)
+    assert found.name == "BUSY"
+
+
+def test_other_protocol_is_taken_with_all_its_bytes_where_one_is_served() -> None:
+    found = list(openings(Session(takes_others=True), b"\0\0\1\2", 4096))
+    assert found == [b"\0\0\1\2"]
+    with pytest.raises(ProtocolError):
+        list(openings(Session(), b"\0\0\1\2", 4096))
+
+
+@pytest.mark.parametrize("version", [2, 99])
+def test_response_with_version_that_was_not_offered_is_refused(version: int) -> None:
+    response = NODE.to_response() | {"v": version}
+    with pytest.raises(ProtocolError):
+        list(openings(Session(Hello()), joined(encode_frame(response)), 4096))
+
+
+def test_frame_before_hello_is_refused() -> None:
+    for session, data in (
+        (Session(), PREFACE + joined(encode_frame({"t": 12, "r": 1}))),
+        (Session(Hello()), joined(encode_frame({"t": 13, "r": 1}))),
+    ):
+        with pytest.raises(ProtocolError):
+            list(openings(session, data, 4096))
+
+
+def test_second_hello_breaks_an_invariant() -> None:
+    session = Session()
+    session.accept(Hello())
+    with pytest.raises(InvariantViolationError):
+        session.accept(Hello())
