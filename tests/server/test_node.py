@@ -298,7 +298,7 @@ async def test_failed_disk_of_one_group_does_not_end_the_node(tmp_path):
         node = cluster.nodes["n0"]
         await cluster.leader("b")
         ended = asyncio.create_task(node.wait())
-        cluster.hosted("n0", "a").replica.run_on_disk(fails(DiskFailedError("no disk")))
+        cluster.hosted("n0", "a").replica.store.run(fails(DiskFailedError("no disk")))
         await eventually(lambda: ended.done() or node.groups["a"].state is GroupState.QUARANTINED)
         assert not ended.done()
         ended.cancel()
@@ -308,7 +308,7 @@ async def test_failed_disk_of_one_group_does_not_end_the_node(tmp_path):
 async def test_node_ends_when_disk_of_its_last_group_fails(tmp_path):
     async with ServerGroup(tmp_path, 1) as cluster:
         await cluster.leader()
-        cluster.hosted("n0").replica.run_on_disk(fails(DiskFailedError("no disk")))
+        cluster.hosted("n0").replica.store.run(fails(DiskFailedError("no disk")))
         with pytest.raises(DiskFailedError):
             await cluster.nodes["n0"].wait()
 
