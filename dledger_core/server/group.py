@@ -577,11 +577,8 @@ class Group:
             group=self.name,
             member=store.member,
             founded=configuration_of(store.identity),
-            raft=replace(
-                config.raft,
-                noop_on_election=config.raft.noop_on_election and profile == "B",
-                preferred_leaders=config.preferred(self.name),
-            ),
+            raft=replace(config.raft, noop_on_election=config.raft.noop_on_election and profile == "B"),
+            preferred_leaders=config.preferred(self.name),
             reserve_bytes=config.reserve_bytes,
             limits=config.limits,
         )

@@ -449,6 +449,7 @@ class ReplicaMember(Member):
                 member=self.node_id,
                 founded=self.first_configuration,
                 raft=self.sim.mix.raft,
+                preferred_leaders=self.sim.mix.preferred_leaders,
                 limits=LIMITS,
             ),
             log,

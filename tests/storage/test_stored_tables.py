@@ -99,7 +99,7 @@ def test_tables_ahead_of_log_are_cut_back_durably_before_other_entries_get_index
     files.crash(0.0)  # before the next checkpoint stores tables
     log = open_log(files)
     controls = Controls(log)
-    controls.apply(log.last_index())
+    controls.commit(log.last_index())
     assert list(controls.tables.producers) == ["kept", "other"]
     log.close()
 

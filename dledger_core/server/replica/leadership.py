@@ -16,6 +16,7 @@ from dledger_core.server.replica.append_clock import AppendClock
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.log_time import LogTime
 from dledger_core.server.replica.pace import CatchUpPace
+from dledger_core.server.replica.preferred_leaders import PreferredLeaders
 from dledger_core.server.replica.ready_loop import ReadyLoop
 
 _HAND_OVER_LOOK_S: Final = 0.02
@@ -32,16 +33,25 @@ class Leadership:
         log_time: the group's.
         environment: clocks.
         limits: the node's limits.
+        preferred: which node should lead.
 
     Attributes:
         pace: the rate at which files are read for members that lag.
     """
 
-    def __init__(self, loop: ReadyLoop, log_time: LogTime, environment: Environment, limits: Limits) -> None:
+    def __init__(
+        self,
+        loop: ReadyLoop,
+        log_time: LogTime,
+        environment: Environment,
+        limits: Limits,
+        preferred: PreferredLeaders,
+    ) -> None:
         log = loop.log
         self._loop = loop
         self._raft = loop.raft
         self._log_time = log_time
+        self._preferred = preferred
         self._has_log_time = log.config.profile == "B"
         self._append_clock = AppendClock(environment.wall_ms, environment.monotonic_ms)
         self._clock_difference_ms = limits.clock_difference_ms
@@ -70,6 +80,7 @@ class Leadership:
             # simulation finds it (mutation "an unready leader decides by old tables").
             self._ready_from = self._raft.last_index if self._has_log_time else NO_INDEX
             self._append_clock.lead()
+            self._preferred.lead()
             self._compare_times()
             if self._has_log_time:
                 self._log_time.lead()
@@ -90,7 +101,9 @@ class Leadership:
         """Count a tick of a leader; return whether there is output."""
         used = self._raft.allow_catch_up(self.pace.bytes_per_tick)
         self.pace.tick(used=used)
-        return used
+        if (successor := self._preferred.tick()) is not None:
+            self._raft.transfer_leadership(successor)
+        return used or successor is not None
 
     # --- who leads -------------------------------------------------------------------------------------------
 

@@ -55,8 +55,8 @@ class PeerReports:
 
     def receiving(self, member: MemberId) -> None:
         """Record that a member's bytes arrive and delay its heartbeats."""
-        self._loop.run(self._raft.report_receiving, member)
+        self._loop.run(self._raft.confirm_leader, member)
 
     def received(self, member: MemberId) -> None:
         """Record that a member receives bytes of this node that delay the heartbeats."""
-        self._loop.run(self._raft.report_received, member)
+        self._loop.run(self._raft.confirm_member, member)

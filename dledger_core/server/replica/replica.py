@@ -40,6 +40,7 @@ from dledger_core.server.replica.leadership import Leadership
 from dledger_core.server.replica.lineage import Lineage
 from dledger_core.server.replica.log_time import LogTime, TimedEntries
 from dledger_core.server.replica.peer_reports import PeerReports
+from dledger_core.server.replica.preferred_leaders import PreferredLeaders
 from dledger_core.server.replica.ready_loop import ReadyLoop
 from dledger_core.server.replica.snapshot import SnapshotInstalls, without_deleted
 from dledger_core.server.replica.store import ReplicaStore
@@ -59,6 +60,7 @@ class ReplicaSettings:
         member: this member.
         founded: the configuration that the group was founded with; used while the store knows none.
         raft: Raft's settings.
+        preferred_leaders: nodes that should lead once they have caught up, best first.
         reserve_bytes: free disk space below which appends are rejected.
         limits: the node's limits.
     """
@@ -67,6 +69,7 @@ class ReplicaSettings:
     member: MemberId
     founded: Configuration
     raft: RaftConfig
+    preferred_leaders: tuple[NodeId, ...] = ()
     reserve_bytes: int = 0
     limits: Limits = LIMITS
 
@@ -146,7 +149,8 @@ class Replica:
         )
         self.changes = self.loop.changes
         self.lineage = Lineage(self.loop)
-        self.leadership = Leadership(self.loop, self.log_time, environment, limits)
+        preferred = PreferredLeaders(self.raft, node_id, settings.preferred_leaders, settings.raft.election_ticks_min)
+        self.leadership = Leadership(self.loop, self.log_time, environment, limits, preferred)
         self.store = ReplicaStore(self.loop)
         self.peers = PeerReports(self.loop)
         self.loop.observe(self.leadership)
