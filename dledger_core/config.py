@@ -260,7 +260,6 @@ class RaftConfig:
         inflight_messages_max: unacknowledged AppendEntries per follower.
         recent_bytes_max: payload of durable batches that the core keeps in memory for sending.
         noop_on_election: append a NOOP at the start of a leader's term (off only in profile A).
-        preferred_leaders: node ids that should lead when they are caught up, best first.
     """
 
     election_ticks_min: int = 20
@@ -271,7 +270,6 @@ class RaftConfig:
     inflight_messages_max: int = 64
     recent_bytes_max: int = 64 << 20
     noop_on_election: bool = True
-    preferred_leaders: tuple[NodeId, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.heartbeat_ticks >= 1, f"heartbeat_ticks must be at least 1, got {self.heartbeat_ticks}")

@@ -1,23 +1,18 @@
-"""A leader's duties apart from replication: heartbeats, quorum checks, ReadIndex, transfer, preferred leaders."""
+"""A leader's duties apart from replication: heartbeats, quorum checks, ReadIndex, transfer."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from dledger_core.errors import BadRequestError, NotLeaderError, ProtocolError, TransferringError, invariant
-from dledger_core.ids import Index, MemberId, node_of
+from dledger_core.ids import Index, MemberId
 from dledger_core.raft import replication
 from dledger_core.raft.batch import Batch, Proposal
 from dledger_core.raft.messages import AppendEntriesResponse, Heartbeat, HeartbeatResponse, TimeoutNow
-from dledger_core.raft.progress import Progress, ProgressState
+from dledger_core.raft.progress import Progress
 from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
-_PREFERRED_PAUSE: Final = 16
-"""Quorum checks between two offers of leadership to preferred nodes, so that one that cannot win does little harm."""
-_BY_HAND_PAUSE: Final = 750
-"""The same (about five minutes) for a leader that is not preferred and was elected by a transfer: a person requested
-it, or the nodes have different preferred leaders and must not transfer leadership in a circle."""
 _STALLED_SHARE: Final = 5
 """Election timeouts after which a member that acknowledges nothing counts as stalled."""
 
@@ -38,8 +33,6 @@ def become_leader(state: RaftState) -> None:
     state.election_elapsed = state.heartbeat_elapsed = state.ticks_in_office = 0
     state.heartbeat_round = 0
     state.transferee = None
-    by_hand = state.transfer_campaign and node_of(state.member) not in state.config.preferred_leaders
-    state.preferred_pause = _BY_HAND_PAUSE if by_hand else 0
     next_index = Index(state.log.last_index + 1)
     state.progress = {member: Progress(next_index) for member in state.configuration.members if member != state.member}
     state.send_due = True
@@ -153,7 +146,6 @@ def tick_leader(state: RaftState) -> bool:
             _hand_over(state)
             return True
         _forget_removed(state, active)
-        _maybe_transfer_to_preferred(state, active)
     if state.heartbeat_elapsed >= config.heartbeat_ticks:
         _broadcast_heartbeat(state)
         return True
@@ -307,29 +299,6 @@ def _has_quorum(state: RaftState, active: set[MemberId]) -> bool:
     if state.configuration.is_sole_voter(state.member):
         return True
     return state.configuration.is_quorum(active) and state.persist_elapsed < state.config.election_ticks_max
-
-
-def _maybe_transfer_to_preferred(state: RaftState, active: set[MemberId]) -> None:
-    """Offer leadership to a better preferred node that follows closely."""
-    if state.preferred_pause > 0:
-        state.preferred_pause -= 1
-        return
-    if state.transferee is not None or not has_committed_in_term(state):
-        return
-    for preferred in state.config.preferred_leaders:
-        if preferred == node_of(state.member):
-            return
-        for member, progress in state.progress.items():
-            if (
-                node_of(member) == preferred
-                and state.configuration.is_voter(member)
-                and member in active
-                and progress.state is ProgressState.REPLICATE
-                and progress.match_index >= state.log.commit_index
-            ):
-                state.preferred_pause = _PREFERRED_PAUSE
-                transfer_leadership(state, member)
-                return
 
 
 def maybe_send_timeout_now(state: RaftState) -> None:

@@ -212,6 +212,11 @@ class RawNode:
         return leadership.successors(self._state)
 
     @property
+    def is_elected_by_transfer(self) -> bool:
+        """Whether the leader at that time requested the last campaign of this member."""
+        return self._state.transfer_campaign
+
+    @property
     def transferee(self) -> MemberId | None:
         """The voter to which leadership is being transferred, or None."""
         return self._state.transferee
@@ -252,13 +257,13 @@ class RawNode:
         if progress is not None and progress.ends_at(end):
             self._state.send_due = True
 
-    def report_receiving(self, member: MemberId) -> None:
-        """Record that bytes of a member arrive, and its heartbeats wait behind them: a leader is active then."""
+    def confirm_leader(self, member: MemberId) -> None:
+        """Wait for another election timeout if ``member`` leads: the caller knows that it is active."""
         if member == self._state.leader_id:
             self._state.election_elapsed = 0
 
-    def report_received(self, member: MemberId) -> None:
-        """Record that a member receives bytes from here, and the heartbeats wait behind them: it is active."""
+    def confirm_member(self, member: MemberId) -> None:
+        """Count a member as active in the next quorum check: the caller knows that it receives this leader's bytes."""
         progress = self._state.progress.get(member)
         if progress is not None:
             progress.heard_at = self._state.ticks_in_office

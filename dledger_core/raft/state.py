@@ -89,7 +89,6 @@ class RaftState:
         snapshot_number: number of the last transfer started.
         incoming_snapshot: the chunks of a transfer to this member.
         restart: the log was restarted; the next Ready contains it.
-        preferred_pause: quorum checks to wait before leadership is offered to a preferred node again.
         floor: the least end of a log that this member elects, see ``Floor``; None = it has forgotten nothing.
         floor_changed: the floor was set, raised or removed since the last Ready.
         complete_to: in a term above that of the floor the log was equal to the leader's, which ended here.
@@ -125,7 +124,6 @@ class RaftState:
         "noop",
         "persist_elapsed",
         "persisted_messages",
-        "preferred_pause",
         "progress",
         "reads",
         "restart",
@@ -187,7 +185,6 @@ class RaftState:
         self.transferee: MemberId | None = None
         self.transfer_elapsed = 0
         self.transfer_campaign = False
-        self.preferred_pause = 0
         invariant(
             floor is not None or not ends_below_members,
             "a log that ends below its configuration has a floor",

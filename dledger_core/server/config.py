@@ -31,7 +31,7 @@ class ServerConfig:
         tick_ms: length of a tick.
         inflight_bytes_max: bytes of appends and responses in memory; more requests get BUSY.
         transaction_timeout_ms: the leader aborts a transaction that is inactive for longer than this, by log time.
-        preferred_leaders: per group, instead of ``raft.preferred_leaders``; the same on all nodes.
+        preferred_leaders: per group the nodes that should lead it once caught up, best first; the same on all nodes.
         retention: rules that trim logs; the default deletes nothing.
         disk_full_bytes: free disk space below which appends are rejected; 0 = never; None = 256 MiB, or three times
             ``storage.unsynced_bytes_max`` or twice ``storage.preallocate_bytes`` if that is more.
@@ -100,8 +100,8 @@ class ServerConfig:
 
     def _check_preferred(self) -> None:
         known = [str(peer.node_id) for peer in self.peers]
-        for group, preferred in {"": self.raft.preferred_leaders, **self.preferred_leaders}.items():
-            if group and group not in self.groups:
+        for group, preferred in self.preferred_leaders.items():
+            if group not in self.groups:
                 hosted = ", ".join(self.groups)
                 raise ConfigError(
                     f"preferred-leaders names group {group}, which is not hosted", "", f"use some of {hosted}"
@@ -158,7 +158,7 @@ class ServerConfig:
 
     def preferred(self, group: str) -> tuple[NodeId, ...]:
         """Return the nodes that should lead a group, best first."""
-        return self.preferred_leaders.get(group, self.raft.preferred_leaders)
+        return self.preferred_leaders.get(group, ())
 
     def store_path(self, group: str) -> Path:
         """Return the store directory of a group."""

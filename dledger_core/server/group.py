@@ -64,7 +64,7 @@ from dledger_core.server.monitoring.measures import GroupMeasures
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import event_loop_environment
 from dledger_core.server.replica.members import LogMembers, Members
-from dledger_core.server.replica.replica import Replica
+from dledger_core.server.replica.replica import Replica, ReplicaSettings
 from dledger_core.server.services.admission import Admissions
 from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.backups import Backups
@@ -444,7 +444,7 @@ class Group:
         replica, self._reason, self._remedy = hosted.replica, reason, remedy
         try:
             await hosted.membership.close()
-            end = await replica.give_up()
+            end = await replica.store.give_up()
             if survey:  # behind damage the files may have more than the replica served
                 end, _ = await asyncio.to_thread(store.survey, end)
             await asyncio.to_thread(store.give_up, end)
@@ -462,13 +462,13 @@ class Group:
             return replace(found, reason="" if found.end is not None else self._reason)
         replica, status = hosted.replica, hosted.replica.raft.status()
         configuration = replica.raft.configuration
-        end = replica.log_end()
+        end = replica.store.log_end()
         leader = replica.leader_node if status.has_active_leader or replica.is_leader else None
         return replace(
             found,
             version=configuration.version,
             members=known_members(configuration, self._host.config),
-            chain=replica.chain,
+            chain=replica.lineage.chain,
             end=end,
             leader=leader,
             holes=() if leader is not None else (await asyncio.to_thread(store.survey, end))[1],
@@ -573,29 +573,22 @@ class Group:
                 self.name,
                 floor.term,
             )
-        replica = Replica(
+        settings = ReplicaSettings(
             group=self.name,
             member=store.member,
-            configuration=configuration_of(store.identity),
-            config=replace(
-                config.raft,
-                noop_on_election=config.raft.noop_on_election and profile == "B",
-                preferred_leaders=config.preferred(self.name),
-            ),
-            log=log,
-            send=host.send,
-            on_configuration=host.on_configuration,
-            on_failed=self._stopped,
-            environment=event_loop_environment(host.running_ms),
+            founded=configuration_of(store.identity),
+            raft=replace(config.raft, noop_on_election=config.raft.noop_on_election and profile == "B"),
+            preferred_leaders=config.preferred(self.name),
             reserve_bytes=config.reserve_bytes,
             limits=config.limits,
-            measures=self.measures,
         )
+        environment = event_loop_environment(host.running_ms, host.send)
+        replica = Replica(settings, log, environment, self._stopped, host.on_configuration, self.measures)
         log.on_sync = self.measures.sync.observe
         host.live_repairs.watch(replica)
         appends, roles = Appends(replica, host.budget, config.limits), RoleFeed(replica, host.role_listeners)
         # Appends first: when a role change is reported, their clients have their response.
-        replica.observe(appends, roles, self.measures)
+        replica.loop.observe(appends, roles, self.measures)
         self._hosted = HostedGroup(
             replica=replica,
             appends=appends,
@@ -635,7 +628,7 @@ class Group:
         _LOG.critical("group quarantined: group=%s node=%s error=%s", self.name, self._host.config.self_id, error)
         self._state, self._reason = GroupState.QUARANTINED, f"it is quarantined, {error}"
         if self._hosted is not None:
-            self._hosted.replica.stop(error)
+            self._hosted.replica.loop.stop(error)
             log, reason = self._hosted.replica.log, str(error) or type(error).__name__
             is_disk = isinstance(error, DLedgerError | OSError) and not isinstance(error, IdentityLostError)
             mark = log.require_verification if is_disk else log.quarantine
@@ -663,7 +656,7 @@ class Group:
         if hosted is None:
             return None
         replica = hosted.replica
-        last_term, last_index = replica.end
+        last_term, last_index = replica.store.end
         commit_index = replica.commit_index
         commit_term = replica.raft.term_at(min(commit_index, last_index))
         return ShownStore(
@@ -691,7 +684,7 @@ class Group:
         """
         replica = self.services().replica
         ours, node_id = replica.log_uuid, str(node_of(theirs.member))
-        if (link := find_link(replica.chain, theirs.log_uuid)) is not None:
+        if (link := find_link(replica.lineage.chain, theirs.log_uuid)) is not None:
             raise self._continuing(replica, link, theirs)
         if ours is None or ours != theirs.log_uuid:
             raise OtherLogError(
@@ -708,7 +701,7 @@ class Group:
                 f"upgrade {node_id}",
                 {"group": self.name, "needed": needed, "understood": theirs.version},
             )
-        replica.check_attach(theirs)
+        replica.peers.check_attach(theirs)
 
     def _continuing(self, replica: Replica, link: ContinuedLog, theirs: ShownStore) -> LogContinuedError:
         """Return the refusal of a store whose log this one continues; contest it if this log lacks what it committed.
@@ -719,17 +712,17 @@ class Group:
         """
         node_id, committed = str(node_of(theirs.member)), theirs.committed_index
         if theirs.commit_term is not None:
-            has_committed = replica.follows(link.log_uuid, committed, theirs.commit_term)
+            has_committed = replica.lineage.follows(link.log_uuid, committed, theirs.commit_term)
         else:
             has_committed = False if theirs.commit_index > link.index else None
-        has_end = replica.follows(link.log_uuid, theirs.last_index, theirs.last_term)
+        has_end = replica.lineage.follows(link.log_uuid, theirs.last_index, theirs.last_term)
         response = respond(has_committed=has_committed, has_end=has_end)
         if response is Response.STAY:
-            replica.contest(link, node_id, committed, theirs.commit_term)
+            replica.lineage.contest(link, node_id, committed, theirs.commit_term)
         logs = {"ours": replica.log_uuid, "theirs": theirs.log_uuid}
         values: dict[str, Any] = {"group": self.name, "response": response.value} | logs
         if response is Response.STOP:
-            values |= {"end": [theirs.last_term, theirs.last_index], "chain": chain_rows(replica.chain)}
+            values |= {"end": [theirs.last_term, theirs.last_index], "chain": chain_rows(replica.lineage.chain)}
         return LogContinuedError(
             f"log {replica.log_uuid} continues log {link.log_uuid} of {node_id} up to index {link.index}",
             "",
@@ -751,7 +744,9 @@ class Group:
             return
         if isinstance(error, IdentityLostError):
             self.quarantine(error)
-        elif isinstance(error, EndLostError) and hosted.replica.raise_floor(floor_of_row(error.values.get("floor"))):
+        elif isinstance(error, EndLostError) and hosted.replica.peers.raise_floor(
+            floor_of_row(error.values.get("floor"))
+        ):
             self._host.on_hosted(self.name)
 
     def _continued(self, node_id: NodeId, error: LogContinuedError) -> None:
@@ -763,7 +758,7 @@ class Group:
             response = Response(values.get("response"))
         except ValueError:  # a node of 0.2.0 does not know whether its log contains the last entry here
             response = Response.WAIT
-        end = replica.end
+        end = replica.store.end
         if response is Response.STOP and values.get("end") != list(end):
             return  # that was another end: the attach is repeated
         if response is not self._response:
@@ -786,7 +781,7 @@ class Group:
         store = self._store
         assert store is not None
         async with self._store_lock:
-            if (hosted := self.hosted) is not None and hosted.replica.end == end:
+            if (hosted := self.hosted) is not None and hosted.replica.store.end == end:
                 with contextlib.suppress(Exception):  # the group is quarantined then
                     await self._leave_log(store, "another log continues its log", _REMEDIES[Response.STOP])
         self._task = None
@@ -811,7 +806,7 @@ class Group:
     def report_unreachable(self, peer: NodeId) -> None:
         """Record that the connection to a peer was lost."""
         if (hosted := self.hosted) is not None:
-            hosted.replica.report_unreachable(peer)
+            hosted.replica.peers.unreachable(peer)
 
     def checkpoint(self) -> None:
         """Queue a checkpoint; abort inactive transactions and expire producers and queries, if this node leads."""
@@ -819,7 +814,7 @@ class Group:
         if hosted is None:
             return
         try:
-            hosted.replica.save_checkpoint()
+            hosted.replica.store.save_checkpoint()
             hosted.appends.abort_inactive(self._host.config.transaction_timeout_ms)
             hosted.appends.expire_old()
         except Exception as error:  # noqa: BLE001 - the other groups continue
@@ -840,7 +835,7 @@ class Group:
         if self._host.members.find(target) is None:
             raise BadRequestError(f"{target} is not a member of group {self.name}", "", "name another node")
         if target != self._host.config.self_id:
-            replica.transfer_leadership(target)
+            replica.leadership.transfer(target)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while replica.leader_node != target:
             left = deadline - asyncio.get_running_loop().time()
@@ -859,7 +854,7 @@ class Group:
         if (hosted := self.hosted) is None:
             return
         await hosted.appends.drain(self._host.config.limits.drain_s)
-        await hosted.replica.hand_over(self._host.config.limits.drain_s, is_connected)
+        await hosted.replica.leadership.hand_over(self._host.config.limits.drain_s, is_connected)
 
     async def end_repair(self) -> None:
         """Cancel a repair in progress; wait for the marker of a quarantine."""
@@ -876,7 +871,7 @@ class Group:
                 self._store.release_lock()
         if hosted is not None:
             await hosted.membership.close()
-            await hosted.replica.close()
+            await hosted.replica.store.close()
 
 
 def hosted_logs(groups: Mapping[str, Group]) -> dict[str, str | None]:

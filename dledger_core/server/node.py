@@ -437,7 +437,7 @@ class NodeServer:
     def attached(self, group: str, member: MemberId) -> None:
         """Tell the group that a member is attached."""
         if (found := self.groups.get(group)) is not None and found.hosted is not None:
-            found.hosted.replica.report_attached(member)
+            found.hosted.replica.peers.attached(member)
 
     def attach_refused(self, group: str, node_id: NodeId, error: DLedgerError) -> None:
         """Handle that another node refused this node's store."""
@@ -445,11 +445,11 @@ class NodeServer:
 
     def _on_receiving(self, group: str, member: MemberId) -> None:
         if (hosted := self.groups[group].hosted) is not None:
-            hosted.replica.report_receiving(member)
+            hosted.replica.peers.receiving(member)
 
     def _on_received(self, group: str, member: MemberId) -> None:
         if (hosted := self.groups[group].hosted) is not None:
-            hosted.replica.report_received(member)
+            hosted.replica.peers.received(member)
 
     def _on_lost(self, node_id: NodeId) -> None:
         for group in self.groups.values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -23,7 +22,6 @@ from tests.raft.messages import (
     ack,
     append,
     candidate,
-    config,
     heartbeat,
     in_role,
     leader,
@@ -296,8 +294,8 @@ def test_bytes_of_the_leader_that_delay_its_heartbeats_prevent_an_election() -> 
     for _ in range(3 * CONFIG.election_ticks_max):
         group.tick(1)
         for follower in (N1, N2):
-            group[follower].raw.report_receiving(N0)
-            group[N0].raw.report_received(follower)
+            group[follower].raw.confirm_leader(N0)
+            group[N0].raw.confirm_member(follower)
     assert {(member.raw.status().leader_id, member.term) for member in group.members.values()} == {(N0, 1)}
 
 
@@ -307,9 +305,9 @@ def test_bytes_of_another_node_prevent_no_election_and_keep_no_leader() -> None:
     group.drop = lambda message: N0 in (message.sender, message.target)
     for _ in range(3 * CONFIG.election_ticks_max):
         group.tick(1)
-        group[N1].raw.report_receiving(N2)
-        group[N2].raw.report_receiving(N1)
-        group[N0].raw.report_receiving(N1)
+        group[N1].raw.confirm_leader(N2)
+        group[N2].raw.confirm_leader(N1)
+        group[N0].raw.confirm_leader(N1)
     assert group[N0].role is not Role.LEADER
     assert {group[N1].role, group[N2].role} == {Role.LEADER, Role.FOLLOWER}
 
@@ -460,46 +458,3 @@ def test_only_the_leader_can_request_a_campaign() -> None:
     group.elect(N0)
     group[N1].raw.step(TimeoutNow(sender=N2, target=N1, term=Term(1)))
     assert (group[N1].role, group[N1].term) == (Role.FOLLOWER, 1)
-
-
-# --- preferred leaders --------------------------------------------------------------------------------------------
-
-
-def test_best_reachable_preferred_node_gets_leadership() -> None:
-    group = Group(3, config=config(preferred_leaders=(N2, N0, N1)))
-    group.elect(N1)
-    group.drop = lambda message: N2 in (message.target, message.sender)
-    group.tick(30 * CONFIG.election_ticks_min)
-    assert group[N0].role is Role.LEADER
-    group.drop = lambda message: False
-    group.tick(60 * CONFIG.election_ticks_min)
-    assert group[N2].role is Role.LEADER
-    term = group[N2].term
-    group.tick(10 * CONFIG.election_ticks_max)
-    assert (group[N2].role, group[N2].term) == (Role.LEADER, term)
-
-
-def test_preferred_node_gets_leadership_at_once_after_an_election() -> None:
-    group = Group(3, config=config(preferred_leaders=(N2,)))
-    group.elect(N0)
-    group.tick(2 * CONFIG.election_ticks_min)
-    assert group[N2].role is Role.LEADER
-
-
-def test_preferred_node_waits_minutes_after_a_transfer_by_hand() -> None:
-    group = Group(3, config=config(preferred_leaders=(N2,)))
-    group.elect(N2).raw.transfer_leadership(N0)
-    group.deliver()
-    term = group[N0].term
-    group.tick(500 * CONFIG.election_ticks_min)
-    assert (group[N0].role, group[N0].term) == (Role.LEADER, term)
-    group.tick(300 * CONFIG.election_ticks_min)
-    assert group[N2].role is Role.LEADER
-
-
-def test_different_preferences_do_not_transfer_leadership_in_a_circle() -> None:
-    pairs = ((N0, N1), (N1, N2), (N2, N0))
-    group = Group(Member(n, config=replace(CONFIG, preferred_leaders=(best,))) for n, best in pairs)
-    group.elect(N0)
-    group.tick(500 * CONFIG.election_ticks_min)
-    assert (group[N1].role, group[N1].term) == (Role.LEADER, 2)

@@ -138,7 +138,7 @@ async def test_directory_next_to_log_without_prefix_is_not_read(tmp_path: Path, 
         await client.append(BODIES)
         replica = group.hosted("n0").replica
         segments = replica.log.segment_summaries()
-        replica.trim(Index(segments[1].first_index))
+        replica.store.trim(Index(segments[1].first_index))
         await eventually(lambda: replica.log.first_index() > 0)
         with pytest.raises(IndexOutOfRangeError):
             await client.read_at(0)

@@ -118,4 +118,4 @@ def test_same_request_gets_the_same_store(tmp_path: Path) -> None:
     asking = Admissions(network.n0.replica, MEMBERS, LIMITS, network.ask)
     first = run(asking.admit(N2, GIVEN, RECORDING))
     assert run(asking.admit(N2, GIVEN, RECORDING)) == first
-    network.n0.replica.close_blocking()
+    network.n0.replica.store.close_blocking()

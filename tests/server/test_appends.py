@@ -237,7 +237,7 @@ def test_repeated_append_of_trimmed_entries_has_no_term(tmp_path):
         for _ in range(8):
             ask.plain(bytes(30_000))
             n0.run()
-        n0.replica.trim(6)
+        n0.replica.store.trim(6)
         n0.run()
         assert n0.log.first_index() > 3
         ask.produced("p", 0, 0, b"a")
@@ -309,7 +309,7 @@ def test_state_is_returned_only_after_leadership_is_confirmed(n0, ask, deposed):
 def test_dropped_first_append_does_not_fence_older_epoch(n0, ask):
     ask.produced("p", 4, 0, b"a")
     commit(n0)
-    n0.replica.transfer_leadership(NodeId("n1"))
+    n0.replica.leadership.transfer(NodeId("n1"))
     ask.produced("p", 5, 0, b"b")
     n0.run()
     assert type(ask.answers[-1]) is TransferringError
@@ -750,7 +750,7 @@ def test_dropped_append_leaves_its_producer_in_flight(n0, epoch: int, sequence: 
     ask = Asker(n0, limits=Limits(producers=1))
     ask.produced("a", 0, 0, b"1")
     n0.run()
-    n0.replica.transfer_leadership(NodeId("n1"))
+    n0.replica.leadership.transfer(NodeId("n1"))
     ask.produced("a", epoch, sequence, b"2")
     n0.run()
     assert ask.ranges == [TransferringError]

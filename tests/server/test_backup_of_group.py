@@ -108,7 +108,7 @@ async def test_group_with_recovering_node_is_refused(tmp_path: Path) -> None:
         (node, *_) = await group.followers()
         await group.stop(node)  # so that no majority is left that ends the floor of the other one
         other = (await group.followers())[0]
-        assert group.hosted(other).replica.raise_floor(None)
+        assert group.hosted(other).replica.peers.raise_floor(None)
         backup = NodeLog(group.peers, other, "default", 30.0)
         with pytest.raises(EndLostError):
             await backup.start(-1)

@@ -102,7 +102,7 @@ def test_sole_voter_that_lost_the_entry_of_a_second_one_does_not_lead() -> None:
     n0 = HandDriven(STORE, files=(files := FaultyFiles()))
     n0.lead()
     end = int(n0.log.position_of(n0.log.last_index() + 1))
-    n0.replica.save_checkpoint()
+    n0.replica.store.save_checkpoint()
     n0.run()
     n0.replica.propose_change(AddLearner(LEARNER, "10.0.0.3:7000"))
     n0.run()

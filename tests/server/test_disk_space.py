@@ -63,7 +63,7 @@ def leader(tmp_path):
 def follower(tmp_path):
     with Node(tmp_path, ("n0", "n1", "n2")) as node:
         for other in ("n1", "n2"):
-            node.replica.report_attached(NodeId(other))
+            node.replica.peers.attached(NodeId(other))
         node.replica.tick()
         node.replica.tick()
         yield node

@@ -347,7 +347,7 @@ def test_memory_is_written_with_checkpoint() -> None:
     with HandDriven(STORE, voters=("n0", "n1"), files=files) as n0:
         n0.replica.acknowledged.observe(accepted(5, 9))
         n0.replica.acknowledged.observe(led(7))
-        n0.replica.save_checkpoint()
+        n0.replica.store.save_checkpoint()
         n0.run()
         assert load_acknowledged(files, layout) == {"b": Remembered(7, 7, (5, 9))}
         n0.replica.acknowledged.observe(granted(8))

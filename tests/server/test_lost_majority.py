@@ -256,7 +256,7 @@ def test_majority_that_is_alive_stays_and_new_log_refuses_appends(tmp_path: Path
                 await append(old, 3, "in the old log")
                 await group.start("n2")
                 replica = group.hosted("n2").replica
-                await eventually(lambda: replica.contested is not None)
+                await eventually(lambda: replica.lineage.contested is not None)
                 with pytest.raises(LogContestedError):
                     await group_append(group, "n2")
                 await append(old, 1, "later")
@@ -368,8 +368,8 @@ def shown(replica: Replica, node: str, end: tuple[int, int], commit: tuple[int, 
     """Return a store of the log that a replica's continues, with (term, index) of its end, (index, term) committed."""
     commit_index, commit_term = Index(commit[0]), None if commit[1] is None else Term(commit[1])
     return ShownStore(
-        MemberId(f"{node}/store"), replica.chain[-1].log_uuid, Term(9), Term(end[0]), Index(end[1]), 1, commit_index,
-        commit_term,
+        MemberId(f"{node}/store"), replica.lineage.chain[-1].log_uuid, Term(9), Term(end[0]), Index(end[1]), 1,
+        commit_index, commit_term,
     )  # fmt: skip
 
 
@@ -388,7 +388,7 @@ def test_new_log_stops_store_only_for_end_that_it_contains(tmp_path: Path) -> No
             await append(client, 1, "in the new log")
             found = group.nodes["n2"].groups["default"]
             replica = group.hosted("n2").replica
-            link = replica.chain[-1]
+            link = replica.lineage.chain[-1]
 
             def response(end: tuple[int, int], commit: tuple[int, int | None]) -> tuple[object, bool]:
                 with pytest.raises(LogContinuedError) as caught:
@@ -399,7 +399,7 @@ def test_new_log_stops_store_only_for_end_that_it_contains(tmp_path: Path) -> No
                 return values["response"], "chain" in values
 
             def is_contested() -> bool:
-                return replica.contested is not None
+                return replica.lineage.contested is not None
 
             same, below, later = (link.term, link.index), link.index - 1, link.term + 1
             assert response(same, (link.index, link.term)) == ("stop", True)
@@ -410,7 +410,7 @@ def test_new_log_stops_store_only_for_end_that_it_contains(tmp_path: Path) -> No
             assert not is_contested(), "entries that are not committed contest nothing"
             assert response((later, below), (below, later)) == ("stay", False)
             assert is_contested()
-            replica.contested = None
+            replica.lineage.contested = None
             assert response((later, link.index + 1), (link.index + 1, None)) == ("stay", False)
             assert is_contested()
 

@@ -82,7 +82,7 @@ class Cluster(ReplicaGroup):
             return store, reached
 
         async def transfer(target: NodeId) -> None:
-            member.replica.transfer_leadership(target)
+            member.replica.leadership.transfer(target)
             for _ in range(20):
                 await self.step()
 
@@ -175,7 +175,7 @@ def test_dead_voter_is_replaced_in_three_entries_by_any_leader(tmp_path: Path, l
         new = MemberId(f"{dead}/new")
         assert [each.replaces for each in report.members if each.member == new] == [dead]
         if leader_changes:
-            leader.replica.transfer_leadership(next(n for n in cluster.members if n not in (leader.node_id, new)))
+            leader.replica.leadership.transfer(next(n for n in cluster.members if n not in (leader.node_id, new)))
         seen = []
         for _ in range(3000):
             configuration = cluster.configuration()

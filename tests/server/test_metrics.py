@@ -194,7 +194,7 @@ async def test_role_term_and_members_of_each_node_are_shown(tmp_path: Path) -> N
 async def test_lag_of_stalled_follower_grows_in_entries_and_bytes(tmp_path: Path) -> None:
     async with group_of(tmp_path, 3) as group:
         leader, (slow, _) = await group.leader(), await group.followers()
-        free = stall(group.hosted(slow).replica.run_on_disk)
+        free = stall(group.hosted(slow).replica.store.run)
         try:
             client = await group.client()
             await client.append([b"x" * 1000] * 10)

@@ -28,7 +28,6 @@ from dledger_core.server.group import GroupState
 from dledger_core.server.node import NodeServer
 from dledger_core.server.node import run as run_node
 from dledger_core.server.replica.members import Members
-from dledger_core.server.replica.replica import Replica
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
@@ -298,7 +297,7 @@ async def test_failed_disk_of_one_group_does_not_end_the_node(tmp_path):
         node = cluster.nodes["n0"]
         await cluster.leader("b")
         ended = asyncio.create_task(node.wait())
-        cluster.hosted("n0", "a").replica.run_on_disk(fails(DiskFailedError("no disk")))
+        cluster.hosted("n0", "a").replica.store.run(fails(DiskFailedError("no disk")))
         await eventually(lambda: ended.done() or node.groups["a"].state is GroupState.QUARANTINED)
         assert not ended.done()
         ended.cancel()
@@ -308,23 +307,19 @@ async def test_failed_disk_of_one_group_does_not_end_the_node(tmp_path):
 async def test_node_ends_when_disk_of_its_last_group_fails(tmp_path):
     async with ServerGroup(tmp_path, 1) as cluster:
         await cluster.leader()
-        cluster.hosted("n0").replica.run_on_disk(fails(DiskFailedError("no disk")))
+        cluster.hosted("n0").replica.store.run(fails(DiskFailedError("no disk")))
         with pytest.raises(DiskFailedError):
             await cluster.nodes["n0"].wait()
 
 
 async def test_error_in_checkpoint_concerns_its_group_only(tmp_path, monkeypatch):
-    save_checkpoint = Replica.save_checkpoint
-
-    def save(replica: Replica) -> None:
-        if replica.group == "a":
-            raise RuntimeError("broken on purpose")
-        save_checkpoint(replica)
+    def save() -> None:
+        raise RuntimeError("broken on purpose")
 
     async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
         for group in GROUPS:
             await cluster.leader(group)
-        monkeypatch.setattr(Replica, "save_checkpoint", save)
+        monkeypatch.setattr(cluster.hosted("n0", "a").replica.store, "save_checkpoint", save)
         await quarantined(cluster, "n0", "a")
         await RawClient(await cluster.channel("n0"), "b").append([b"x"])
 

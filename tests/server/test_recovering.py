@@ -101,7 +101,7 @@ def filled(count: int, repeat: int) -> tuple[ReplicaGroup, HandDriven, HandDrive
 def with_unrecorded_entries() -> tuple[ReplicaGroup, HandDriven, HandDriven, HandDriven]:
     """Return a group whose leader and a follower acknowledged entries that no checkpoint and no third node has."""
     group, leader, victim, late = filled(40, repeat=100)
-    victim.replica.save_checkpoint()
+    victim.replica.store.save_checkpoint()
     group.deliver()
     isolate(group, late)
     for number in range(7):
@@ -153,7 +153,7 @@ def test_log_ends_before_damage_to_uncommitted_entries_for_now(byte: int) -> Non
     group.drop = lambda message: isinstance(message, AppendEntriesResponse) or message.target == late.node_id
     for number in range(8):
         group.append(leader, b"uncommitted %d" % number)
-    victim.replica.save_checkpoint()
+    victim.replica.store.save_checkpoint()
     group.deliver()
     first = victim.replica.commit_index + 1
     files, position = group.files[victim.node_id], int(victim.log.position_of(first + 2))

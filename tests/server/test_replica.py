@@ -138,7 +138,7 @@ def broken_by(kind, n0, files):
         return DiskFailedError
     n0.replica.raft._log._ranges._terms[-1] = 99  # the log is ahead of the term: as if memory was damaged
     if kind == "iteration":
-        n0.replica._guard(lambda: invariant(False, "broken"))
+        n0.replica.loop.run(lambda: invariant(False, "broken"))
     else:
         with pytest.raises(ProposalDroppedError):
             propose(n0, b"refused")
@@ -156,11 +156,11 @@ def test_stopped_replica_writes_and_sends_nothing(kind):
     n0.sent.clear()
     written = [entry for entry in files.log if entry[0] != "unlink"]
     n0.acknowledge_as_of(1)
-    n0.replica.save_checkpoint()
+    n0.replica.store.save_checkpoint()
     n0.replica.tick()
     n0.run()
     assert not n0.replica.is_leader
-    n0.replica.close_blocking()
+    n0.replica.store.close_blocking()
     assert n0.sent == []
     assert [entry for entry in files.log if entry[0] != "unlink"] == written
     assert [type(failure) for failure in n0.failures] == [error]
@@ -180,7 +180,7 @@ def test_checkpoint_is_written_only_where_something_changed(tmp_path, monkeypatc
             for body in bodies:
                 propose(n0, body)
                 n0.run()
-            n0.replica.save_checkpoint()
+            n0.replica.store.save_checkpoint()
             n0.run()
         assert written == [0, 1]
 
@@ -192,7 +192,7 @@ def test_close_releases_store_when_its_last_write_fails():
     n0.run()
     files.fail_at = files.operations + 1
     with pytest.raises(DiskFailedError):
-        n0.replica.close_blocking()
+        n0.replica.store.close_blocking()
     open_log(files, config=STORAGE).close()
 
 
@@ -207,7 +207,7 @@ def test_closed_replica_accepts_no_input(tmp_path):
     for call in (
         lambda: propose(n0, b"late"),
         lambda: n0.replica.ask_read_index(lambda _: None),
-        lambda: n0.replica.transfer_leadership(NodeId("n1")),
+        lambda: n0.replica.leadership.transfer(NodeId("n1")),
     ):
         with pytest.raises(ProposalDroppedError):
             call()

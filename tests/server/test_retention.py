@@ -216,7 +216,7 @@ def test_trim_deletes_nothing_that_is_not_readable(tmp_path) -> None:
         start = n0.log.segment_summaries()[1].first_index
 
         def trimmed_to() -> Index:
-            n0.replica.trim(start)
+            n0.replica.store.trim(start)
             n0.run()
             assert not n0.failures
             return n0.log.first_index()
@@ -242,7 +242,7 @@ def test_retention_keeps_rows_of_open_transaction(tmp_path) -> None:
         assert len(orphaned) == 1
         retain(n0, SMALL)
         assert n0.log.first_index() > begin
-        n0.replica.save_checkpoint()
+        n0.replica.store.save_checkpoint()
         assert orphaned == [], "rows about trimmed entries are trimmed"
 
 

@@ -630,7 +630,7 @@ async def test_client_that_reads_no_responses_occupies_little_memory(tmp_path, l
 async def test_cancelled_append_gives_its_bytes_back(tmp_path):
     async with one_node(tmp_path) as (group, client):
         node, hosted = group.nodes["n0"], group.hosted("n0")
-        free = stall(hosted.replica.run_on_disk)
+        free = stall(hosted.replica.store.run)
         other = RawClient(await group.channel("n0"))
         asked = asyncio.create_task(other.append([b"abandoned"], p="p", pe=0, ps=0))
         await eventually(lambda: node.budget.taken_bytes > 0)
@@ -645,7 +645,7 @@ async def test_cancelled_append_gives_its_bytes_back(tmp_path):
 
 async def test_busy_reaches_client_and_ends(tmp_path):
     async with one_node(tmp_path, inflight_bytes_max=1 << 20) as (group, client):
-        free = stall(group.hosted("n0").replica.run_on_disk)
+        free = stall(group.hosted("n0").replica.store.run)
         first = asyncio.create_task(client.append([bytes(700 << 10)]))
         await eventually(lambda: group.nodes["n0"].budget.taken_bytes > 0)
         with pytest.raises(BusyError) as refused:
@@ -710,7 +710,7 @@ async def test_commit_overtaken_by_newer_run_is_fenced(tmp_path):
     async with one_node(tmp_path) as (group, client):
         part = await client.attempt([b"old"], KEY)
         replica = group.hosted("n0").replica
-        free, last = stall(group.hosted("n0").replica.run_on_disk), replica.raft.last_index
+        free, last = stall(group.hosted("n0").replica.store.run), replica.raft.last_index
         newer = asyncio.create_task(client.attempt([b"new"], NEWER))
         commit = asyncio.create_task(client.transact("commit", KEY, [part]))
         try:

@@ -55,7 +55,7 @@ def follower(tmp_path, **options) -> HandDriven:
 
 def delete(n0: HandDriven, segments: int = 2) -> Index:
     index = n0.log.segment_summaries()[segments].first_index
-    n0.replica.trim(index)
+    n0.replica.store.trim(index)
     n0.run()
     assert n0.log.first_index() == index
     return index
@@ -103,7 +103,7 @@ def give(leader: HandDriven, n0: HandDriven, **changes: object) -> None:
 def test_snapshot_waits_until_the_tables_cover_the_deleted_entries(leader):
     """The core forgets entries at once, the store deletes them and stores the tables later."""
     first = leader.log.segment_summaries()[2].first_index
-    leader.replica.trim(first)
+    leader.replica.store.trim(first)
     packing = installs(leader)
     assert leader.replica.raft.first_index == first
     assert packing.pack(first) is None
@@ -118,11 +118,11 @@ def test_deletion_that_damage_held_up_happens_after_the_repair(leader):
     data = sorted((leader.log.directory / "data").iterdir())[2]
     good = data.read_bytes()
     data.write_bytes(bytes(HEADER_BYTES) + good[HEADER_BYTES:])
-    leader.replica.trim(first)
+    leader.replica.store.trim(first)
     leader.run()
     assert leader.log.first_index() < first == leader.replica.raft.first_index
     data.write_bytes(good)
-    leader.replica.save_checkpoint()
+    leader.replica.store.save_checkpoint()
     leader.run()
     assert leader.log.first_index() == first
     assert installed(leader, first).start.first_index == first

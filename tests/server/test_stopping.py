@@ -80,7 +80,7 @@ def test_leader_that_stops_refuses_appends_after_those_in_flight(tmp_path):
         async with ServerGroup(tmp_path, 1) as group:
             client, late = await group.client(), await group.client()
             replica = group.hosted("n0").replica
-            free = stall(replica.run_on_disk)
+            free = stall(replica.store.run)
             append = asyncio.create_task(client.append([b"in flight"]))
             await eventually(lambda: replica.raft.last_index > replica.commit_index)
             stopping = asyncio.create_task(group.nodes["n0"].drain())

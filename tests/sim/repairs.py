@@ -131,7 +131,7 @@ class SimRepairEnvironment:
                 self._sim.time.after(1, lambda: resume(*outcome))
 
             self._member.crash_soon()
-            replica.run_on_disk(work)
+            replica.store.run(work)
 
         result: T = await Wait(begin)
         return result

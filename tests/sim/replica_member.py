@@ -50,7 +50,8 @@ from dledger_core.record import Records, merge_ranges, records_of
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
-from dledger_core.server.replica.replica import Replica
+from dledger_core.server.replica.ready_loop import ReadyLoop
+from dledger_core.server.replica.replica import Replica, ReplicaSettings
 from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.flow import Budget
 from dledger_core.storage import CommitLog
@@ -262,20 +263,20 @@ class SimDisk:
             self._work_later()
 
 
-class SimReplica(Replica):
-    """A Replica that shows each Ready to the checker after it was handled."""
+class ShownLoop(ReadyLoop):
+    """A ReadyLoop that shows each Ready to the checker after it was executed."""
 
     shown_to: ReplicaMember
 
-    def trim(self, index: Index) -> None:
-        super().trim(index)
-        if not self._failed:
-            self.shown_to.staged.delete_before(self.raft.first_index)
-
-    def _handle(self, ready: Ready) -> None:
-        super()._handle(ready)
-        if not self._failed:
+    def execute(self, ready: Ready) -> None:
+        super().execute(ready)
+        if not self.has_failed:
             self.shown_to.handled(ready)
+
+
+class SimReplica(Replica):
+    loop: ShownLoop
+    loop_type = ShownLoop
 
 
 class ReplicaMember(Member):
@@ -372,19 +373,19 @@ class ReplicaMember(Member):
             return True
         self._attached.add((other.node_id, other.life))
         try:
-            self.replica.check_attach(other.shown)
+            self.replica.peers.check_attach(other.shown)
         except DLedgerError as error:
             self.sim.shared.set_backs.refused(other, error)
             if not other.up:
                 return False
-            self.replica.check_attach(other.shown)  # it shows the floor that it needs
-        other.replica.report_attached(self.node_id)
+            self.replica.peers.check_attach(other.shown)  # it shows the floor that it needs
+        other.replica.peers.attached(self.node_id)
         return True
 
     @property
     def shown(self) -> ShownStore:
         """The store as its node shows it to others."""
-        last_term, last_index = self.replica.end
+        last_term, last_index = self.replica.store.end
         return ShownStore(
             self.node_id,
             self.replica.log_uuid,
@@ -397,7 +398,7 @@ class ReplicaMember(Member):
         )
 
     def unreachable(self, peer: MemberId) -> None:
-        self.replica.report_unreachable(node_of(peer))
+        self.replica.peers.unreachable(node_of(peer))
 
     def propose_change(self, change: MemberChange) -> None:
         self.replica.propose_change(change)
@@ -443,35 +444,38 @@ class ReplicaMember(Member):
         self._attached: set[tuple[MemberId, int]] = set()
         iteration_delay = self.sim.shared.iteration_delay
         self.replica = SimReplica(
-            group=GROUP,
-            member=self.node_id,
-            configuration=self.first_configuration,
-            config=self.sim.mix.raft,
-            log=log,
-            send=lambda _, message: self._send(message),
-            on_failed=self.failed,
-            environment=Environment(
+            ReplicaSettings(
+                group=GROUP,
+                member=self.node_id,
+                founded=self.first_configuration,
+                raft=self.sim.mix.raft,
+                preferred_leaders=self.sim.mix.preferred_leaders,
+                limits=LIMITS,
+            ),
+            log,
+            Environment(
                 wall_ms=self.wall_ms,
                 monotonic_ms=lambda: self.sim.time.now,
                 running_ms=lambda: self.sim.time.now,
                 call_soon=lambda action: self.later(
                     iteration_delay if self.sim.faults_on else 0, lambda: self.input(action)
                 ),
+                send=lambda _, message: self._send(message),
                 open_disk=lambda log, on_persisted, on_failed: SimDisk(self, log, on_persisted, on_failed),
                 random=self.sim.source,
                 background=lambda work: work(),
             ),
-            limits=LIMITS,
+            self.failed,
         )
-        self.replica.shown_to = self
+        self.replica.loop.shown_to = self
         self.appends = Appends(self.replica, Budget(INFLIGHT_BYTES_MAX))
-        self.replica.observe(self.appends)
+        self.replica.loop.observe(self.appends)
         self.repairs.watch()
         self.joined()
         others = (other for other in self.sim.members.values() if other.up and other is not self)
         for other in others:  # as links do that are there at once
-            self.replica.report_attached(other.node_id)
-            other.replica.report_attached(self.node_id)
+            self.replica.peers.attached(other.node_id)
+            other.replica.peers.attached(self.node_id)
         if self.was_set_back:
             self.sim.shared.set_backs.returned(self)
         self.sim.shared.compare_tables(self)
@@ -479,7 +483,7 @@ class ReplicaMember(Member):
 
     def _checkpoint(self) -> None:
         self.sim.shared.keep_orphaned(self)
-        self.input(self.replica.save_checkpoint)
+        self.input(self.replica.store.save_checkpoint)
         self.input(lambda: self.appends.abort_inactive(TRANSACTION_TIMEOUT_MS))
         self.later(CHECKPOINT_TICKS * TICK, self._checkpoint)
 
@@ -624,7 +628,7 @@ class ReplicaMember(Member):
 
             def transfer() -> None:
                 with contextlib.suppress(NotLeaderError):  # it stepped down, and has not reported it yet
-                    self.replica.transfer_leadership(target)
+                    self.replica.leadership.transfer(target)
 
             self.input(transfer)
 
@@ -644,11 +648,17 @@ class ReplicaMember(Member):
     def trim(self, random: Random) -> None:
         """Delete as much as retention ever might, also entries that another member still needs."""
         replica = self.replica
+
+        def trim(index: Index) -> None:
+            replica.store.trim(index)
+            if not replica.loop.has_failed:
+                self.staged.delete_before(replica.raft.first_index)
+
         end = self.sim.shared.damages.deletable_end(min(replica.visible_end, replica.readable_end))
         starts = [segment.first_index for segment in self.log.segment_summaries() if segment.first_index <= end]
         if len(starts) > 1:
             index = random.choice((starts[-1], random.choice(starts[1:])))
-            self.input(lambda: replica.trim(index))
+            self.input(lambda: trim(index))
             self.crash_soon()
 
     def lie(self, random: Random) -> None:

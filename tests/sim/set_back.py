@@ -100,7 +100,7 @@ class SetBacks:
         check(isinstance(error, EndLostError), "a store is refused for another reason", member.node_id, error)
         honest = floor is not None and not floor.is_open
         check(member.was_set_back or honest, "a store is refused that has forgotten nothing", member.node_id, error)
-        check(member.replica.raise_floor(floor), "a store is refused that has the floor", member.node_id, error)
+        check(member.replica.peers.raise_floor(floor), "a store is refused that has the floor", member.node_id, error)
 
     def _others(self, member: ReplicaMember) -> list[ReplicaMember]:
         return [other for other in self._sim.current if other is not member]

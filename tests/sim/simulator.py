@@ -55,6 +55,7 @@ class Mix:
     disk_delay_max: int
     client_pause: int
     raft: RaftConfig
+    preferred_leaders: tuple[NodeId, ...]
     storage: StorageConfig
     rates: dict[str, float]
     scrub_interval: int
@@ -87,8 +88,8 @@ def draw_mix(source: random.Random, *, whole: bool) -> Mix:
             inflight_messages_max=choice((1, 3, 20)),
             recent_bytes_max=choice((0, 4000, 1 << 20)),
             noop_on_election=whole or source.random() < 0.8,
-            preferred_leaders=(NodeId("n1"), NodeId("n0")) if source.random() < 0.2 else (),
         ),
+        preferred_leaders=(NodeId("n1"), NodeId("n0")) if source.random() < 0.2 else (),
         storage=StorageConfig(
             data_segment_bytes=choice((4096, 4096, 16_384, 1 << 17)),
             index_segment_bytes=choice((640, 4096)),

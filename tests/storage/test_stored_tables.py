@@ -99,7 +99,7 @@ def test_tables_ahead_of_log_are_cut_back_durably_before_other_entries_get_index
     files.crash(0.0)  # before the next checkpoint stores tables
     log = open_log(files)
     controls = Controls(log)
-    controls.apply(log.last_index())
+    controls.commit(log.last_index())
     assert list(controls.tables.producers) == ["kept", "other"]
     log.close()
 
@@ -208,14 +208,14 @@ def test_tables_are_stored_after_the_entries_they_include() -> None:
     files = FaultyFiles()
     with HandDriven(Path("/store"), voters=("n0", "n1", "n2"), files=files) as n0:
         n0.lead()
-        n0.replica.save_checkpoint()
+        n0.replica.store.save_checkpoint()
         n0.run()
         n0.stalled = True
         ask = Asker(n0)
         ask.produced("p", 0, 0, b"x")
         n0.acknowledge()  # the others have it, this disk does not
         assert "p" in n0.replica.tables.producers
-        n0.replica.save_checkpoint()
+        n0.replica.store.save_checkpoint()
         n0.run()
         rows = files.read_tables(Path("/store/meta/tables"))
         assert rows is None or LogTables.from_rows(rows).applied_index <= n0.log.last_index()
@@ -243,7 +243,7 @@ def test_failed_transaction_of_tables_is_final_for_the_replica() -> None:
                 break
             ask.produced("p", 0, number, b"x")
             n0.run()
-            n0.replica.save_checkpoint()
+            n0.replica.store.save_checkpoint()
             n0.run()
         assert [type(error) for error in n0.failures] == [DiskFailedError]
         assert not n0.replica.is_leader

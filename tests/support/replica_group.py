@@ -33,7 +33,7 @@ from dledger_core.raft import (
 from dledger_core.record import MAGIC_DATA, Columns, encode
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
-from dledger_core.server.replica.replica import Replica
+from dledger_core.server.replica.replica import Replica, ReplicaSettings
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey
 from dledger_core.server.services.flow import Budget
 from dledger_core.storage import CommitLog
@@ -159,23 +159,25 @@ class HandDriven:
         found_store(directory, node_id, storage, files)
         self.log = CommitLog.open(directory, group="g", node_id=node_id, config=storage, files=files)
         self.replica = Replica(
-            group="g",
-            member=member_id(self.node_id),
-            configuration=Configuration(frozenset(map(NodeId, voters))),
-            config=raft,
-            log=self.log,
-            send=lambda _, message: self.sent.append(message),
-            on_failed=self.failures.append,
-            on_configuration=lambda _, found: self.configurations.append(found),
-            environment=Environment(
+            ReplicaSettings(
+                group="g",
+                member=member_id(self.node_id),
+                founded=Configuration(frozenset(map(NodeId, voters))),
+                raft=raft,
+            ),
+            self.log,
+            Environment(
                 wall_ms=lambda: self.wall_ms,
                 monotonic_ms=lambda: self.monotonic_ms,
                 running_ms=lambda: self.running_ms,
                 call_soon=self.turns.append,
+                send=lambda _, message: self.sent.append(message),
                 open_disk=self._open_disk,
                 random=Random(seed),
                 background=lambda work: work(),
             ),
+            self.failures.append,
+            lambda _, found: self.configurations.append(found),
         )
 
     def _open_disk(self, log: CommitLog, on_persisted: Any, on_failed: Any) -> HandDisk:
@@ -186,7 +188,7 @@ class HandDriven:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.replica.close_blocking()
+        self.replica.store.close_blocking()
 
     def run(self) -> None:
         """Runs turns, and the disk unless it is ``stalled``, until nothing is left to do."""
@@ -269,7 +271,7 @@ class Asker:
 
     def __init__(self, node: HandDriven, budget: Budget | None = None, limits: Limits = LIMITS) -> None:
         self.appends = Appends(node.replica, budget or Budget(1 << 30), limits)
-        node.replica.observe(self.appends)
+        node.replica.loop.observe(self.appends)
         self.answers: list[AppendedRange | DLedgerError] = []
 
     def plain(self, *bodies: bytes, source: object = None) -> None:
@@ -307,14 +309,14 @@ class ReplicaGroup(Group):
         self._seed = seed
         super().__init__([self._opened(node) for node in self.files])
         for one, other in itertools.permutations(self.members.values(), 2):
-            one.replica.report_attached(other.replica.member)
+            one.replica.peers.attached(other.replica.member)
 
     def start(self, node: NodeId) -> HandDriven:
         """Start a stopped member from its disk."""
         self.members[node] = self._opened(node)
         for other in self.running:
-            self.members[node].replica.report_attached(other.replica.member)
-            other.replica.report_attached(self.members[node].replica.member)
+            self.members[node].replica.peers.attached(other.replica.member)
+            other.replica.peers.attached(self.members[node].replica.member)
         return self.members[node]
 
     def _opened(self, node: NodeId) -> HandDriven:

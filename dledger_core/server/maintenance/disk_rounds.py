@@ -102,7 +102,7 @@ class DiskRounds:
         if now - self._handed_over.get(replica.group, float("-inf")) >= self._limits.disk_full_hand_over_s:
             self._handed_over[replica.group] = now
             _LOG.warning("handing leadership over, disk nearly full: group=%s", replica.group)
-            work = replica.hand_over(self._limits.transfer_s, self._is_connected)
+            work = replica.leadership.hand_over(self._limits.transfer_s, self._is_connected)
             self._start(f"hand over {replica.group}", work)
 
     async def retain(self) -> None:
@@ -130,7 +130,7 @@ class DiskRounds:
         start = segments[0].first_index
         if index > start:
             _LOG.info("trimming log: group=%s start=%d end=%d", replica.group, start, index)
-            replica.trim(index)
+            replica.store.trim(index)
 
     async def _expired(self, replica: Replica, segments: Sequence[SegmentSummary]) -> int:
         """Return how many of the oldest data files are older than the age limit.

@@ -350,7 +350,7 @@ class EventLoopRepairs:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(complete, outcome)
 
-        replica.run_on_disk(work)
+        replica.store.run(work)
         return await done
 
     async def wait_change(self, replica: Replica, timeout_s: float) -> None:

@@ -105,7 +105,7 @@ class LiveRepairs:
             except DLedgerError as error:
                 _LOG.error("repair failed: group=%s index=%d error=%s", replica.group, index, error)
                 if isinstance(error, CorruptRecordError) and (failure := read_failure(error)) is not None:
-                    replica.run_on_disk(partial(log.stop_on, failure))
+                    replica.store.run(partial(log.stop_on, failure))
                     return
                 await environment.sleep(self._limits.repair_retry_s)
 
@@ -114,7 +114,7 @@ class LiveRepairs:
         environment = self._environment
         for peer in self._members.others if replica.is_leader else ():
             with contextlib.suppress(DLedgerError):
-                replica.transfer_leadership(peer.node_id)
+                replica.leadership.transfer(peer.node_id)
             deadline = environment.now() + self._limits.repair_transfer_s
             while replica.is_leader and environment.now() < deadline:
                 await environment.wait_change(replica, deadline - environment.now())
@@ -212,7 +212,7 @@ class Scrub:
                 return
             if not fit:
                 _LOG.warning("index rows rewritten: group=%s start=%d", replica.group, at)
-                replica.run_on_disk(partial(replica.log.rewrite_rows, records, at))
+                replica.store.run(partial(replica.log.rewrite_rows, records, at))
             at += records.count
             await environment.sleep(max(records.nbytes / self._rate - (environment.now() - began), 0.0))
         self.position[replica.group] = at

@@ -1,4 +1,4 @@
-"""The parts of a replica that differ between a node and a simulation: time, iterations, randomness, disk.
+"""The parts of a replica that differ between a node and a simulation: time, iterations, randomness, network, disk.
 
 A node's replicas get ``event_loop_environment``. A test or simulation that runs a replica without threads and without a
 clock passes an ``Environment`` of its own.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from dledger_core.raft import Ready
+from dledger_core.raft import Message, Ready
 from dledger_core.server.replica.background import Background
 from dledger_core.server.replica.group_commit import DiskWriter
 from dledger_core.storage import CommitLog
@@ -60,6 +60,7 @@ class Environment:
         monotonic_ms: a clock that never jumps.
         running_ms: the node's running time, see ``RunningTime``.
         call_soon: runs a function after the current iteration, in order of the calls.
+        send: sends a message of a group to a peer, or drops it.
         open_disk: creates the disk of a log.
         random: source of election timeouts.
         background: runs work that may take seconds.
@@ -69,12 +70,13 @@ class Environment:
     monotonic_ms: Callable[[], int]
     running_ms: Callable[[], int]
     call_soon: Callable[[Callable[[], None]], object]
+    send: Callable[[str, Message], None]
     open_disk: OpenDisk
     random: Random
     background: Background
 
 
-def event_loop_environment(running_ms: Callable[[], int]) -> Environment:
+def event_loop_environment(running_ms: Callable[[], int], send: Callable[[str, Message], None]) -> Environment:
     """Return the environment of a node's replica: the running event loop, its clocks, a thread that writes."""
     loop = asyncio.get_running_loop()
     return Environment(
@@ -82,6 +84,7 @@ def event_loop_environment(running_ms: Callable[[], int]) -> Environment:
         monotonic_ms=monotonic_ms,
         running_ms=running_ms,
         call_soon=loop.call_soon,
+        send=send,
         open_disk=lambda log, on_persisted, on_failed: DiskWriter(log, loop, on_persisted, on_failed),
         random=Random(),
         background=lambda work: loop.run_in_executor(None, work),

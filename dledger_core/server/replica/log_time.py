@@ -8,8 +8,11 @@ stall does not count, so log time is never ahead of the time since the log was f
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from dledger_core import control
 from dledger_core.ids import NUMBER_MAX
+from dledger_core.record import ProposedBatch
 
 
 class RunningTime:
@@ -72,3 +75,42 @@ class LogTime:
     def follow(self) -> None:
         """Stop counting: this node leads no longer."""
         self._known_ms, self._since_ms = self.now_ms, None
+
+    def pack(self, fields: dict[str, Any]) -> bytes:
+        """Return the body of a control entry that a leader appends now: it holds the log time."""
+        return control.pack(fields | {"t": self.now_ms})
+
+
+class TimedEntries:
+    """The entries of one leader that carry the log time, and when one is due.
+
+    Args:
+        log_time: the group's.
+        interval_ms: while data is appended, an entry with the log time is due this long after the last one; None in
+            profile A, whose logs have no control entries.
+    """
+
+    def __init__(self, log_time: LogTime, interval_ms: int | None) -> None:
+        self._log_time = log_time
+        self._interval_ms = interval_ms
+        self._recorded_ms = 0
+
+    def entry(self, fields: dict[str, Any]) -> ProposedBatch:
+        """Return a control entry to append now."""
+        self._recorded_ms = self._log_time.now_ms
+        return ProposedBatch(control=self._log_time.pack(fields))
+
+    def configuration(self, body: bytes) -> ProposedBatch:
+        """Return a configuration entry to append now."""
+        self._recorded_ms = self._log_time.now_ms
+        return ProposedBatch(configuration=self._log_time.pack(control.unpack(body)))
+
+    def before(self, proposal: ProposedBatch) -> ProposedBatch | None:
+        """Return the entry that is due before a proposal that is appended now, or None."""
+        # Retention takes the age of a data file from the first log time after it. Without these entries a log of plain
+        # appends would have no age (test_leader_records_log_time_every_ten_minutes_while_it_appends).
+        if proposal.has_control:
+            self._recorded_ms = self._log_time.now_ms
+        elif self._interval_ms is not None and self._log_time.now_ms - self._recorded_ms >= self._interval_ms:
+            return self.entry({})
+        return None

@@ -188,7 +188,7 @@ class Reads:
 
     async def _describe_producers(self, after: bytes, rows_max: int) -> tuple[list[list[Any]], list[Any] | None]:
         """Read a page from the stored tables, in a thread: a table in memory of a million rows would take seconds."""
-        await self._replica.store_tables(self._limits.read_index_s)
+        await self._replica.store.store_tables(self._limits.read_index_s)
         begin, end = max(after, producers.PREFIX), QUERIES_END
         loop = asyncio.get_running_loop()
         stored = await loop.run_in_executor(self._executor, self._replica.log.scan_tables, begin, end, rows_max)

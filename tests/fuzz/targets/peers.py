@@ -108,7 +108,7 @@ class _Session:
 
     def restart(self, *, orderly: bool) -> None:
         if orderly and not self.node.failures:
-            self.node.replica.close_blocking()
+            self.node.replica.store.close_blocking()
         self.files.kill()
         self.node = _opened(self.files)
 
@@ -153,4 +153,4 @@ def run_peer_session(data: bytes) -> None:
         session.look()
     session.restart(orderly=False)
     session.look()
-    session.node.replica.close_blocking()
+    session.node.replica.store.close_blocking()

@@ -25,7 +25,8 @@ from dledger_core.raft import floor as floors
 from dledger_core.raft.progress import Progress
 from dledger_core.server.replica.acknowledged import Acknowledged
 from dledger_core.server.replica.attachments import ShownStore
-from dledger_core.server.replica.replica import Replica
+from dledger_core.server.replica.peer_reports import PeerReports
+from dledger_core.server.replica.ready_loop import ReadyLoop
 from dledger_core.storage.files.acknowledged_file import Remembered
 from tests.support.group import CONFIG, NODES, Member, only
 from tests.support.memory_store import MemoryStore, log_of
@@ -168,8 +169,8 @@ class Decisions:
     ) -> tuple[int, int | None, FloorRow]:
         """Return term, vote and floor of a replica whose end is lost, as another node says."""
         member = self._core(term, log, floor, vote)
-        replica = SimpleNamespace(raft=member.raw, _guard=lambda change: change())
-        Replica.raise_floor(cast("Replica", replica), floor_of(needed))
+        loop = SimpleNamespace(raft=member.raw, run=lambda change, *arguments: change(*arguments))
+        PeerReports(cast("ReadyLoop", loop)).raise_floor(floor_of(needed))
         member.run()
         return self._shown(member)
 
