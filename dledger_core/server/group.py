@@ -546,7 +546,9 @@ class Group:
 
     async def _repair(self, repairs: StoreRepairs, error: CorruptRecordError) -> None:
         try:
-            self._start_or_quarantine(await repairs.repaired(self.name, error))
+            log = await repairs.repaired(self.name, error)
+            self._task = None  # the hosted group has tasks of its own
+            self._start_or_quarantine(log)
         except Exception as failure:  # noqa: BLE001 - whatever it is, it ends this group only
             self._stopped(failure)
 

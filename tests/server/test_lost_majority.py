@@ -29,6 +29,9 @@ from dledger_core.recovery import Continued
 from dledger_core.server.group import GroupState
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.replica import Replica
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.meta_files import mark_needs_verification
 from tests.support.server_group import ServerGroup, eventually, run
 from tests.support.soon import soon
 
@@ -443,7 +446,8 @@ async def group_append(group: ServerGroup, node_id: str) -> None:
         await client.close()
 
 
-def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verify_first", [False, True], ids=["", "after a repair at its start"])
+def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path, verify_first: bool) -> None:
     async def work() -> None:
         async with ServerGroup(tmp_path) as group, client_of(group) as client:
             await group.leader()
@@ -454,7 +458,10 @@ def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path) -> N
             await leaderless(group, "n2")
             await recover(group, "n0", "n1")
             acknowledged += await append(client, 1, "new")
+            if verify_first:
+                mark_needs_verification(OsFiles(), Layout(group.config("n0").store_path("default")), "a write failed")
             await group.start("n0")
+            assert (state(group, "n0") is GroupState.REPAIRING) is verify_first
             await eventually(lambda: state(group, "n0") is GroupState.WAITING)
             await group.stop("n0")
             await group.start("n0")
