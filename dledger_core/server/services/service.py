@@ -35,8 +35,11 @@ from dledger_core.net.frame import Frame
 from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
+from dledger_core.server import store_requests
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.group import Group, GroupState, HostedGroup, hosted_logs
+from dledger_core.server.group import Group, hosted_logs
+from dledger_core.server.group_state import GroupState
+from dledger_core.server.hosted import HostedGroup
 from dledger_core.server.replica.members import Members
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
 from dledger_core.server.services.flow import Budget, ClientFlow, Share
@@ -515,7 +518,7 @@ class ClientService:
 
     async def _found(self, request: Request, group: Group, message: messages.FoundRequest) -> None:
         record = codec.parse_record(request.frame.payload) if message.operation == "take" else None
-        answer = await group.found(message.operation, message.record_id, record)
+        answer = await store_requests.found(group, message.operation, message.record_id, record)
         response = messages.FoundResponse(answer=answer.to_fields(), node_uuid=self._node_uuid())
         request.respond(messages.FOUND_OK, response)
 
@@ -524,7 +527,7 @@ class ClientService:
             constants = LogConstants(**message.constants)
         except (TypeError, ConfigError) as error:
             raise BadRequestError(f"malformed constants of a log: {error}", "", "send those of the log") from None
-        answer = await group.admit(message.node, message.log, constants)
+        answer = await store_requests.admit(group, message.node, message.log, constants)
         response = messages.AdmitResponse(store=answer.identity.store or "", node_uuid=self._node_uuid())
         request.respond(messages.ADMIT_OK, response)
 
@@ -534,7 +537,9 @@ class ClientService:
             return
         record = codec.parse_continuation_record(request.frame.payload) if message.operation == "take" else None
         survivors = parse_peers(message.peers) if message.peers else ()
-        answer = await group.recover(message.operation, message.log, record, start=message.start, survivors=survivors)
+        answer = await store_requests.recover(
+            group, message.operation, message.log, record, start=message.start, survivors=survivors
+        )
         payload = codec.continuation_payload(answer)
         request.respond(messages.CONTINUE_OK, messages.ContinueResponse(), payload)
 
@@ -555,7 +560,7 @@ class ClientService:
                 await request.connection.drained()
 
     async def _read_given_up(self, request: Request, group: Group, message: messages.ContinueRequest) -> None:
-        records, commit_index = await group.read_given_up(message.log, message.start, message.end)
+        records, commit_index = await store_requests.read_given_up(group, message.log, message.start, message.end)
         response = messages.ReadResponse(
             count=records.count,
             next_index=message.start + records.count,
