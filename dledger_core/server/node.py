@@ -30,7 +30,9 @@ from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.descriptors import raise_limit, within_descriptors
 from dledger_core.server.founding.founder import Founder
-from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup
+from dledger_core.server.group import Group
+from dledger_core.server.group_state import GroupState
+from dledger_core.server.hosted import GroupHost, HostedGroup
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.repair import EventLoopRepairs
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
@@ -296,7 +298,8 @@ class NodeServer:
         """Hand leadership over and let the clients leave, so that an orderly stop costs no append; before ``close``."""
         if not self._started:
             return
-        drained = (group.drain(self._is_connected) for group in self.groups.values())
+        limit_s = self._config.limits.drain_s
+        drained = (hosted.drain(limit_s, self._is_connected) for hosted in self.hosted.values())
         for failure in await asyncio.gather(*drained, return_exceptions=True):
             if isinstance(failure, BaseException):
                 _LOG.error("leadership not handed over: node=%s", self._config.self_id, exc_info=failure)
@@ -321,7 +324,7 @@ class NodeServer:
             steps.push_async_callback(self._founder.close)
             steps.push_async_callback(self.links.close)
             for group in self.groups.values():
-                steps.push_async_callback(group.end_repair)
+                steps.push_async_callback(group.end_task)
             for timer in self._timers.values():
                 steps.callback(timer.cancel)
 
@@ -361,12 +364,12 @@ class NodeServer:
     def _tick(self) -> None:
         self._running_time.tick()
         self.links.tick()
-        for group in self.groups.values():
-            group.tick()
+        for replica in self._replicas():
+            replica.tick()
 
     def _change_members(self) -> None:
-        for group in self.groups.values():
-            group.change_members()
+        for hosted in self.hosted.values():
+            hosted.membership.take_next_step()
 
     def _checkpoint(self) -> None:
         for group in self.groups.values():
@@ -405,7 +408,8 @@ class NodeServer:
             connection.closed.add_done_callback(lambda _: tenant.give(Quota.CONNECTIONS))
 
     def _deliver(self, name: str, message: Message) -> None:
-        self.groups[name].step(message)
+        if (hosted := self.groups[name].hosted) is not None:
+            hosted.replica.step(message)
 
     def _configured(self, name: str, found: ConfigurationInForce) -> None:
         self.members.set_configuration(name, found)
@@ -413,8 +417,8 @@ class NodeServer:
 
     def _on_address(self, node_id: NodeId, address: str) -> None:
         _LOG.info("peer advertises another address: peer=%s address=%s", node_id, address)
-        for group in self.groups.values():
-            group.report_address(node_id, address)
+        for hosted in self.hosted.values():
+            hosted.membership.address_reported(node_id, address)
 
     # --- attached groups ---------------------------------------------------------------------------------------
 
@@ -424,7 +428,8 @@ class NodeServer:
 
     def identity(self, group: str) -> ShownStore | None:
         """Return this node's store of a group, None unless it is hosted now."""
-        return self.groups[group].identity()
+        hosted = self.groups[group].hosted
+        return None if hosted is None else hosted.shown_store()
 
     def check_attach(self, group: str, theirs: ShownStore) -> None:
         """Raise the error that refuses another node's store of a group."""
@@ -432,7 +437,7 @@ class NodeServer:
         if found is None:
             what, remedy = f"group not hosted here: {self._config.self_id}", "start all nodes with the same groups"
             raise UnknownGroupError(what, "", remedy, {"group": group[:127]})
-        found.check_attach(theirs)
+        found.services().check_attach(theirs)
 
     def attached(self, group: str, member: MemberId) -> None:
         """Tell the group that a member is attached."""
@@ -452,8 +457,8 @@ class NodeServer:
             hosted.replica.peers.received(member)
 
     def _on_lost(self, node_id: NodeId) -> None:
-        for group in self.groups.values():
-            group.report_unreachable(node_id)
+        for replica in self._replicas():
+            replica.peers.unreachable(node_id)
 
 
 def _start_node(config: ServerConfig) -> NodeStart:

@@ -16,7 +16,7 @@ from dledger_core.net.attach import floor_of_row
 from dledger_core.raft import AppendEntries, AppendEntriesResponse, Message, RequestVote, RequestVoteResponse, TermRange
 from dledger_core.raft.floor import Floor
 from dledger_core.raft.log import TermRanges
-from dledger_core.server.group import GroupState
+from dledger_core.server.group_state import GroupState
 from dledger_core.server.replica.acknowledged import Acknowledged
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.storage.files.acknowledged_file import Remembered, load_acknowledged, save_acknowledged

@@ -18,7 +18,7 @@ from dledger_core.founding import FoundingRecord, StoreAnswer
 from dledger_core.ids import NodeId, member_id, node_of
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.founding.store import GroupStore, configuration_of
-from dledger_core.server.group import GroupState
+from dledger_core.server.group_state import GroupState
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.server_group import STORAGE, RawClient, ServerGroup, eventually, run

@@ -18,7 +18,8 @@ from dledger_core.client.continuing import LostMajority, recover_lost
 from dledger_core.errors import RecoveryRefusedError
 from dledger_core.ids import NodeId
 from dledger_core.recovery import Continued
-from dledger_core.server.group import GroupState
+from dledger_core.server import store_requests
+from dledger_core.server.group_state import GroupState
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import mark_needs_verification
@@ -168,7 +169,7 @@ def test_only_damaged_end_or_quarantine_may_lack_entries(
     async def work() -> None:
         async with survivors(tmp_path, dict.fromkeys(SURVIVORS, damaged), also) as (group, _, _):
             before = content(group, "n2")
-            found = await group.nodes["n2"].groups["default"].recover("ask", None, None)
+            found = await store_requests.recover(group.nodes["n2"].groups["default"], "ask", None, None)
             assert found.end is not None
             assert found.end.is_recovering is may_lack_entries
             assert found.end.last_index >= 30

@@ -26,9 +26,13 @@ from dledger_core.errors import (
 from dledger_core.ids import Index, MemberId, NodeId, Term
 from dledger_core.net.credentials import PLAINTEXT
 from dledger_core.recovery import Continued
-from dledger_core.server.group import GroupState
+from dledger_core.server import store_requests
+from dledger_core.server.group_state import GroupState
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.replica import Replica
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.meta_files import mark_needs_verification
 from tests.support.server_group import ServerGroup, eventually, run
 from tests.support.soon import soon
 
@@ -386,13 +390,13 @@ def test_new_log_stops_store_only_for_end_that_it_contains(tmp_path: Path) -> No
             await leaderless(group, "n2")
             await recover(group, "n0", "n1")
             await append(client, 1, "in the new log")
-            found = group.nodes["n2"].groups["default"]
-            replica = group.hosted("n2").replica
+            hosted = group.hosted("n2")
+            replica = hosted.replica
             link = replica.lineage.chain[-1]
 
             def response(end: tuple[int, int], commit: tuple[int, int | None]) -> tuple[object, bool]:
                 with pytest.raises(LogContinuedError) as caught:
-                    found.check_attach(shown(replica, "n0", end, commit))
+                    hosted.check_attach(shown(replica, "n0", end, commit))
                 assert caught.value.retriable, "asked again"
                 values = caught.value.values
                 assert values.get("end") == (list(end) if "chain" in values else None)
@@ -443,7 +447,8 @@ async def group_append(group: ServerGroup, node_id: str) -> None:
         await client.close()
 
 
-def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verify_first", [False, True], ids=["", "after a repair at its start"])
+def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path, verify_first: bool) -> None:
     async def work() -> None:
         async with ServerGroup(tmp_path) as group, client_of(group) as client:
             await group.leader()
@@ -454,7 +459,10 @@ def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path) -> N
             await leaderless(group, "n2")
             await recover(group, "n0", "n1")
             acknowledged += await append(client, 1, "new")
+            if verify_first:
+                mark_needs_verification(OsFiles(), Layout(group.config("n0").store_path("default")), "a write failed")
             await group.start("n0")
+            assert (state(group, "n0") is GroupState.REPAIRING) is verify_first
             await eventually(lambda: state(group, "n0") is GroupState.WAITING)
             await group.stop("n0")
             await group.start("n0")
@@ -466,6 +474,30 @@ def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path) -> N
             address = next(peer.address for peer in group.peers if peer.node_id == "n0")
             await client.add_member("n0", address)
             await eventually(lambda: len(group.hosted("n2").replica.raft.configuration.voters) == 2)
+
+    run(work())
+
+
+def test_give_up_whose_client_disconnects_is_finished(tmp_path: Path) -> None:
+    """A node cancels the requests of a lost connection: the group must not stay closed and not given up."""
+
+    async def work() -> None:
+        async with ServerGroup(tmp_path) as group, client_of(group) as client:
+            await group.leader()
+            acknowledged = await append(client, 5)
+            await settled(group, "n2")
+            for node in ("n0", "n1"):
+                await group.stop(node)
+            await leaderless(group, "n2")
+            found, log = group.nodes["n2"].groups["default"], group.hosted("n2").replica.log_uuid
+            request = asyncio.create_task(store_requests.recover(found, "give-up", log, None))
+            await eventually(lambda: found.is_waiting)
+            request.cancel()
+            await asyncio.wait([request])
+            assert request.cancelled()
+            done = await recover(group, "n0", "n1")
+            assert isinstance(done.action, Continued)
+            assert await bodies(client) == acknowledged
 
     run(work())
 
@@ -507,7 +539,7 @@ def test_store_that_follows_a_leader_does_not_give_its_log_up(tmp_path: Path) ->
             log = group.hosted(follower).replica.log_uuid
             for node in (follower, leader):
                 with pytest.raises(RecoveryRefusedError):
-                    await group.nodes[node].groups["default"].recover("give-up", log, None)
+                    await store_requests.recover(group.nodes[node].groups["default"], "give-up", log, None)
             assert not any(state(group, node) is GroupState.WAITING for node in group.nodes)
             assert await bodies(client) == acknowledged
 

@@ -24,7 +24,7 @@ from dledger_core.errors import (
 from dledger_core.net.protocol import Type
 from dledger_core.raft import AppendEntries
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.group import GroupState
+from dledger_core.server.group_state import GroupState
 from dledger_core.server.node import NodeServer
 from dledger_core.server.node import run as run_node
 from dledger_core.server.replica.members import Members

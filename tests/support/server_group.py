@@ -21,7 +21,7 @@ from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.group import HostedGroup
+from dledger_core.server.hosted import HostedGroup
 from dledger_core.server.node import NodeServer
 from tests.support.logs import rows_of
 

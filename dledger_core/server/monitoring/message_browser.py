@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from dledger_core.errors import BadRequestError
 from dledger_core.net.messages import ReadRequest
 from dledger_core.record import Records, data_entries
-from dledger_core.server.group import HostedGroup
+from dledger_core.server.hosted import HostedGroup
 
 ROWS_MAX: Final = 100
 ROWS: Final = 25

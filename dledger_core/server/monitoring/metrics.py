@@ -21,7 +21,9 @@ from dledger_core.errors import DLedgerError
 from dledger_core.ids import node_of
 from dledger_core.net.tls_listener import HANDSHAKE_RESULTS
 from dledger_core.raft import Role
-from dledger_core.server.group import Group, GroupState, HostedGroup
+from dledger_core.server.group import Group
+from dledger_core.server.group_state import GroupState
+from dledger_core.server.hosted import HostedGroup
 from dledger_core.server.monitoring.http_port import HttpResponse
 from dledger_core.server.monitoring.measures import Durations
 from dledger_core.server.monitoring.observed import ObservedNode, failures_survived

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from dledger_core.client.members import STALLED
 from dledger_core.client.verdict import reasons_of, verdict_of
-from dledger_core.server.group import HostedGroup
+from dledger_core.server.hosted import HostedGroup
 from dledger_core.server.monitoring.cluster_look import ClusterLook, GroupLook, NodeLook
 from dledger_core.server.monitoring.events import RecentEvents
 from dledger_core.server.monitoring.history import History

@@ -15,7 +15,8 @@ from dledger_core.ids import Index, NodeId
 from dledger_core.net.messages import ReadRequest
 from dledger_core.record import Columns, Records
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.group import Group, HostedGroup
+from dledger_core.server.group import Group
+from dledger_core.server.hosted import HostedGroup
 from dledger_core.server.replica.members import Members
 from dledger_core.server.services.appends import AppendedRange
 

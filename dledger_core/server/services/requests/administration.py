@@ -9,7 +9,9 @@ from dledger_core.errors import BadRequestError, ConfigError
 from dledger_core.founding import LogConstants
 from dledger_core.ids import NodeId, node_of, store_of
 from dledger_core.net import codec, messages
-from dledger_core.server.group import GroupState, hosted_logs
+from dledger_core.server import store_requests
+from dledger_core.server.group import hosted_logs
+from dledger_core.server.group_state import GroupState
 from dledger_core.server.services.membership import MembersReport
 from dledger_core.server.services.requests.calls import Call, GroupCall, LogCall
 
@@ -114,7 +116,7 @@ def member_response(report: MembersReport) -> messages.MemberResponse:
 async def found(call: GroupCall, message: messages.FoundRequest) -> None:
     """Ask for the identity of the group's store, or change it."""
     record = codec.parse_record(call.frame.payload) if message.operation == "take" else None
-    answer = await call.group.found(message.operation, message.record_id, record)
+    answer = await store_requests.found(call.group, message.operation, message.record_id, record)
     response = messages.FoundResponse(answer=answer.to_fields(), node_uuid=call.node.node_uuid())
     call.respond(messages.FOUND_OK, response)
 
@@ -125,7 +127,7 @@ async def admit(call: GroupCall, message: messages.AdmitRequest) -> None:
         constants = LogConstants(**message.constants)
     except (TypeError, ConfigError) as error:
         raise BadRequestError(f"malformed constants of a log: {error}", "", "send those of the log") from None
-    answer = await call.group.admit(message.node, message.log, constants)
+    answer = await store_requests.admit(call.group, message.node, message.log, constants)
     response = messages.AdmitResponse(store=answer.identity.store or "", node_uuid=call.node.node_uuid())
     call.respond(messages.ADMIT_OK, response)
 
@@ -137,12 +139,14 @@ async def continue_log(call: GroupCall, message: messages.ContinueRequest) -> No
         return
     record = codec.parse_continuation_record(call.frame.payload) if message.operation == "take" else None
     survivors = parse_peers(message.peers) if message.peers else ()
-    answer = await call.group.recover(message.operation, message.log, record, start=message.start, survivors=survivors)
+    answer = await store_requests.recover(
+        call.group, message.operation, message.log, record, start=message.start, survivors=survivors
+    )
     call.respond(messages.CONTINUE_OK, messages.ContinueResponse(), codec.continuation_payload(answer))
 
 
 async def _read_given_up(call: GroupCall, message: messages.ContinueRequest) -> None:
-    records, commit_index = await call.group.read_given_up(message.log, message.start, message.end)
+    records, commit_index = await store_requests.read_given_up(call.group, message.log, message.start, message.end)
     response = messages.ReadResponse(
         count=records.count,
         next_index=message.start + records.count,
