@@ -1,4 +1,4 @@
-"""What one connection has to send, in three queues: the transport's, parts for TLS, and bulk frames.
+"""The output of one connection, in three queues: the transport's, parts for TLS, and bulk frames.
 
 Frames leave in order, except bulk frames: all others overtake them.
 """
@@ -54,7 +54,7 @@ class Output:
         self._write_bulk()
 
     def _write_bulk(self) -> None:
-        # Only while the transport is short: what it has got cannot be overtaken any more, and a heartbeat that waits
+        # Only while the transport is short: nothing overtakes the bytes that it has, and a heartbeat that waits
         # for 30 MiB is late (``test_small_frame_overtakes_bulk_that_the_network_has_not_taken``).
         while self._bulk and self._writable is None:
             self.write(self._bulk.take())
@@ -89,7 +89,7 @@ class Output:
             self._transport.write(self._unencrypted.take())
 
     def clear(self) -> None:
-        """Drop everything, and wake who waits."""
+        """Drop everything, and wake the waiting senders."""
         self._bulk.clear()
         if self._unencrypted is not None:
             self._unencrypted.clear()

@@ -1,6 +1,6 @@
 """Memory for a client's large payloads, charged from the first byte of their frame.
 
-Charged at its end only, a frame that never ends would take memory that nobody has admitted, in each connection
+Charged at its end only, a frame that never ends would take memory that was never admitted, in each connection
 (``test_begun_frames_are_charged_and_others_get_busy``).
 """
 
@@ -23,7 +23,7 @@ class ByteBudget(Protocol):
 
 
 class PayloadCharge:
-    """What the payload that is arriving on one connection takes of a budget.
+    """The share of a budget that the payload arriving on one connection takes.
 
     Args:
         budget: the budget.

@@ -1,4 +1,4 @@
-"""What a replica does while it leads: append times, log time, rate of catching up; how it hands leadership over."""
+"""Leadership of a replica: append times, log time, rate of catching up, and how it is handed over."""
 
 from __future__ import annotations
 
