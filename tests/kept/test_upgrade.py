@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,8 +27,8 @@ from tests.support.soon import soon
 
 pytestmark = pytest.mark.integration
 
-RELEASE: Final = "80f2d4250d365bd5afed425228a7f280d77a3efc"
-"""The last commit of 0.2.0."""
+RELEASE: Final = re.findall(r"Commit ([0-9a-f]{40}), tag `v0\.2\.0`", (ROOT / "CHANGELOG.md").read_text())[0]
+"""The commit of 0.2.0: a clone without its tag has it too."""
 NODES: Final = ("n0", "n1", "n2", "n3")
 TIMEOUT_MS: Final = 60_000
 
