@@ -224,7 +224,7 @@ def _seek(source: LogDirectory, target: SeekTarget, *, last: bool) -> tuple[int,
             f"a CommitLog has no index {target.number}", "", "use --from and --to with -N, @POSITION or a time"
         )
     if not last and not low <= target.number <= high:
-        log.records(target.number, target.number + 1)  # raises an error with the existing indexes
+        log.raw(target.number, target.number + 1)  # raises an error with the existing indexes
     return _END, max(low, min(target.number, high))
 
 

@@ -525,7 +525,7 @@ class _StoreSource(Source):
         seen, wrong = list[RangeSeen](), list[int]()
         hasher, at = RangeHasher(start), start
         while at < end:
-            records = self._reader.records(at, end, self._read_bytes)  # raises where a CRC is wrong
+            records = self._reader.raw(at, end, self._read_bytes)  # raises where a CRC is wrong
             wrong += self._reader.index_mismatches(records)
             self._limiter.take(records.nbytes)
             for first, stop in aligned(at, at + records.count, span):

@@ -308,7 +308,7 @@ def _of_store(plan: RebuildPlan, store: str, commitlog: str | None, until: Until
     reader = store_for(store)
     if commitlog and reader.meta is not None and reader.meta.first_position == 0:
         raise ConfigError("the store does not start after a --commitlog", store, "leave the option out")
-    first, visible = max(0, int(reader.first_index)), reader.visibility(until)
+    first, visible = max(0, int(reader.first_index)), reader.shown(until=until)
     lost = end_of(reader).lost
     end = max(first, min(int(visible.end), lost[0] if lost is not None else int(visible.end)))
     broker_end = broker_end_of(reader, reader.meta)

@@ -276,7 +276,7 @@ class StoreLog:
         deadline = time.monotonic() + min(wait_ms, self._options.fetch_retry_ms) / 1000
         while True:
             self._view = view = store_for(self._options.path, opaque=True)
-            end = view.committed_end("end") if self._uncommitted else view.visible_end
+            end = view.committed_end("end") if self._uncommitted else view.shown().end
             self._check_end(view)
             if end >= min_end or time.monotonic() >= deadline:
                 return LogRange(max(0, view.first_index), end, -1, view.log_uuid, view.chain)

@@ -198,12 +198,12 @@ def load_replica(store: Path, upto: int | None) -> ReplicaLog:
         at = first = int(reader.first_index)
         end = 1 + (int(reader.last_index) if upto is None else min(upto, int(reader.last_index)))
         while at < end:
-            chunk = reader.records(at, end)
+            chunk = reader.raw(at, end)
             rows += rows_of(chunk)
             data, ends = memoryview(chunk.data), (chunk.starts + chunk.sizes).tolist()
             records += [hash_of(data[a:b]) for a, b in zip(chunk.starts.tolist(), ends, strict=True)]
             at += chunk.count
-        return ReplicaLog.of(first, rows, reader.visibility("end"), records)
+        return ReplicaLog.of(first, rows, reader.shown(until="end"), records)
 
 
 def run_soak(minutes: float, seed: int | None, out: Path, *, to_record: bool) -> int:

@@ -14,6 +14,7 @@ from dledger_core.config import parse_peers
 from dledger_core.errors import TransactionError
 from dledger_core.storage import open_store
 from tests.cli.command import DLEDGER, error_of, result_of, run
+from tests.support.logs import visible
 from tests.support.soon import soon
 
 SMALL = {"data_segment_bytes": 4096, "index_segment_bytes": 4096}
@@ -173,7 +174,7 @@ def test_running_nodes_are_backed_up_again_and_again_and_restored(tmp_path: Path
         store = tmp_path / "new" / group / "dledger-n2"
         assert run("verify", store).exit_code == 0
         with open_store(store) as reader:
-            bodies = reader.read_visible(reader.first_index, reader.last_index + 1)["body"].to_pylist()
+            bodies = visible(reader)["body"].to_pylist()
             assert bodies == [*written(100), b"once", *written(count, "later")]
             assert reader.describe("producers")["producer_id"].to_pylist() == ["p"]
 

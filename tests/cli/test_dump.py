@@ -28,7 +28,7 @@ from tests.cli import command
 from tests.rocketmq.convert.stores import flip, place_of, snapshot, store_of, unpacked
 from tests.rocketmq.golden import MIXED, THREE, units
 from tests.spark_connector.store_writer import StoreWriter
-from tests.support.logs import SMALL, append
+from tests.support.logs import SMALL, append, visible
 
 
 def run(*arguments: object, code: int = 0) -> Result:
@@ -415,7 +415,7 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_line_that_read_committed_hides_is_marked(attempts: Path) -> None:
     found = rows(attempts)
     with open_store(attempts) as log:
-        seen = set(log.read_visible(0, 100).column("index").to_pylist())
+        seen = set(visible(log).column("index").to_pylist())
     assert {row["index"] for row in found if row["hidden"] is None} == seen
     assert {row["hidden"] for row in found} == {None, "control", "aborted", "open", "uncommitted"}
     assert found[-1]["hidden"] == "uncommitted"

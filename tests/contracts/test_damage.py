@@ -182,7 +182,7 @@ def test_entries_after_a_record_that_was_cut_are_missing(tmp_path: Path) -> None
     """The header of the cut record is intact: it does not look like an entry of a running broker."""
     store = unpacked("dledger-0.4.0-three", tmp_path) / "dledger-n0"
     with open_store(store) as reader:
-        size = int(reader.records(230, 231, 1).sizes[0])
+        size = int(reader.raw(230, 231, 1).sizes[0])
     file, offset = place_of(store, 230)
     os.truncate(file, offset + 48 + (size - 48) // 2)
     with open_store(store) as reader:

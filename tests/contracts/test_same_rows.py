@@ -30,7 +30,7 @@ from tests.rocketmq.convert.stores import store_of, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract
 from tests.rocketmq.golden import messages as stored_messages
 from tests.spark_connector.store_writer import StoreWriter
-from tests.support.logs import append
+from tests.support.logs import append, visible
 from tests.support.soon import soon
 
 Rows = list[tuple[int, int, bytes]]
@@ -88,7 +88,7 @@ def by_messages(kind: Kind, _directory: Path) -> Rows:
 
 def by_read_visible(kind: Kind, _directory: Path) -> Rows:
     with open_store(kind.path) as reader:
-        return rows_from(reader.read_visible(reader.first_index, reader.last_index + 1), raw=True)
+        return rows_from(visible(reader), raw=True)
 
 
 def by_client(kind: Kind, _directory: Path) -> Rows:

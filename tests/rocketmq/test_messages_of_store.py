@@ -12,7 +12,7 @@ from dledger_core.rocketmq import MESSAGE_SCHEMA, decode_messages
 from dledger_core.storage import CommitLog
 from tests.rocketmq.golden import THREE, extract
 from tests.spark_connector.store_writer import StoreWriter
-from tests.support.logs import append
+from tests.support.logs import append, visible
 
 
 def test_messages_of_store_are_those_that_decode_gives(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_messages_are_those_of_read_committed(tmp_path: Path) -> None:
         writer.append_numbers(1)
     with open_store(writer.path) as reader:
         found = reader.messages().read_all()["index"].to_pylist()
-        assert found == reader.read_visible(0, 99)["index"].to_pylist() == [won.first, won.last]
+        assert found == visible(reader)["index"].to_pylist() == [won.first, won.last]
         assert reader.messages(won.last, 99).read_all()["index"].to_pylist() == [won.last]
         stored = reader.messages(isolation="read_uncommitted").read_all()["index"].to_pylist()
         assert stored == [1, 2, 4, 5, 8, 9, 10]

@@ -30,6 +30,7 @@ from dledger_core.storage.read.visibility import SKIPPED_MIN
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.archives import unpack
 from tests.support.growing_store import GrowingStore, everything
+from tests.support.logs import visible
 from tests.support.only_reading import only_reading
 
 TESTDATA = Path(__file__).parent / "testdata"
@@ -126,7 +127,7 @@ def check_entry_by_entry(store: JavaStore, name: str) -> None:
     committed = None if "0.4.0" in name else store.info["committed_after_recover"]
     assert reader.commit_index == committed
     assert reader.fetch(*ends).commit_index == (-1 if committed is None else committed)
-    assert reader.visible_end == (reader.last_index if committed is None else committed) + 1
+    assert reader.shown().end == (reader.last_index if committed is None else committed) + 1
     assert reader.committed_end("end") == reader.last_index + 1
     report = reader.verify()
     assert (report.first_index, report.last_index, report.findings) == (*ends, ())
@@ -156,7 +157,7 @@ def test_java_store_is_read_without_its_index(copied: Copied, name: str, lost: s
     assert lines == store.lines
     assert {finding.kind for finding in reader.verify().findings} == {"INDEX_MISMATCH"}
     expected = range(890, 900) if lost in ("index", "index files") else ()
-    assert reader.index_mismatches(reader.records(890, 900)) == list(expected)
+    assert reader.index_mismatches(reader.raw(890, 900)) == list(expected)
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -363,7 +364,7 @@ def test_index_at_position_returns_the_entry_that_contains_it(tmp_path: Path) ->
 
 
 def shown(view: StoreReader, start: int = 0) -> list[int]:
-    return list(map(int, view.read_visible(start, 1 << 40)["index"].to_pylist()))
+    return list(map(int, visible(view, start)["index"].to_pylist()))
 
 
 def indexes(fetch: Fetch) -> list[int]:
@@ -383,8 +384,8 @@ def test_visible_end_is_the_oldest_open_transaction(tmp_path: Path) -> None:
         store.append_attempt(5, batch=3, run="r2")
         store.append_numbers(2)
         view = open_store(store.path)
-    assert (view.visible_end, view.committed_end(), view.commit_index) == (10, 18, 17)
-    assert view.visibility().open_transaction == TransactionId("q", 3, "r2")
+    assert (view.shown().end, view.committed_end(), view.commit_index) == (10, 18, 17)
+    assert view.shown().open_transaction == TransactionId("q", 3, "r2")
     assert shown(view) == list(range(10))
     everything = view.fetch(0, 100, max_bytes=1 << 20, isolation="read_uncommitted")
     assert indexes(everything) == [*range(10), *range(11, 18)]
@@ -399,8 +400,8 @@ def test_orphaned_attempts_are_left_out(tmp_path: Path, rows: int) -> None:
         won = store.append_attempt(2, batch=0)
         store.commit(won, batch=0)
         view = open_store(store.path)
-    assert view.visibility().open_transaction is None
-    assert view.visibility().orphaned(0, view.last_index) == [(lost.first, lost.last + 1)]
+    assert view.shown().open_transaction is None
+    assert view.shown().orphaned(0, view.last_index) == [(lost.first, lost.last + 1)]
     assert shown(view) == [0, 1, won.first, won.last]
     assert shown(view, lost.first) == [won.first, won.last]
     assert view.fetch(lost.first, lost.last, max_bytes=1).next_index == lost.last
@@ -415,8 +416,8 @@ def test_outcomes_after_the_committed_end_decide_nothing(tmp_path: Path) -> None
         store.append_numbers(1)
         end = store.end
     view = with_commit_index(open_store(store.path), committed - 1)
-    assert (view.committed_end(), view.visible_end) == (committed, 10)
-    assert (view.committed_end("end"), view.visibility("end").end) == (end, end), "taken for committed"
+    assert (view.committed_end(), view.shown().end) == (committed, 10)
+    assert (view.committed_end("end"), view.shown(until="end").end) == (end, end), "taken for committed"
     assert indexes(view.fetch(0, end, max_bytes=1 << 20)) == list(range(10))
     assert indexes(view.fetch(0, end, max_bytes=1 << 20, until="end")) == [*range(10), *range(11, 16), 17]
 
@@ -466,10 +467,10 @@ def test_refreshed_view_applies_only_new_control_entries(tmp_path: Path) -> None
             file.write(b"damaged")
         opened = store.append_attempt(3, batch=1)
         with pytest.raises(CorruptRecordError):
-            open_store(store.path).visibility()
+            open_store(store.path).shown()
         newer = open_store(store.path, since=view)
-        assert newer.visible_end == opened.first - 1
-        assert newer.visibility().orphaned(0, store.end) == [(lost.first, lost.last + 1)]
+        assert newer.shown().end == opened.first - 1
+        assert newer.shown().orphaned(0, store.end) == [(lost.first, lost.last + 1)]
 
 
 def test_outcomes_are_found_without_index_rows(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from dledger_core.config import StorageConfig
 from dledger_core.ids import NO_TERM, Index, NodeId, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
 from dledger_core.record import HEADER_BYTES, Columns, ProposedBatch, Records, records_of
-from dledger_core.storage import CommitLog
+from dledger_core.storage import CommitLog, StoreReader
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout, LogMeta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry
@@ -116,3 +118,15 @@ def rows_between(log: CommitLog, start: int, end: int) -> Iterator[Row]:
 def read_all(log: CommitLog) -> list[tuple[int, bytes]]:
     """(term, body) of every durable entry."""
     return [(row.term, row.body) for row in rows_between(log, log.first_index(), log.last_index() + 1)]
+
+
+def visible(reader: StoreReader, start: int | None = None) -> pa.RecordBatch:
+    """Return all entries of a view that ``read_committed`` shows."""
+    at = int(reader.first_index) if start is None else start
+    batches = []
+    while True:
+        found = reader.fetch(at, int(reader.last_index) + 1)
+        batches.append(found.batch)
+        if found.next_index == at:
+            return pa.concat_batches(batches)
+        at = found.next_index

@@ -262,14 +262,14 @@ class LogPart:
         """See ``SourcePart``."""
         if self.reader.last_index < self.reader.first_index:
             return 0
-        first = self.reader.records(self.reader.first_index, self.reader.first_index + 1, 1)
+        first = self.reader.raw(self.reader.first_index, self.reader.first_index + 1, 1)
         return int(self.reader.position_end - int(first.headers["position"][0]))
 
     def read(self, cursor: SourceCursor) -> Iterator[Chunk]:
         """See ``SourcePart``."""
         at, end = cursor.at, int(self.reader.last_index) + 1
         while at < end:
-            records = self.reader.records(at, end, _CHUNK_BYTES)
+            records = self.reader.raw(at, end, _CHUNK_BYTES)
             at += records.count
             yield chunk_of(records, SourceCursor(cursor.part, at, at), _crcs(records))
 

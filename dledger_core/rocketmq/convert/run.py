@@ -270,7 +270,7 @@ class _Conversion:
             return False
         if log.last_index < log.first_index:
             return True
-        headers = log.records(log.first_index, log.first_index + 1, 1).headers
+        headers = log.raw(log.first_index, log.first_index + 1, 1).headers
         return not breaks_layout(
             headers["position"].astype("i8"), headers["size"].astype("i8"), None, source.data_segment_bytes
         )
@@ -287,7 +287,7 @@ class _Conversion:
         data_bytes = request.data_segment_bytes or source.data_segment_bytes
         drops, start = self._drops(), 0
         if log is not None and source.kind != "mixed" and log.last_index >= log.first_index:
-            first = int(log.records(log.first_index, log.first_index + 1, 1).headers["position"][0])
+            first = int(log.raw(log.first_index, log.first_index + 1, 1).headers["position"][0])
             start = first - first % data_bytes
         elif source.meta is not None:
             start = source.meta.first_position - source.meta.first_position % data_bytes

@@ -349,7 +349,7 @@ def _open_reader(store: Path, files: Files, bodies: BodyFormat | None) -> tuple[
         return reader, meta, False
     java = open_store(store, bodies=bodies, files=_WithoutMeta())
     end = int(reader.last_index) + 1
-    if java.last_index >= end and int(java.records(end, end + 1, 1).headers["flags"][0]) == 0:
+    if java.last_index >= end and int(java.raw(end, end + 1, 1).headers["flags"][0]) == 0:
         reader.close()
         return java, meta, True
     java.close()

@@ -32,7 +32,7 @@ from dledger_core.rocketmq.store.location import locate
 from dledger_core.rocketmq.store.log_end import end_of
 from dledger_core.storage import StoreReader, Visibility, open_store
 from dledger_core.storage.files.segments import read_failure
-from dledger_core.storage.read.store_reader import Gap, missing_files
+from dledger_core.storage.read.gaps import Gap, missing_files
 
 _WRITERS: Final = {
     "dledger-python": "native store",
@@ -266,7 +266,7 @@ class LogDirectory:
     def unknown_outcomes(self) -> CorruptRecordError | None:
         """The damage because of which the outcomes of transactions are unknown; None = they are known."""
         try:
-            _ = None if self.log is None else self.log.visibility()
+            _ = None if self.log is None else self.log.shown()
         except CorruptRecordError as error:
             return error
         return None
@@ -482,7 +482,7 @@ def _readable(log: StoreReader, at: int, end: int) -> Iterator[Records | Damaged
     limit = end
     while at < end:
         try:
-            found = log.records(at, limit, _READ_BYTES)
+            found = log.raw(at, limit, _READ_BYTES)
         except IndexOutOfRangeError as error:
             stop = min(int(error.values["first_index"]), end)
             yield Deleted(at, stop)

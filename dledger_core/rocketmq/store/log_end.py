@@ -103,7 +103,7 @@ def _has_other_term(store: StoreReader, path: Path) -> bool:
     last = store.last_index
     if last < store.first_index:
         return False
-    records = store.records(last, last + 1, 1)
+    records = store.raw(last, last + 1, 1)
     if not store.index_mismatches(records):
         return False
     data = _read(path, int(store.position_end) % store.segment_bytes[0], HEADER_BYTES)

@@ -151,3 +151,43 @@ class Outcomes:
         with self._lock:
             opened = self._tables.transactions.open.values()
             return sorted((part.first, part.last + 1) for found in opened for part in found.parts if part.rows)
+
+
+class StoreVisibility:
+    """The visible entries of one view of a store, by the end of its committed entries.
+
+    Args:
+        tables: returns the store's last snapshot.
+        control_entries: of the store.
+        first_index: of the view.
+        committed_end: end (exclusive) of the entries that the store records as committed.
+        earlier: of an earlier view of the same store, whose outcomes are extended.
+    """
+
+    def __init__(
+        self,
+        tables: Callable[[], LogTables],
+        control_entries: ControlEntries,
+        first_index: int,
+        committed_end: int,
+        earlier: StoreVisibility | None,
+    ) -> None:
+        self._tables, self._control_entries, self._first_index = tables, control_entries, first_index
+        self._committed_end = committed_end
+        known = None if earlier is None else earlier._outcomes
+        self._outcomes: Outcomes | None = known if known is not None and known.end >= first_index else None
+        self._found: dict[int, Visibility] = {}
+
+    def before(self, end: int) -> Visibility:
+        """Return the visible entries before ``end``.
+
+        Raises:
+            CorruptRecordError: a control entry is damaged, or the snapshot that replaces deleted ones.
+        """
+        if end not in self._found:
+            kept = end <= self._committed_end  # later entries may still be replaced: their outcomes are not kept
+            outcomes = self._outcomes if kept else None
+            outcomes = outcomes or Outcomes(self._tables(), self._first_index)
+            self._outcomes = outcomes if kept else self._outcomes
+            self._found[end] = outcomes.visibility(self._control_entries, end)
+        return self._found[end]

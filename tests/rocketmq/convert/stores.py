@@ -93,7 +93,7 @@ def files_of(store: Path) -> dict[str, bytes]:
 def place_of(store: Path, index: int) -> tuple[Path, int]:
     """The data file of an entry, and the entry's offset there."""
     with open_store(store) as reader:
-        position, size = int(reader.records(index, index + 1, 1).headers["position"][0]), reader.segment_bytes[0]
+        position, size = int(reader.raw(index, index + 1, 1).headers["position"][0]), reader.segment_bytes[0]
     return store / "data" / f"{position - position % size:020d}", position % size
 
 

@@ -282,7 +282,7 @@ def test_store_with_other_positions_is_relocated(tmp_path: Path) -> None:
     folder = unpacked("dledger-0.4.0-three", tmp_path)
     source, node = store_of(folder, "n0")
     with open_store(source) as reader:
-        positions = reader.records(0, 400, 1 << 30).headers["position"].tolist()
+        positions = reader.raw(0, 400, 1 << 30).headers["position"].tolist()
     for path in (source / "data").iterdir():
         for position in positions[150:]:
             if 0 <= position - int(path.name) < path.stat().st_size:
