@@ -1,4 +1,4 @@
-"""What a replica does while it leads: append times, log time, rate of catching up; how it hands leadership over."""
+"""A replica's leadership: append times, log time and the rate of catching up; who leads; handing leadership over."""
 
 from __future__ import annotations
 
