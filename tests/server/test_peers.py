@@ -265,12 +265,12 @@ INVALID_NAMES = {
 @pytest.mark.parametrize("host", INVALID_NAMES.values(), ids=INVALID_NAMES)
 async def test_invalid_host_name_does_not_stop_reconnecting(host, caplog, monkeypatch):
     # A worker cannot send pytest's report of a log that holds half a surrogate pair, so pytest gets none.
-    logger = logging.getLogger("dledger_core.server.replica.peers")
+    logger = logging.getLogger("dledger_core.server.replica.link")
     monkeypatch.setattr(logger, "propagate", False)
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
     peers = free_peers(2)
     wrong = (peers[0], Peer(NodeId("n1"), host, peers[1].port))
-    with caplog.at_level(logging.INFO, "dledger_core.server.replica.peers"):
+    with caplog.at_level(logging.INFO, "dledger_core.server.replica.link"):
         async with Node(peers[0], wrong) as n0:
             await eventually(lambda: len(n0.dialled_at) >= 3)
     assert any("peer=n1" in record.getMessage() for record in caplog.records)
@@ -616,7 +616,7 @@ async def test_node_with_another_peers_string_changes_nothing(tmp_path, caplog, 
             wrong = (n0, Peer(n1.node_id, n2.host, n2.port), Peer(n2.node_id, n1.host, n1.port))
         else:
             wrong = (Peer(NodeId("a0"), n0.host, n0.port), n1, n2)
-        with caplog.at_level(logging.INFO, "dledger_core.server.replica.peers"):
+        with caplog.at_level(logging.INFO, "dledger_core.server.replica.link"):
             await cluster.start(wrong[0].node_id, peers=wrong)
             alone = cluster.nodes.pop(wrong[0].node_id)
             if kind == "swapped":

@@ -1,4 +1,4 @@
-"""Preferred leaders: the policy of a server, on cores that the test drives."""
+"""The policy of preferred leaders, on cores that the test drives."""
 
 from __future__ import annotations
 

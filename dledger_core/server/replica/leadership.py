@@ -1,4 +1,4 @@
-"""Leadership of a replica: append times, log time, rate of catching up, and how it is handed over."""
+"""A replica's leadership: append times, log time and the rate of catching up; who leads; handing leadership over."""
 
 from __future__ import annotations
 

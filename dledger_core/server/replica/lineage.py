@@ -1,4 +1,4 @@
-"""The log of a replica: its identity, the logs that it continues, and whether one of them is still alive."""
+"""Identity of a replica's log, the logs that it continues, and whether one of them is still alive."""
 
 from __future__ import annotations
 

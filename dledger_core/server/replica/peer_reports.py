@@ -1,4 +1,4 @@
-"""Reports of the links to other nodes to a replica: their stores, lost connections, bytes that delay heartbeats."""
+"""Reports of the links to other nodes: their stores, lost connections, bytes that delay heartbeats."""
 
 from __future__ import annotations
 

@@ -24,14 +24,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
 
 from dledger_core.config import LIMITS, Limits, Peer, parse_peer
-from dledger_core.errors import DLedgerError, DuplicateStoreError, ProtocolError, UnreachableError
-from dledger_core.ids import MemberId, NodeId, node_of, store_of
+from dledger_core.errors import ProtocolError, UnreachableError
+from dledger_core.ids import MemberId, NodeId, node_of
 from dledger_core.net import codec
 from dledger_core.net.connection import Connection
 from dledger_core.net.credentials import PLAINTEXT, Credentials
@@ -41,9 +40,10 @@ from dledger_core.net.hello import Hello
 from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.raft import AppendEntries, Heartbeat, HeartbeatResponse, InstallSnapshot, Message
-from dledger_core.server.replica.append_clock import ClockComparison
-from dledger_core.server.replica.attachments import RETRY_SHARE, AttachHost, Attachments
+from dledger_core.server.replica.attach_exchange import ATTACH_TYPES, AttachExchange
+from dledger_core.server.replica.attachments import RETRY_SHARE, AttachHost
 from dledger_core.server.replica.environment import monotonic_ms, wall_ms
+from dledger_core.server.replica.link import Dialer, Link
 from dledger_core.server.replica.members import Members
 
 _LOG = logging.getLogger(__name__)
@@ -53,73 +53,9 @@ _ALIVE_SHARE: Final = 8
 """Empty frames sent within the time after which a link counts as lost, so that a few may be late."""
 _CLAIM_SHARE: Final = 4
 """A newcomer waits for this share of that time, in which two empty frames are due on a link that works."""
-_EARLY_FRAMES_MAX: Final = 4096
-_SECOND: Final = 3
-"""The node with the larger id waits this many times as long before it dials."""
 _UNLISTED_MAX: Final = 64
 _BULK: Final = (AppendEntries, InstallSnapshot)
 """Messages that may be large. They keep their order: an early one would be rejected, and all of them sent again."""
-
-
-class _Link:
-    """The connection to one peer, and the heartbeats that wait for the end of this iteration."""
-
-    __slots__ = (
-        "attached",
-        "beat_ticks",
-        "by_smaller",
-        "claim",
-        "claim_ticks",
-        "clocks",
-        "connection",
-        "failed_dials",
-        "heartbeats",
-        "idle_ticks",
-        "peer",
-        "received_bytes",
-        "reported_bytes",
-        "responses",
-        "task",
-        "unsent_ticks",
-        "uses",
-    )
-
-    def __init__(self, peer: Peer, limits: Limits) -> None:
-        self.peer = peer
-        self.attached: Attachments | None = None
-        self.by_smaller = False
-        self.failed_dials = 0
-        self.uses = 0
-        self.clocks = ClockComparison(limits.clock_difference_ms, limits.clock_compare_ms)
-        self.connection: Connection | None = None
-        self.claim: Connection | None = None  # the newcomer
-        self.claim_ticks = 0
-        self.task: asyncio.Task[None] | None = None
-        self.received_bytes = 0
-        self.reported_bytes = 0  # that the peer has received
-        self.beat_ticks = 0  # since the peer's last heartbeats or responses to heartbeats
-        self.idle_ticks = 0
-        self.unsent_ticks = 0
-        self.heartbeats: list[tuple[int, Heartbeat]] = []
-        self.responses: list[tuple[int, HeartbeatResponse]] = []
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is an open connection."""
-        return self.connection is not None and self.connection.is_open
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether the node at the other end belongs to another cluster."""
-        return self.attached is not None and self.attached.is_foreign
-
-    def members(self) -> list[tuple[str, MemberId]]:
-        """Return (group, member) of each attached group."""
-        return [] if self.attached is None else self.attached.members()
-
-    def is_same_process(self, newcomer: Connection) -> bool:
-        """Whether a newcomer is the process at the other end of the connection."""
-        return self.connection is not None and self.connection.peer_hello.process == newcomer.peer_hello.process
 
 
 class PeerLinks:
@@ -166,7 +102,7 @@ class PeerLinks:
         self._limits = limits
         self._wall_ms = wall_ms
         self._hello = hello
-        self._groups = groups
+        self._attaches = AttachExchange(groups, members)
         self._on_address = on_address
         self._deliver = deliver
         self._on_lost = on_lost
@@ -174,9 +110,8 @@ class PeerLinks:
         self._on_received = on_received
         self._idle_ticks_max = idle_ticks_max
         self._beat_ticks_max = beat_ticks_max
-        self._links = {node_id: _Link(peer, limits) for node_id, peer in self._known_others().items()}
+        self._links = {node_id: Link(peer, limits) for node_id, peer in self._known_others().items()}
         self._listed = frozenset(self._links)
-        self._early: dict[Connection, list[Frame]] = {}
         self._started = False
         self._flush_scheduled = False
 
@@ -191,30 +126,34 @@ class PeerLinks:
         for node_id, link in list(self._links.items()):
             if node_id in self._listed and node_id not in current:
                 del self._links[node_id]
-                self._stop(link)
+                link.close()
         self._listed = frozenset(current)
         for node_id, peer in current.items():
-            link = self._links.setdefault(node_id, _Link(peer, self._limits))
+            link = self._links.setdefault(node_id, Link(peer, self._limits))
             link.peer = peer  # the next connection goes to the new address
-            if self._started and link.task is None:
-                link.task = asyncio.create_task(self._keep_connected(link), name=f"connect-{node_id}")
+            if self._started and link.dialer is None:
+                link.dialer = Dialer(
+                    link,
+                    self._dial,
+                    self._take_dialed,
+                    partial(self._ways_to, link),
+                    waits=node_id < self._self_id,
+                    limits=self._limits,
+                )
 
     def _known_others(self) -> dict[NodeId, Peer]:
         return {node_id: peer for node_id, peer in self._members.known.items() if node_id != self._self_id}
 
-    def _stop(self, link: _Link) -> None:
-        if link.task is not None:
-            link.task.cancel()
-        for connection in (link.connection, link.claim):
-            if connection is not None:
-                connection.close()
+    def _ways_to(self, link: Link) -> tuple[Peer, ...]:
+        return self._members.ways_to(link.peer.node_id) or (link.peer,)
 
     async def close(self) -> None:
         """Close the connections and open no more."""
-        tasks = [link.task for link in self._links.values() if link.task is not None]
+        dialers = [link.dialer for link in self._links.values() if link.dialer is not None]
         for link in self._links.values():
-            self._stop(link)
-        await asyncio.gather(*tasks, return_exceptions=True)
+            link.close()
+        for dialer in dialers:
+            await dialer.wait_stopped()
 
     def knows(self, node_id: NodeId | None) -> bool:
         """Whether there is a link of ``node_id``."""
@@ -262,15 +201,9 @@ class PeerLinks:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
+        now_ms = self._wall_ms()
         for link in self._links.values():
-            heartbeats, link.heartbeats = link.heartbeats, []
-            responses, link.responses = link.responses, []
-            if link.connection is None:
-                continue
-            if heartbeats:
-                link.connection.send_buffers(codec.heartbeats_frames(heartbeats, self._wall_ms()))
-            if responses:
-                link.connection.send_buffers(codec.heartbeat_responses_frames(responses))
+            link.flush(now_ms)
 
     def tick(self) -> None:
         """Count one tick: send an empty frame on an unused link, close a link without received bytes.
@@ -291,7 +224,7 @@ class PeerLinks:
             link.beat_ticks += 1
             if connection.received_bytes != link.received_bytes:
                 link.received_bytes, link.idle_ticks = connection.received_bytes, 0
-                self._refuse_claim(link)
+                link.refuse_claim()
                 if link.beat_ticks > self._beat_ticks_max:
                     self._heartbeats_wait(link, connection)
             elif self._is_claim_due(link):
@@ -303,7 +236,7 @@ class PeerLinks:
                 values = {"ticks": link.idle_ticks}
                 connection.abort(UnreachableError("no bytes received", link.peer.address, "", values))
 
-    def _heartbeats_wait(self, link: _Link, connection: Connection) -> None:
+    def _heartbeats_wait(self, link: Link, connection: Connection) -> None:
         """Handle that the peer's bytes arrive, but not its heartbeats.
 
         Both sides have to: the heartbeats that this node does not receive are those that it does not respond to.
@@ -314,80 +247,34 @@ class PeerLinks:
 
     # --- connections -----------------------------------------------------------------------------------------
 
-    async def _keep_connected(self, link: _Link) -> None:
-        limits = self._limits
-        pause, logged = limits.link_pause_s, ""
-        waits = link.peer.node_id < self._self_id
-        while True:
-            if waits:
-                await self._wait_for_dial(link, pause)
-            try:
-                if await self._stay_connected(link) >= limits.link_steady_s:
-                    pause = limits.link_pause_s
-                logged = ""
-            except DLedgerError as error:
-                if str(error) != logged:
-                    logged = str(error)
-                    _LOG.info("peer not connected: peer=%s error=%s", link.peer.node_id, error)
-            except Exception:  # noqa: BLE001 - without this task the peer would never be reached again
-                _LOG.exception("connecting failed: peer=%s", link.peer.node_id)
-            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-            pause = min(pause * 1.5, limits.link_pause_max_s)
-
-    async def _wait_for_dial(self, link: _Link, pause: float) -> None:
-        """Give the smaller id time to dial first, from the last loss on, so that two nodes seldom dial at once."""
-        uses = -1
-        while uses != link.uses:
-            uses = link.uses
-            await asyncio.sleep(pause * _SECOND)
-
-    async def _stay_connected(self, link: _Link) -> float:
-        """Open a connection, unless the peer has, and wait until it closes; return its duration in seconds."""
-        loop, connection = asyncio.get_running_loop(), link.connection
-        if connection is None or not connection.is_open:
-            connection = await self._dial(link)
-            by_smaller = self._self_id < link.peer.node_id
-            if link.is_open and not self._is_preferred(link, connection, by_smaller=by_smaller):
-                connection.close()  # the peer dialed at the same time
-                connection = cast("Connection", link.connection)
-            else:
-                self._use(link, connection, by_smaller=by_smaller)
-        since = loop.time()
-        await asyncio.shield(connection.closed)
-        return loop.time() - since
-
-    async def _dial(self, link: _Link) -> Connection:
-        """Open a connection to the address that is next."""
-        ways = self._members.ways_to(link.peer.node_id) or (link.peer,)
-        way = ways[link.failed_dials % len(ways)]
-        try:
-            connection = await connect(
-                way.host,
-                way.port,
-                self._hello(),
-                self,
-                timeout_s=self._limits.link_dial_s,
-                credentials=self._credentials,
-                identity=way.node_id,
-            )
-            self._check_response(way, connection)
-        except DLedgerError:
-            link.failed_dials += 1
-            raise
-        return connection
-
-    def _is_preferred(self, link: _Link, newcomer: Connection, *, by_smaller: bool) -> bool:
-        """Whether, of two connections between the same two processes, the newcomer is the one that stays."""
-        return link.is_same_process(newcomer) and by_smaller and not link.by_smaller
-
-    def _check_response(self, dialed: Peer, connection: Connection) -> None:
-        if connection.peer_hello.node_id != dialed.node_id:
+    async def _dial(self, way: Peer) -> Connection:
+        """Open a connection to an address."""
+        connection = await connect(
+            way.host,
+            way.port,
+            self._hello(),
+            self,
+            timeout_s=self._limits.link_dial_s,
+            credentials=self._credentials,
+            identity=way.node_id,
+        )
+        # Another node at the address of a peer would get the messages of that peer's stores.
+        if connection.peer_hello.node_id != way.node_id:
             connection.close()
             raise ProtocolError(
-                f"the node at this address is {connection.peer_hello.node_id}, not {dialed.node_id}",
-                dialed.address,
+                f"the node at this address is {connection.peer_hello.node_id}, not {way.node_id}",
+                way.address,
                 "correct the peers string",
             )
+        return connection
+
+    def _take_dialed(self, link: Link, connection: Connection) -> Connection:
+        by_smaller = self._self_id < link.peer.node_id
+        if link.is_open and not link.prefers(connection, by_smaller=by_smaller):
+            connection.close()  # the peer dialed at the same time
+            return cast("Connection", link.connection)
+        self._use(link, connection, by_smaller=by_smaller)
+        return connection
 
     def adopt(self, connection: Connection) -> None:
         """Use a peer's connection to this node from now on, or, where the peer has a link, once that one is silent.
@@ -404,9 +291,9 @@ class PeerLinks:
             if len(self._links) - len(self._listed) >= _UNLISTED_MAX:
                 raise UnreachableError("too many unlisted nodes are connected", "", "add the node, then retry")
             address = connection.peer_hello.address or connection.peer_address
-            link = self._links[node_id] = _Link(parse_peer(f"{node_id}-{address}"), self._limits)
+            link = self._links[node_id] = Link(parse_peer(f"{node_id}-{address}"), self._limits)
         by_smaller = node_id < self._self_id
-        if not link.is_open or link.is_foreign or self._is_preferred(link, connection, by_smaller=by_smaller):
+        if not link.is_open or link.is_foreign or link.prefers(connection, by_smaller=by_smaller):
             self._use(link, connection, by_smaller=by_smaller)
         elif link.claim is None:
             link.claim, link.claim_ticks = connection, 0
@@ -414,85 +301,30 @@ class PeerLinks:
         else:
             raise UnreachableError(f"{node_id} is connected already, and a newcomer waits", "", "retry")
 
-    def _use(self, link: _Link, connection: Connection, *, by_smaller: bool) -> None:
+    def _use(self, link: Link, connection: Connection, *, by_smaller: bool) -> None:
         connection.limit_unacknowledged(self._limits.link_unacknowledged_s)
-        claim = link.claim
-        old, link.connection, link.claim = link.connection, connection, None
-        link.by_smaller = by_smaller
-        link.uses += 1
-        link.received_bytes = link.reported_bytes = 0
-        link.idle_ticks = link.unsent_ticks = link.beat_ticks = 0
-        link.heartbeats, link.responses = [], []
-        if old is not None:
-            old.close()
-        if claim is not None and claim is not connection:
-            claim.close()
+        link.use(connection, by_smaller=by_smaller)
         node_id, address = link.peer.node_id, connection.peer_hello.address
         _LOG.info("peer connected: peer=%s address=%s", node_id, address or connection.peer_address)
-        self._members.set_reached(node_id, None)
-        link.attached = Attachments(node_id, self._groups, partial(self._check_holder, link), connection.send_buffers)
-        # The response to hello of an accepted connection leaves after this call, and must be the first frame.
-        asyncio.get_running_loop().call_soon(self._offer_all, link, link.attached)
-        for frame in self._early.pop(connection, ()):
-            self._take_attach(link, frame)
+        self._attaches.begin(link, connection, self._links.values())
         if address and address != link.peer.address:
             self._on_address(node_id, address)
 
-    def _offer_all(self, link: _Link, attached: Attachments) -> None:
-        if link.attached is attached:
-            attached.offer_all()
-
-    def _check_holder(self, link: _Link, group: str, member: MemberId) -> None:
-        """Raise DuplicateStoreError if another node that answers holds the store."""
-        if not store_of(member):
-            return
-        for other in self._links.values():
-            holds = other is not link and other.is_open and other.attached is not None
-            if holds and other.attached is not None and store_of(member) in other.attached.stores_of(group):
-                raise DuplicateStoreError(
-                    f"{other.peer.node_id} holds the same store of group {group}",
-                    str(link.peer.node_id),
-                    "stop the node with the copy; a copied directory is not a store of its own",
-                    {"group": group, "store": store_of(member), "holder": str(other.peer.node_id)},
-                )
-
-    def _take_attach(self, link: _Link, frame: Frame) -> None:
-        if link.attached is None:
-            return
-        error = link.attached.on_frame(frame)
-        if link.connection is not None and link.members():
-            self._members.set_reached(link.peer.node_id, link.connection.peer_hello.address)
-        if error is not None and not error.retriable:
-            group = str(frame.header.get("g"))[:127]
-            _LOG.warning("attach refused: group=%r peer=%s error=%s", group, link.peer.node_id, error)
-
-    def _is_claim_due(self, link: _Link) -> bool:
+    def _is_claim_due(self, link: Link) -> bool:
         """Count a tick in which a link received nothing while a newcomer waits."""
         link.claim_ticks += link.claim is not None
         return link.claim_ticks * _CLAIM_SHARE >= self._idle_ticks_max
-
-    def _refuse_claim(self, link: _Link) -> None:
-        if link.claim is not None:
-            claim, link.claim = link.claim, None
-            values = {"peer": str(link.peer.node_id)}
-            claim.close(UnreachableError("the peer answers on another connection", claim.peer_address, "", values))
-            _LOG.warning(
-                "newcomer refused, the peer is connected: peer=%s from=%s", link.peer.node_id, claim.peer_address
-            )
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Deliver a peer's frame; raise ProtocolError if it is not a message between replicas."""
         link = self._links.get(cast("NodeId", connection.peer_hello.node_id))
         if link is None:
             return
-        is_attach = frame.header["t"] in (Type.ATTACH, Type.ATTACH_REFUSED)
         if link.connection is not connection or link.attached is None:
-            early = self._early.setdefault(connection, [])  # a newcomer, or a dialed one that is not in use yet
-            if is_attach and len(early) < _EARLY_FRAMES_MAX:
-                early.append(frame)
+            self._attaches.keep(connection, frame)
             return
-        if is_attach:
-            self._take_attach(link, frame)
+        if frame.header["t"] in ATTACH_TYPES:
+            self._attaches.take(link, frame)
             return
         for group, message in codec.frame_to_messages(frame, link.attached.ends_of):
             self._deliver(group, message)
@@ -505,7 +337,7 @@ class PeerLinks:
         if (peer_ms := codec.wall_clock(frame)) != 0:
             self._compare_clocks(link, peer_ms)
 
-    def _compare_clocks(self, link: _Link, peer_ms: int) -> None:
+    def _compare_clocks(self, link: Link, peer_ms: int) -> None:
         ahead_ms = link.clocks.observe(peer_ms, self._wall_ms(), monotonic_ms())
         if ahead_ms is not None:
             _LOG.warning(
@@ -516,7 +348,7 @@ class PeerLinks:
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
         """Remove a connection that was lost."""
-        self._early.pop(connection, None)
+        self._attaches.forget(connection)
         node_id = connection.peer_hello.node_id
         link = self._links.get(node_id) if node_id is not None else None
         if link is None:

@@ -1,4 +1,4 @@
-"""Preferred leaders of a group: a leader offers leadership to a better preferred node that has caught up."""
+"""The policy of preferred leaders: a leader offers leadership to a better preferred node that has caught up."""
 
 from __future__ import annotations
 

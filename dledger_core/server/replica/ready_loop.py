@@ -230,7 +230,7 @@ class ReadyLoop:
         for batch in ready.batches:
             self.controls.stage(batch)
         # Before the disk has anything: these messages say nothing about this disk (thesis section 10.2.1), and the
-        # followers' syncs run at the same time.
+        # followers' syncs run at the same time as this one.
         for message in ready.messages:
             self._send(message)
         self.checkpoint_due |= ready.must_persist or ready.committed is not None
