@@ -18,6 +18,7 @@ from dledger_core.client.async_client import AsyncLogClient
 from dledger_core.client.node_client import NodeClient
 from dledger_core.client.protocol import LogClient
 from dledger_core.client.routing.retry import Timeouts
+from dledger_core.client.signatures import takes
 from dledger_core.client.sync_client import SyncLogClient
 from dledger_core.client_config import ClientConfig, variable_of
 from dledger_core.config import Peer, check_group_name, parse_peers
@@ -125,32 +126,8 @@ class AsyncClient(AsyncLogClient):
         ConfigError: an argument is wrong or not supported.
     """
 
-    def __init__(
-        self,
-        peers: str | Sequence[Peer],
-        group: str = "default",
-        *,
-        timeout_ms: int = 10_000,
-        retry_timeout_ms: int | None = None,
-        connect_timeout_ms: int | None = None,
-        protocol: str = "dledger",
-        java: JavaOptions | None = None,
-        log_uuid: str | None = None,
-        tls: TlsOptions | None = None,
-        token: str | Path | None = None,
-    ) -> None:
-        log = connect(
-            peers,
-            group,
-            timeout_ms=timeout_ms,
-            retry_timeout_ms=retry_timeout_ms,
-            connect_timeout_ms=connect_timeout_ms,
-            protocol=protocol,
-            java=java,
-            log_uuid=log_uuid,
-            tls=tls,
-            token=token,
-        )
+    @takes(connect)
+    def __init__(self, log: LogClient) -> None:
         super().__init__(log)
 
     @classmethod
@@ -173,32 +150,8 @@ class Client(SyncLogClient):
     It owns a daemon thread: use it as a context manager, or call ``close``. After a fork the child needs its own.
     """
 
-    def __init__(
-        self,
-        peers: str | Sequence[Peer],
-        group: str = "default",
-        *,
-        timeout_ms: int = 10_000,
-        retry_timeout_ms: int | None = None,
-        connect_timeout_ms: int | None = None,
-        protocol: str = "dledger",
-        java: JavaOptions | None = None,
-        log_uuid: str | None = None,
-        tls: TlsOptions | None = None,
-        token: str | Path | None = None,
-    ) -> None:
-        client = AsyncClient(
-            peers,
-            group,
-            timeout_ms=timeout_ms,
-            retry_timeout_ms=retry_timeout_ms,
-            connect_timeout_ms=connect_timeout_ms,
-            protocol=protocol,
-            java=java,
-            log_uuid=log_uuid,
-            tls=tls,
-            token=token,
-        )
+    @takes(AsyncClient)
+    def __init__(self, client: AsyncClient) -> None:
         super().__init__(client)
 
     @classmethod

@@ -153,22 +153,35 @@ def split(
 
 
 def _index_near(extent: Extent, start: int, goal: int, tolerance: int, position: Callable[[str, int], int]) -> int:
-    """Return an index from ``start`` up to the extent's end whose record starts near ``goal``.
-
-    Interpolates by the mean size of an entry, and bisects in every other step.
-    """
+    """Return an index from ``start`` up to the extent's end whose record starts near ``goal``."""
     part = extent.part
-    low, low_at, high, high_at, halve = part.start, extent.low, part.end, extent.high, False
-    while high - low > 1 and goal - low_at > tolerance and high_at - goal > tolerance:
-        ahead = (goal - low_at) * (high - low) // max(1, high_at - low_at)
-        middle = (low + high) // 2 if halve else min(max(low + ahead, low + 1), high - 1)
-        at = position(part.group, middle)
-        if at <= goal:
-            low, low_at = middle, at
-        else:
-            high, high_at = middle, at
-        halve = not halve
+    (low, low_at), (high, high_at) = _around(
+        goal, (part.start, extent.low), (part.end, extent.high), lambda index: position(part.group, index), tolerance
+    )
     return max(start, low if goal - low_at <= high_at - goal else high)
+
+
+def _around(
+    goal: int, low: tuple[int, int], high: tuple[int, int], position: Callable[[int], int], tolerance: int = 0
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Narrow two records around a position, each an index and a position, to neighbors, or until one is near enough.
+
+    Interpolates by the mean size of an entry, and bisects in every other step, so that uneven sizes do no harm:
+    entries of one size take five calls of ``position``, others at most twice the logarithm of their number
+    (``test_few_calls_at_long_log``).
+    """
+    halve = False
+    while high[0] - low[0] > 1 and goal - low[1] > tolerance and high[1] - goal > tolerance:
+        count, nbytes = high[0] - low[0], max(1, high[1] - low[1])
+        ahead = count // 2 if halve else (goal - low[1]) * count // nbytes
+        middle = min(max(low[0] + ahead, low[0] + 1), high[0] - 1)
+        at = position(middle)
+        if at <= goal:
+            low = middle, at
+        else:
+            high = middle, at
+        halve = not halve
+    return low, high
 
 
 def _split_by_count(partition: Sequence[Range], most: int | None) -> list[tuple[Range, ...]]:
@@ -191,9 +204,6 @@ def _split_by_count(partition: Sequence[Range], most: int | None) -> list[tuple[
 def last_within(start: int, end: int, most: int, position: Callable[[int], int]) -> int:
     """Return the largest end for which [start, end) takes at most ``most`` bytes, but at least ``start + 1``.
 
-    Interpolates by the mean size of an entry, and bisects in every other step, so that uneven sizes do no harm:
-    entries of one size take five calls of ``position``, others at most twice the logarithm of their number.
-
     Args:
         start: first index, below ``end``.
         end: end index (exclusive).
@@ -201,20 +211,10 @@ def last_within(start: int, end: int, most: int, position: Callable[[int], int])
         position: returns the position of the record at an index of [start, end]; positions increase.
     """
     base, top = position(start), position(end)
-    goal = base + most
-    if top <= goal:
+    if top <= base + most:
         return end
-    low, low_at, high, high_at, halve = start, base, end, top, False
-    while high - low > 1:
-        ahead = (high - low) // 2 if halve else (goal - low_at) * (high - low) // (high_at - low_at)
-        middle = min(max(low + ahead, low + 1), high - 1)
-        at = position(middle)
-        if at <= goal:
-            low, low_at = middle, at
-        else:
-            high, high_at = middle, at
-        halve = not halve
-    return max(low, start + 1)
+    (found, _), _ = _around(base + most, (start, base), (end, top), position)
+    return max(found, start + 1)
 
 
 def ends_within_bytes(

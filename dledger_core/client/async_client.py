@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
@@ -178,7 +178,7 @@ class AsyncLogClient:
         *,
         max_bytes: int = READ_BYTES,
         isolation: Isolation = "read_committed",
-    ) -> AsyncIterator[pa.RecordBatch]:
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield committed entries from ``start`` on as they arrive, up to ``end`` (exclusive); no batch is empty.
 
         Without ``end`` it never stops. The end of ``bounds`` is there already: then a replica that lags is waited for.

@@ -17,23 +17,22 @@ from dledger_core.client.protocol import (
     AppendResult,
     AttemptResult,
     Bodies,
-    Consistency,
     DigestReport,
     Entry,
     LogRange,
     Metadata,
     PositionFetch,
     ProducerState,
-    ReadFrom,
+    ReadRequest,
     RoleChange,
     TransactionState,
 )
 from dledger_core.client.reads import PrefixFormat, Reader
 from dledger_core.client.routing.cluster_view import ClusterView
 from dledger_core.client.routing.known_log import Described
-from dledger_core.client.routing.replica_order import ReplicaChoice
 from dledger_core.client.routing.requests import Requests
 from dledger_core.client.routing.retry import Timeouts, with_retries
+from dledger_core.client.signatures import takes
 from dledger_core.client.status import (
     RoleWatches,
     bounds_of,
@@ -208,33 +207,9 @@ class NodeClient:
 
     # --- reads --------------------------------------------------------------------------------------------------------
 
-    async def fetch(
-        self,
-        start: int,
-        end: int,
-        *,
-        max_bytes: int = READ_BYTES,
-        node: str | None = None,
-        consistency: Consistency = "committed",
-        isolation: Isolation = "read_committed",
-        wait_ms: int = 0,
-        min_commit: int = -1,
-        min_end: int = -1,
-        read_from: ReadFrom = "any",
-        spread: int | None = None,
-    ) -> Fetch:
-        return await self._reader.fetch(
-            start,
-            end,
-            node=node,
-            max_bytes=max_bytes,
-            consistency=consistency,
-            isolation=isolation,
-            wait_ms=wait_ms,
-            min_commit=min_commit,
-            min_end=min_end,
-            choice=ReplicaChoice(read_from, spread),
-        )
+    @takes(ReadRequest)
+    async def fetch(self, request: ReadRequest) -> Fetch:
+        return await self._reader.fetch(request)
 
     async def records(
         self,
@@ -246,15 +221,8 @@ class NodeClient:
         min_commit: int = -1,
         min_end: int = -1,
     ) -> Fetch:
-        return await self._reader.fetch(
-            start,
-            end,
-            node=node,
-            max_bytes=max_bytes,
-            isolation="records",
-            min_commit=min_commit,
-            min_end=min_end,
-        )
+        request = ReadRequest(start, end, node=node, max_bytes=max_bytes, min_commit=min_commit, min_end=min_end)
+        return await self._reader.fetch(request, records=True)
 
     async def get(self, index: int) -> Entry:
         return await self._reader.get(index)

@@ -7,7 +7,7 @@ add ``read``, ``read_at`` and ``tail``.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dledger_core.checksum import Buffer
 from dledger_core.client.members import GroupMembers
+from dledger_core.client.signatures import takes
 from dledger_core.config import Peer
 from dledger_core.continuation import Chain
 from dledger_core.control import Part, TransactionId
@@ -253,6 +254,24 @@ READ_BYTES: Final = 8 << 20
 END_OF_LOG: Final = 1 << 62
 
 
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """The arguments of ``LogClient.fetch``, which says what they mean."""
+
+    start: int
+    end: int
+    _: KW_ONLY
+    max_bytes: int = READ_BYTES
+    node: str | None = None
+    consistency: Consistency = "committed"
+    isolation: Isolation = "read_committed"
+    wait_ms: int = 0
+    min_commit: int = -1
+    min_end: int = -1
+    read_from: ReadFrom = "any"
+    spread: int | None = None
+
+
 class LogClient(Protocol):
     """The operations that every log offers."""
 
@@ -297,21 +316,8 @@ class LogClient(Protocol):
         """
         ...
 
-    async def fetch(
-        self,
-        start: int,
-        end: int,
-        *,
-        max_bytes: int = READ_BYTES,
-        node: str | None = None,
-        consistency: Consistency = "committed",
-        isolation: Isolation = "read_committed",
-        wait_ms: int = 0,
-        min_commit: int = -1,
-        min_end: int = -1,
-        read_from: ReadFrom = "any",
-        spread: int | None = None,
-    ) -> Fetch:
+    @takes(ReadRequest)
+    async def fetch(self, request: ReadRequest) -> Fetch:  # noqa: D417  (the caller passes those of ReadRequest)
         """Read committed data entries of [start, end).
 
         Args:

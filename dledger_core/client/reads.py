@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -12,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.client.protocol import END_OF_LOG, READ_BYTES, DigestReport, Entry, PositionFetch
+from dledger_core.client.protocol import END_OF_LOG, READ_BYTES, DigestReport, Entry, PositionFetch, ReadRequest
 from dledger_core.client.routing.known_log import KnownLog
-from dledger_core.client.routing.replica_order import ANY_REPLICA, ReplicaChoice
+from dledger_core.client.routing.replica_order import ReplicaChoice
 from dledger_core.client.routing.requests import Requests
 from dledger_core.client.routing.retry import Timeouts
 from dledger_core.digest import RangeDigest
@@ -56,7 +57,6 @@ _KINDS: Final = {MAGIC_CONTROL: "control", MAGIC_MEMBERSHIP: "membership"}
 _WIRE_ISOLATION: Final[dict[str, messages.Isolation]] = {
     "read_committed": "committed",
     "read_uncommitted": "uncommitted",
-    "records": "records",
 }
 
 
@@ -84,43 +84,29 @@ class Reader:
         self._timeouts = timeouts
         self._prefix = prefix
 
-    async def fetch(
-        self,
-        start: int,
-        end: int,
-        *,
-        node: str | None = None,
-        max_bytes: int = READ_BYTES,
-        consistency: str = "committed",
-        isolation: str = "read_committed",
-        wait_ms: int = 0,
-        min_commit: int = -1,
-        min_end: int = -1,
-        choice: ReplicaChoice = ANY_REPLICA,
-    ) -> Fetch:
-        """See ``LogClient.fetch``; with the isolation ``records`` see ``LogClient.records``."""
-        request = read_request(
-            start,
-            end,
-            max_bytes=max_bytes,
-            consistency=consistency,
-            isolation=isolation,
-            wait_ms=max(wait_ms, BEHIND_WAIT_MS) if min(end, min_end) > start else wait_ms,
+    async def fetch(self, read: ReadRequest, *, records: bool = False) -> Fetch:
+        """See ``LogClient.fetch``; with ``records`` see ``LogClient.records``."""
+        start, known_end = read.start, min(read.end, read.min_end)
+        read = replace(
+            read,
+            wait_ms=max(read.wait_ms, BEHIND_WAIT_MS) if known_end > start else read.wait_ms,
             # Monotonic reads: a replica must have reached the commit index of every earlier response.
-            min_commit=min_commit if node is not None else max(min_commit, self._log.commit_seen),
+            min_commit=read.min_commit if read.node is not None else max(read.min_commit, self._log.commit_seen),
         )
+        request = read_request(read, records=records)
 
         def decode(frame: Frame) -> Fetch:
             found = decode_read(request, frame)
-            check_progress(found.next_index, start, min(end, min_end))
+            check_progress(found.next_index, start, known_end)
             return found
 
         header, wait_s = messages.READ.encode(request, g=self._log.group), request.wait_ms / 1000
-        if node is not None:
-            found = await self._requests.to_node(node, header, decode, wait_s=wait_s)
-        elif consistency == "linearizable":
+        if read.node is not None:
+            found = await self._requests.to_node(read.node, header, decode, wait_s=wait_s)
+        elif read.consistency == "linearizable":
             found = decode(await self._requests.to_leader(header, idempotent=True, wait_s=wait_s))
         else:
+            choice = ReplicaChoice(read.read_from, read.spread)
             found = await self._requests.to_any(header, decode, choice=choice, wait_s=wait_s)
         self._log.saw_commit(found.commit_index)
         if found.batch.num_rows:
@@ -129,7 +115,7 @@ class Reader:
 
     async def get(self, index: int) -> Entry:
         """See ``LogClient.get``."""
-        found = await self.fetch(index, index + 1, max_bytes=1)
+        found = await self.fetch(ReadRequest(index, index + 1, max_bytes=1))
         if found.next_index <= index:
             found = await self._newest(index, found)
         if found.batch.num_rows:
@@ -149,13 +135,13 @@ class Reader:
                 f"the log has committed entries up to index {end - 1}" if end else "the log has no committed entry yet"
             )
             return IndexOutOfRangeError(f"index {index} is not committed", group, remedy, values)
-        stored = await self.fetch(index, index + 1, max_bytes=1, isolation="records", min_commit=index)
+        stored = await self.fetch(ReadRequest(index, index + 1, max_bytes=1, min_commit=index), records=True)
         kind = _KINDS.get(stored.batch.column("magic")[0].as_py()) if stored.batch.num_rows else None
         why = f"is a {kind} entry" if kind else "belongs to a transaction, or an attempt of one, that was not committed"
         at, after = index, found
         while not after.batch.num_rows and at < after.next_index < end:
             at = after.next_index
-            after = await self.fetch(at, END_OF_LOG, max_bytes=_NEXT_BYTES)
+            after = await self.fetch(ReadRequest(at, END_OF_LOG, max_bytes=_NEXT_BYTES))
         if not after.batch.num_rows:
             return IndexOutOfRangeError(f"index {index} {why}", group, "no visible entry follows", values)
         values["next_index"] = after.batch.column("index")[0].as_py()
@@ -168,7 +154,7 @@ class Reader:
         Returns:
             The leader's response; ``found`` if no leader responds.
         """
-        request = read_request(index, index + 1, max_bytes=1, min_commit=-1, consistency="linearizable")
+        request = read_request(ReadRequest(index, index + 1, max_bytes=1, consistency="linearizable"))
         header = messages.READ.encode(request, g=self._log.group)
         short = Timeouts(min(self._timeouts.request_s, NEWEST_TIMEOUT_S))
         try:
@@ -190,30 +176,30 @@ class Reader:
         found = await self._requests.to_one(node, request, decode)
         if isinstance(found, PositionFetch):
             return found
+        read = ReadRequest(found, END_OF_LOG, max_bytes=max_bytes, node=node, isolation=isolation)
         if node is not None:
-            return await self._after(found, position, max_bytes, node=node, isolation=isolation)
-        read = await self.fetch(found, END_OF_LOG, max_bytes=max_bytes, isolation=isolation)
-        batch = ending_after(read.batch, position)
+            return await self._after(read, position)
+        first = await self.fetch(read)
+        batch = ending_after(first.batch, position)
         if batch.num_rows:
-            return PositionFetch(batch, None, read.next_index)
+            return PositionFetch(batch, None, first.next_index)
         # A follower may not know the newest commit index, so its end does not prove that no entry follows.
         with contextlib.suppress(DLedgerError, TimeoutError):
             async with asyncio.timeout(NEWEST_TIMEOUT_S):
                 newest = decode(await self._requests.to_leader(request, idempotent=True))
                 if isinstance(newest, int):
-                    how = {"isolation": isolation, "consistency": "linearizable"}
-                    return await self._after(newest, position, max_bytes, **how)
-        return await self._after(read.next_index, position, max_bytes, isolation=isolation)
+                    return await self._after(replace(read, start=newest, consistency="linearizable"), position)
+        return await self._after(replace(read, start=first.next_index), position)
 
-    async def _after(self, index: int, position: int, max_bytes: int, **how: Any) -> PositionFetch:
+    async def _after(self, read: ReadRequest, position: int) -> PositionFetch:
         """Read the entries that end after a position, from an index on that a lagging replica may have returned."""
-        read = await self.fetch(index, END_OF_LOG, max_bytes=max_bytes, **how)
-        batch = ending_after(read.batch, position)
-        while not batch.num_rows and read.next_index > index:
-            index = read.next_index
-            read = await self.fetch(index, END_OF_LOG, **how)
-            batch = ending_after(read.batch, position)
-        return PositionFetch(batch, None, read.next_index)
+        found = await self.fetch(read)
+        batch = ending_after(found.batch, position)
+        while not batch.num_rows and found.next_index > read.start:
+            read = replace(read, start=found.next_index, max_bytes=READ_BYTES)
+            found = await self.fetch(read)
+            batch = ending_after(found.batch, position)
+        return PositionFetch(batch, None, found.next_index)
 
     async def index_at_time(self, timestamp: datetime | int, min_commit: int) -> int:
         """See ``OptionalOperations.offset_for_time``."""
@@ -284,39 +270,30 @@ class Reader:
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def read_request(
-    start: int,
-    end: int,
-    *,
-    max_bytes: int,
-    min_commit: int,
-    consistency: str = "committed",
-    isolation: str = "read_committed",
-    wait_ms: int = 0,
-) -> messages.ReadRequest:
+def read_request(read: ReadRequest, *, records: bool = False) -> messages.ReadRequest:
     """Return a checked READ.
 
     Raises:
         BadRequestError: an argument is not allowed.
     """
-    if consistency not in ("committed", "linearizable"):
-        raise BadRequestError(f"unknown consistency {consistency!r}", "consistency", "committed or linearizable")
-    check_numbers(start, max_bytes, wait_ms)
+    if read.consistency not in ("committed", "linearizable"):
+        raise BadRequestError(f"unknown consistency {read.consistency!r}", "consistency", "committed or linearizable")
+    check_numbers(read)
     return messages.ReadRequest(
-        start=int(start),
-        end=int(end),
-        max_bytes=int(max_bytes),
-        min_commit=int(min_commit),
-        wait_ms=int(wait_ms),
-        isolation=wire_isolation(isolation),
-        consistency=consistency,
+        start=int(read.start),
+        end=int(read.end),
+        max_bytes=int(read.max_bytes),
+        min_commit=int(read.min_commit),
+        wait_ms=int(read.wait_ms),
+        isolation="records" if records else wire_isolation(read.isolation),
+        consistency=read.consistency,
     )
 
 
-def check_numbers(start: int, max_bytes: int, wait_ms: int) -> None:
+def check_numbers(read: ReadRequest) -> None:
     """Raise BadRequestError if a number of a read is out of range."""
-    if start < 0 or max_bytes < 1 or wait_ms < 0:
-        values = {"start": start, "max_bytes": max_bytes, "wait_ms": wait_ms}
+    if read.start < 0 or read.max_bytes < 1 or read.wait_ms < 0:
+        values = {"start": read.start, "max_bytes": read.max_bytes, "wait_ms": read.wait_ms}
         raise BadRequestError("a read's numbers are out of range", "", "the first index is 0", values)
 
 

@@ -7,19 +7,16 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from functools import wraps
 from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
-import pyarrow as pa
 import uvloop
 
-from dledger_core.client.async_client import TAIL_WAIT_MS, AsyncLogClient
-from dledger_core.client.protocol import END_OF_LOG, READ_BYTES, RoleChange
+from dledger_core.client.async_client import AsyncLogClient
 from dledger_core.config import Peer
 from dledger_core.errors import ConfigError
-from dledger_core.record import Isolation
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -94,6 +91,18 @@ def _blocking(
         return self.call(method(self.in_loop, *args, **kwargs))
 
     return call
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncLogClient, _P], AsyncGenerator[_T, None]],
+) -> Callable[Concatenate[SyncLogClient, _P], Iterator[_T]]:
+    """Return a method with this signature that iterates over what the asynchronous generator yields."""
+
+    @wraps(method)
+    def iterate(self: SyncLogClient, /, *args: _P.args, **kwargs: _P.kwargs) -> Iterator[_T]:
+        return self._iterate(method(self.in_loop, *args, **kwargs))
+
+    return iterate
 
 
 def _result(future: Future[_T]) -> _T:
@@ -208,35 +217,16 @@ class SyncLogClient:
     promote_member = _blocking(AsyncLogClient.promote_member)
     replace_member = _blocking(AsyncLogClient.replace_member)
 
-    def tail(
-        self,
-        start: int,
-        end: int | None = None,
-        *,
-        max_bytes: int = READ_BYTES,
-        isolation: Isolation = "read_committed",
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield committed entries from ``start`` on as they arrive, up to ``end`` (exclusive); no batch is empty.
+    role_changes = _iterating(AsyncLogClient.role_changes)
+    tail = _iterating(AsyncLogClient.tail)
 
-        Without ``end`` it never stops. The end of ``bounds`` is there already: then a replica that lags is waited for.
-        """
-        stop, known = (END_OF_LOG, -1) if end is None else (end, end - 1)
-        while start < stop:
-            found = self.fetch(
-                start, stop, max_bytes=max_bytes, isolation=isolation, wait_ms=TAIL_WAIT_MS, min_commit=known
-            )
-            start = max(start, found.next_index)
-            if found.batch.num_rows:
-                yield found.batch
+    def _iterate(self, found: AsyncGenerator[_T, None]) -> Iterator[_T]:
+        waits = set[asyncio.Task[Any] | None]()
 
-    def role_changes(self) -> Iterator[RoleChange]:
-        """Yield the role of each node, then every change of it, without end; unreachable is a role too."""
-        changes, waits = self.in_loop.role_changes(), set[asyncio.Task[Any] | None]()
-
-        async def following() -> RoleChange:
+        async def following() -> _T | None:
             waits.add(wait := asyncio.current_task())
             try:
-                return await anext(changes)
+                return await anext(found, None)
             finally:
                 waits.discard(wait)
 
@@ -245,11 +235,12 @@ class SyncLogClient:
             for wait in filter(None, list(waits)):
                 wait.cancel()
                 await asyncio.wait((wait,))
-            await changes.aclose()
+            await found.aclose()
 
         try:
-            while True:
-                yield self.call(following())
+            while (value := self.call(following())) is not None:
+                yield value
         finally:
-            if self._finalizer.alive:
+            # Garbage collection may close it in the client's own thread, which cannot wait for itself.
+            if self._finalizer.alive and not self._thread.is_current:
                 self.call(close())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -204,6 +205,16 @@ def test_close_ends_calls_of_all_threads(group):
         client.close()
         ended = [call.exception(30) for call in calls]
     assert {type(error) for error in ended} <= {ConfigError, CancelledError, asyncio.CancelledError}, ended
+
+
+def test_sync_client_has_every_call_of_the_async_one():
+    def calls(kind):
+        members = inspect.getmembers(kind, inspect.isfunction)
+        return {name: inspect.signature(member).parameters for name, member in members if not name.startswith("_")}
+
+    ours, theirs = calls(SyncLogClient), calls(AsyncLogClient)
+    assert theirs.keys() - ours.keys() == {"append_columns"}  # for programs that prepare appends in the event loop
+    assert [name for name in theirs.keys() & ours.keys() if ours[name] != theirs[name]] == []
 
 
 def test_sync_tail_reads_each_entry_once_and_ends(group):

@@ -118,7 +118,7 @@ class KnownLog:
         return not all(peer.has_id for peer in self.pool.peers.values())
 
     def is_older(self, configuration: object) -> bool:
-        """Whether the members changed since this client learned them, as a response shows (``cv``)."""
+        """Whether the members changed since a node reported them last, as a response shows (``cv``)."""
         return isinstance(configuration, int) and configuration > self._newest[1]
 
     async def learn(self, responses: Described) -> Described:
@@ -156,7 +156,7 @@ class KnownLog:
         """Switch to a log that continues this one and contains the entries that the client has seen."""
         _LOG.warning("following the log that continues: group=%s log=%s before=%s", self.group, log_uuid, self.log_uuid)
         self.log_uuid = log_uuid
-        # Entries committed after the last one seen may be lost: a replica that had to reach it would never respond.
+        # Entries committed after it may be lost: a replica that had to reach them would never serve a read.
         self.commit_seen = min(self.commit_seen, self.entry_seen[0])
         self._newest = _NOTHING
         self.leader = None

@@ -19,16 +19,16 @@ from dledger_core.client.protocol import (
     READ_BYTES,
     AppendResult,
     Bodies,
-    Consistency,
     Entry,
     LogRange,
     Metadata,
     NodeStatus,
-    ReadFrom,
+    ReadRequest,
 )
 from dledger_core.client.reads import check_numbers, check_progress, entry_of, wire_isolation
 from dledger_core.client.routing.outcomes import plain_append
 from dledger_core.client.routing.retry import Timeouts, with_retries
+from dledger_core.client.signatures import takes
 from dledger_core.client.status import bounds_reaching
 from dledger_core.config import Peer
 from dledger_core.errors import (
@@ -185,43 +185,30 @@ class JavaClient:
                 return LogRange(leader.first_index, leader.last_index + 1, leader.commit_index)
         return await self._bounds.current(self._timeouts.request_s)
 
-    async def fetch(
-        self,
-        start: int,
-        end: int,
-        *,
-        max_bytes: int = READ_BYTES,
-        node: str | None = None,
-        consistency: Consistency = "committed",
-        isolation: Isolation = "read_committed",
-        wait_ms: int = 0,
-        min_commit: int = -1,
-        min_end: int = -1,
-        read_from: ReadFrom = "any",
-        spread: int | None = None,
-    ) -> Fetch:
-        # The leader serves all reads, up to the safe end unless isolation is read_uncommitted.
-        del min_commit, read_from, spread  # Java exposes no commit index, and its followers serve no reads
-        _check(start, max_bytes, wait_ms, node=node, consistency=consistency)
-        wire_isolation(isolation)  # raises for an unknown one
+    @takes(ReadRequest)
+    async def fetch(self, request: ReadRequest) -> Fetch:
+        # The leader serves all reads, up to the safe end unless isolation is read_uncommitted. Java exposes no commit
+        # index, and its followers serve no reads: min_commit, read_from and spread have no effect.
+        _check(request)
 
         async def attempt() -> Fetch:
-            found = await self._fetch_safe(start, end, max_bytes, isolation, wait_ms)
-            check_progress(found.next_index, start, min(end, min_end))
+            found = await self._fetch_safe(request)
+            check_progress(found.next_index, request.start, min(request.end, request.min_end))
             return found
 
         return await self._retrying(attempt)
 
-    async def _fetch_safe(self, start: int, end: int, max_bytes: int, isolation: Isolation, wait_ms: int) -> Fetch:
+    async def _fetch_safe(self, read: ReadRequest) -> Fetch:
+        start, end = read.start, read.end
         await self._check_served(start)
-        if isolation == "read_uncommitted":
-            return await self._fetch(start, end, max_bytes)
+        if read.isolation == "read_uncommitted":
+            return await self._fetch(start, end, read.max_bytes)
         bounds = self._bounds.known
         if bounds is None or end > bounds.end:
             bounds = await self._bounds.current(self._timeouts.request_s)
-        if start >= bounds.end and wait_ms:
-            bounds = await self._bounds.wait_beyond(start, wait_ms / 1000, self._timeouts.request_s)
-        return await self._fetch(start, min(end, bounds.end), max_bytes, bounds)
+        if start >= bounds.end and read.wait_ms:
+            bounds = await self._bounds.wait_beyond(start, read.wait_ms / 1000, self._timeouts.request_s)
+        return await self._fetch(start, min(end, bounds.end), read.max_bytes, bounds)
 
     async def _fetch(
         self, start: int, end: int, max_bytes: int, bounds: LogRange | None = None, *, records: bool = False
@@ -280,7 +267,7 @@ class JavaClient:
     ) -> Fetch:
         # No-ops and probes too, and without the safety lag.
         del min_commit, min_end
-        _check(start, max_bytes, 0, node=node, consistency="committed")
+        _check(ReadRequest(start, end, max_bytes=max_bytes, node=node))
         return await self._retrying(partial(self._fetch, start, end, max_bytes, records=True))
 
     async def get(self, index: int) -> Entry:
@@ -342,12 +329,13 @@ class JavaClient:
         raise TransferringError("the group's term is not known", f"group {self.group}", "append an entry and retry")
 
 
-def _check(start: int, max_bytes: int, wait_ms: int, *, node: str | None, consistency: str) -> None:
-    if node is not None or consistency != "committed":
-        name = "node" if node is not None else "consistency"
+def _check(read: ReadRequest) -> None:
+    if read.node is not None or read.consistency != "committed":
+        name = "node" if read.node is not None else "consistency"
         what = f"a Java group does not support reads with {name}: its leader serves all reads"
         raise BadRequestError(what, "", f"omit {name}")
-    check_numbers(start, max_bytes, wait_ms)
+    check_numbers(read)
+    wire_isolation(read.isolation)  # raises for an unknown one
 
 
 def _metadata_of(
