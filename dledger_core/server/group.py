@@ -407,9 +407,9 @@ class Group:
                         "log ended before a hole: group=%s node=%s start=%d kept=%s", self.name, me, start, kept
                     )
                 return
-            limits, credentials = self._host.config.limits, self._host.credentials
+            environment = EventLoopRepairs(limits=self._host.config.limits, credentials=self._host.credentials)
             with await asyncio.to_thread(partial(store.repairing, write=True)) as repairing:
-                report = await fill_holes(repairing, survivors, self.name, limits, credentials)
+                report = await fill_holes(repairing, survivors, self.name, environment)
             for hole in report.repaired:
                 _LOG.warning("hole filled: group=%s node=%s start=%d end=%d", self.name, me, hole.start, hole.end)
             for hole in report.remaining:
