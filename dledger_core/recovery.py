@@ -238,6 +238,7 @@ def decide(
     records = {record.log_uuid: record for answer in found.values() if (record := answer.held) is not None}
     if records:
         return _continued(lost, answers, records, new_uuid, tried, accepts_loss=accepts_loss)
+    found = _of_members(found)
     logs = {str(answer.log_uuid): node for node, answer in found.items()}
     if len(logs) != 1:
         return _no_log(logs)
@@ -387,6 +388,15 @@ def _members(found: Answers) -> set[KnownMember]:
     return {member for answer in found.values() for member in answer.members}
 
 
+def _of_members(found: Answers) -> dict[NodeId, SurvivorAnswer]:
+    """Return the stores that are members by what one of them knows.
+
+    One that was removed lacks nothing that counts: a store that knows its removal has all entries before it.
+    """
+    known = _members(found)
+    return {node: answer for node, answer in found.items() if _is_member(known, answer)}
+
+
 def _is_member(known: AbstractSet[KnownMember], answer: SurvivorAnswer) -> bool:
     return any((member.node_id, member.store) == (answer.node_id, answer.store) for member in known)
 
@@ -421,6 +431,7 @@ def _continued(
         lacking = tuple(each.node_id for each in record.survivors if answers[each.node_id].held != record)
         return TakeRecord(record, lacking) if lacking else CompleteRecord(record, _holders(record, answers))
     fresh = {node: answer for node, answer in answers.items() if node not in lost and answer.has_given_up}
+    fresh = _of_members(fresh)
     if not mine and fresh and all(set(record.lost) < set(lost) for record in others):
         log_uuid = others[0].point.log_uuid
         if (action := _repair_action(lost, fresh, log_uuid, tried, accepts_loss=accepts_loss)) is not None:

@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from dledger_core.continuation import ContinuedLog, LogEnd, Response, chain_rows, find_link, respond
+from dledger_core.continuation import LogEnd, find_link
 from dledger_core.errors import (
     BadRequestError,
-    LogContinuedError,
     OtherLogError,
     TransferringError,
     UnknownFeatureError,
@@ -127,7 +125,7 @@ class HostedGroup:
         replica = self.replica
         ours, node_id = replica.log_uuid, str(node_of(theirs.member))
         if (link := find_link(replica.lineage.chain, theirs.log_uuid)) is not None:
-            raise self._continuing(link, theirs)
+            raise replica.lineage.refusal(link, theirs)
         if ours is None or ours != theirs.log_uuid:
             raise OtherLogError(
                 f"{node_id} has another log of group {replica.group} than {replica.node_id}",
@@ -144,33 +142,6 @@ class HostedGroup:
                 {"group": replica.group, "needed": needed, "understood": theirs.version},
             )
         replica.peers.check_attach(theirs)
-
-    def _continuing(self, link: ContinuedLog, theirs: ShownStore) -> LogContinuedError:
-        """Return the refusal of a store whose log this one continues; contest it if this log lacks what it committed.
-
-        The refusal names the store's reaction, for the end that it showed. A node of 0.2.0 reacts to the chain, by
-        indexes alone, and would stop a majority with committed entries of another term: it gets the chain only if its
-        store may stop.
-        """
-        replica, node_id, committed = self.replica, str(node_of(theirs.member)), theirs.committed_index
-        if theirs.commit_term is not None:
-            has_committed = replica.lineage.follows(link.log_uuid, committed, theirs.commit_term)
-        else:
-            has_committed = False if theirs.commit_index > link.index else None
-        has_end = replica.lineage.follows(link.log_uuid, theirs.last_index, theirs.last_term)
-        response = respond(has_committed=has_committed, has_end=has_end)
-        if response is Response.STAY:
-            replica.lineage.contest(link, node_id, committed, theirs.commit_term)
-        logs = {"ours": replica.log_uuid, "theirs": theirs.log_uuid}
-        values: dict[str, Any] = {"group": replica.group, "response": response.value} | logs
-        if response is Response.STOP:
-            values |= {"end": [theirs.last_term, theirs.last_index], "chain": chain_rows(replica.lineage.chain)}
-        return LogContinuedError(
-            f"log {replica.log_uuid} continues log {link.log_uuid} of {node_id} up to index {link.index}",
-            "",
-            "see the log of that node",
-            values,
-        )
 
     # --- close -----------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from dledger_core.recovery import SurvivorAnswer
 from dledger_core.server.founding.store import GroupStore, known_members
 from dledger_core.server.group import Group
 from dledger_core.server.group_state import Quarantined, Repairing, SetAside
-from dledger_core.server.maintenance.repair import fill_holes
+from dledger_core.server.maintenance.repair import EventLoopRepairs, fill_holes
 
 _LOG = logging.getLogger(__name__)
 
@@ -191,8 +191,9 @@ async def _survivor(group: Group, store: GroupStore) -> SurvivorAnswer:
 
 async def _fill_holes(group: Group, store: GroupStore, survivors: Sequence[Peer]) -> None:
     config, node = group.host.config, group.host.config.self_id
+    environment = EventLoopRepairs(limits=config.limits, credentials=group.host.credentials)
     with await asyncio.to_thread(partial(store.repairing, write=True)) as repairing:
-        report = await fill_holes(repairing, survivors, group.name, config.limits, group.host.credentials)
+        report = await fill_holes(repairing, survivors, group.name, environment)
     for hole in report.repaired:
         _LOG.warning("hole filled: group=%s node=%s start=%d end=%d", group.name, node, hole.start, hole.end)
     reasons = one_line("; ".join(f"{peer}: {why}" for peer, why in report.failures.items()))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dledger_core.control import Part, TransactionId, column_crc
-from dledger_core.errors import DLedgerError, FencedError
+from dledger_core.errors import DLedgerError, FencedError, LogContestedError
 from dledger_core.ids import Index
 from dledger_core.record import Columns, merge_ranges
 from dledger_core.server.services.appends import AppendedRange, ProducerKey
@@ -101,7 +101,7 @@ class SimClient:
         def finish(outcome: Outcome | None) -> None:
             if not finished[0]:
                 finished[0] = True
-                done(outcome)
+                done(outcome if self.sim is sim else None)  # a client that was moved has no connection to the old log
 
         def reply(outcome: Outcome) -> None:
             if not sim.faults_on or not sim.chance(0.02):
@@ -169,7 +169,7 @@ class ProducerClient(SimClient):
                 self.start()
                 return
             if outcome is not None:
-                retriable = outcome.retriable or outcome.outcome_unknown
+                retriable = outcome.retriable or outcome.outcome_unknown or isinstance(outcome, LogContestedError)
                 check(retriable, "a correct producer is rejected", self.name, key, outcome)
             self.sim.counters["appends repeated"] += 1
             self.retry(lambda: self._send(columns, key, number))
@@ -344,9 +344,9 @@ class ReadClient(SimClient):
         self.call(request, lambda _: self.start())
 
 
-def all_clients(sim: Simulator, history: History) -> list[SimClient]:
+def all_clients(sim: Simulator, history: History, suffix: str = "") -> list[SimClient]:
     kinds = (PlainClient, PlainClient, ProducerClient, ProducerClient, QueryClient, QueryClient, ReadClient)
-    return [kind(sim, history, f"{kind.__name__}{at}") for at, kind in enumerate(kinds)]
+    return [kind(sim, history, f"{kind.__name__}{at}{suffix}") for at, kind in enumerate(kinds)]
 
 
 def check_history(

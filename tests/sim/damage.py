@@ -112,10 +112,14 @@ class Damages:
 
     def strike(self, source: random.Random) -> None:
         """Damage something on some member, unless a member has damage or may lack acknowledged entries."""
+        if not self._members:
+            return
         member = source.choice(self._members)
         rows = self._vulnerable(member, source) if self.is_calm() and self._has_peers(member, 2) else ()
-        if not len(rows):
-            return
+        if len(rows):
+            self._damage(member, rows, source)
+
+    def _damage(self, member: ReplicaMember, rows: np.ndarray, source: random.Random) -> None:
         patches: list[Patch] = []
         make = _index_patch if source.random() < 0.3 else _data_patch
         for _ in range(source.choice((1, 1, 3))):
@@ -126,6 +130,19 @@ class Damages:
                 self._sim.counters[patch.kind] += 1
         if patches:
             self._victim, self._patches, self._first_index = member, patches, int(rows["index"][0])
+
+    def hole(self, member: ReplicaMember, source: random.Random) -> None:
+        """Damage something on a member that is about to survive the others, which may have been the only ones with it."""
+        self._look()
+        rows = self._vulnerable(member, source) if self._victim is None else ()
+        if len(rows):
+            self._damage(member, rows, source)
+
+    def move(self, member: ReplicaMember, other: Damages, moved: ReplicaMember) -> None:
+        """Go on in another group with the damage of a member that is ``moved`` there."""
+        if self._victim is member:
+            other._victim, other._patches, other._first_index = moved, self._patches, self._first_index
+            self._victim, self._patches = None, []
 
     def lose_end(self, member: ReplicaMember, source: random.Random) -> None:
         """Take the end of the log of a member that just went down, if the log guarantees to survive that."""
@@ -209,6 +226,7 @@ class Damages:
         changes = self._sim.changes
         return (
             self._victim is None
+            and not self._sim.is_disturbed
             and (changes is None or changes.is_settled())
             and not any(
                 m.lost_after is not None

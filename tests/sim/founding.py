@@ -13,19 +13,19 @@ from typing import Final
 from dledger_core.config import Peer, StorageConfig
 from dledger_core.founding import GROUP_VERSION, Admission, FoundingRecord, LogConstants, NamedStore, StoreIdentity
 from dledger_core.ids import MemberId, NodeId, node_of, store_of
-from dledger_core.raft import Configuration
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.founding.store import GroupStore, configuration_of
 from dledger_core.storage.files.identity import prepare_store, save_identity
 from dledger_core.storage.files.layout import Layout
-from tests.sim.safety import check
 from tests.support.faulty_files import FaultyFiles
 
 ADDRESS: Final = "a:1"
 LOG_UUID: Final = "simulated"
 
 
-def prepare(files: FaultyFiles, path: Path, member: MemberId, voters: list[MemberId], config: StorageConfig) -> None:
+def prepare(
+    files: FaultyFiles, path: Path, member: MemberId, voters: list[MemberId], config: StorageConfig, log_uuid: str
+) -> None:
     """Make the files of a store: founded if it is one of ``voters``, otherwise admitted."""
     constants = LogConstants(
         profile=config.profile,
@@ -34,13 +34,13 @@ def prepare(files: FaultyFiles, path: Path, member: MemberId, voters: list[Membe
     )
     record = FoundingRecord(
         record_id="founding",
-        log_uuid=LOG_UUID,
+        log_uuid=log_uuid,
         constants=constants,
         version=GROUP_VERSION,
         voters=tuple(NamedStore(node_of(voter), store_of(voter), ADDRESS) for voter in voters),
     )
     founded = StoreIdentity(store=store_of(member), record=record, is_complete=True)
-    admitted = StoreIdentity(store=store_of(member), admission=Admission(LOG_UUID, constants))
+    admitted = StoreIdentity(store=store_of(member), admission=Admission(log_uuid, constants))
     identity = founded if member in voters else admitted
     prepare_store(
         files,
@@ -48,20 +48,18 @@ def prepare(files: FaultyFiles, path: Path, member: MemberId, voters: list[Membe
         group=path.parent.name,
         node_id=node_of(member),
         store=store_of(member),
-        log_uuid=LOG_UUID,
+        log_uuid=log_uuid,
         constants=constants,
         configuration=configuration_of(identity),
     )
     save_identity(files, Layout(path), identity)
 
 
-def first_configuration(files: FaultyFiles, path: Path, member: MemberId, draw: Random) -> Configuration:
-    """Return the configuration that a store starts with, whatever the list of peers says."""
+def store_at_start(files: FaultyFiles, path: Path, member: MemberId, draw: Random) -> GroupStore:
+    """Return the store of a node that starts, with any list of peers."""
     node = node_of(member)
     others = [NodeId(f"n{at}") for at in range(9) if f"n{at}" != node and draw.random() < 0.5]
-    store = _store(files, path, node, others)
-    check(store.identity.is_member and store.member == member, "a store is another member", member, store.member)
-    return configuration_of(store.identity)
+    return _store(files, path, node, others)
 
 
 def is_waiting(files: FaultyFiles, path: Path, node: NodeId) -> bool:

@@ -54,6 +54,8 @@ class Member:
     """Faults of this kind of member, in addition to those of the simulator."""
     membership_faults: ClassVar[tuple[str, ...]] = ()
     """The same, in runs whose members change."""
+    is_moved = waits = False
+    """What only complete replicas know: see ``ReplicaMember``."""
     core: RawNode
     floor: Floor | None = None
     """The floor of a core alone that lost the end of its log; it survives the process."""

@@ -62,6 +62,10 @@ class MembershipMix:
     lost_ends: float
 
 
+STILL = MembershipMix(0, 0.0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+"""The members change only as an operator wants it, who replaces lost ones."""
+
+
 def draw_membership(seed: int) -> MembershipMix | None:
     """Draw whether and how the members of a run change."""
     source = random.Random(f"{seed}/membership")

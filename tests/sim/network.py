@@ -40,6 +40,8 @@ class Network:
         self.nodes = nodes
         self.faults = faults
         self.isolated: set[Link] = set()
+        self.cut: set[Link] = set()
+        """Links that are isolated until ``cut`` is emptied, whatever heals."""
         self._source = source
         self._counters = counters
         self._last_arrival: dict[Link, int] = {}
@@ -61,8 +63,9 @@ class Network:
         return [self._arrival(link, now) for _ in range(copies)]
 
     def heal(self) -> None:
-        """Open all links."""
+        """Open all links but those that are cut."""
         self.isolated.clear()
+        self.isolated |= self.cut
 
     def partition_some(self, leaders: Sequence[MemberId], source: random.Random) -> None:
         """Isolate links of any kind around some node, mostly around a leader."""

@@ -50,6 +50,9 @@ class SimSource:
         found: ReplicaMember = self._member.sim.store_of(self.peer.node_id)
         return found
 
+    def _serves(self) -> bool:
+        return self._other.up
+
     async def open(self, group: str, log_uuid: str | None) -> None:
         del group, log_uuid
         await self._ask(lambda: None)
@@ -83,7 +86,7 @@ class SimSource:
                     sim.time.after(other.stalled_until - sim.time.now, arrive)
                     return
                 lost = {link, link[::-1]} & sim.network.isolated or sim.chance(sim.network.faults.loss)
-                if not other.up or lost:
+                if not self._serves() or lost:
                     sim.counters["fetches failed"] += 1
                     error = UnreachableError("no response in time", other.node_id)
                     sim.time.after(RESPONSE_UNITS, lambda: resume(None, error))
@@ -101,6 +104,25 @@ class SimSource:
 
         found: T = await Wait(begin)
         return found
+
+
+class SimSurvivor(SimSource):
+    """Another store that has given its log up too."""
+
+    _log_uuid: str | None = None
+
+    def _serves(self) -> bool:
+        return self._other.running and self._other.waits
+
+    async def open(self, group: str, log_uuid: str | None) -> None:
+        self._log_uuid = log_uuid
+        await super().open(group, log_uuid)
+
+    async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
+        """Respond as ``Group.read_given_up`` does."""
+        del group
+        fetch_bytes = self._member.sim.mix.fetch_bytes
+        return await self._ask(lambda: self._other.store.read_given_up(self._log_uuid, start, end, fetch_bytes))
 
 
 class SimRepairEnvironment:
@@ -142,6 +164,9 @@ class SimRepairEnvironment:
 
     def source(self, peer: Peer) -> SimSource:
         return SimSource(self._member, peer)
+
+    def survivor(self, peer: Peer) -> SimSurvivor:
+        return SimSurvivor(self._member, peer)
 
     async def _pause(self, units: int) -> None:
         await Wait(lambda resume: self._sim.time.after(units, lambda: resume(None, None)))

@@ -24,9 +24,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dledger_core.checksum import crc32
 from dledger_core.config import Limits
-from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, DLedgerError, NotLeaderError
+from dledger_core.continuation import ContinuationRecord, LogEnd
+from dledger_core.errors import (
+    ConfigError,
+    CorruptRecordError,
+    DiskFailedError,
+    DLedgerError,
+    NotLeaderError,
+    RecoveryRefusedError,
+)
 from dledger_core.founding import GROUP_VERSION
-from dledger_core.ids import NO_INDEX, NUMBER_MAX, Index, MemberId, NodeId, Term, member_id, node_of
+from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, MemberId, NodeId, Term, member_id, node_of
 from dledger_core.net import codec
 from dledger_core.net.frame import FrameDecoder
 from dledger_core.net.protocol import FRAME_BYTES_MAX
@@ -47,6 +55,7 @@ from dledger_core.raft import (
     Role,
 )
 from dledger_core.record import Records, merge_ranges, records_of
+from dledger_core.server.founding.store import GroupStore, configuration_of
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
@@ -61,7 +70,7 @@ from dledger_core.storage.write.appender import Preallocation
 from dledger_core.storage.write.trim import LogStart
 from tests.sim.clients import History, SimClient, all_clients, check_history
 from tests.sim.damage import Damages
-from tests.sim.founding import first_configuration, is_waiting, prepare
+from tests.sim.founding import is_waiting, prepare, store_at_start
 from tests.sim.lies import tell
 from tests.sim.member import TICK, Member
 from tests.sim.repairs import MemberRepairs, check_intact
@@ -230,7 +239,13 @@ class SimDisk:
             self._work_later()
 
     def close(self) -> None:
-        """Nothing: simulated processes never stop in an orderly way."""
+        """Finish the queue, as a process does that gives its log up; no other one stops in an orderly way."""
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        persist(self._log, [job for job in jobs if isinstance(job, Ready)])
+        for job in jobs:
+            if not isinstance(job, Ready):
+                job()
 
     def _work_later(self) -> None:
         self._working = True
@@ -292,6 +307,15 @@ class ReplicaMember(Member):
     replica: SimReplica
     appends: Appends
     repairs: MemberRepairs
+    store: GroupStore
+    waits = False
+    """Whether its process runs with a store that has given its log up."""
+    is_moved = False
+    """Whether its store belongs to another log now, as another member."""
+    was_cut = False
+    """Whether its log was ended before a hole."""
+    continues: ContinuationRecord | None = None
+    """The record by which its store came to this log."""
 
     def __init__(self, sim: Simulator, node_id: MemberId, seed: int) -> None:
         super().__init__(sim, node_id)
@@ -386,6 +410,8 @@ class ReplicaMember(Member):
     def shown(self) -> ShownStore:
         """The store as its node shows it to others."""
         last_term, last_index = self.replica.store.end
+        commit_index = self.replica.commit_index
+        commit_term = self.core.term_at(min(commit_index, last_index))
         return ShownStore(
             self.node_id,
             self.replica.log_uuid,
@@ -393,6 +419,8 @@ class ReplicaMember(Member):
             last_term,
             last_index,
             GROUP_VERSION,
+            commit_index=commit_index,
+            commit_term=None if commit_term == NO_TERM else commit_term,
             floor=self.core.floor,
             shows_floor=True,
         )
@@ -416,10 +444,20 @@ class ReplicaMember(Member):
         self.running = True
         if not self.files.names:
             check(is_waiting(self.files, self.path, self.node), "an empty store belongs to a log", self.node_id)
-            prepare(self.files, self.path, self.node_id, sorted(self.sim.founded.voters), self.sim.mix.storage)
+            voters = sorted(self.sim.founded.voters)
+            prepare(self.files, self.path, self.node_id, voters, self.sim.mix.storage, self.sim.log_uuid)
         draw = Random(f"{self.sim.seed}/{self.node_id}/{self.life}")
-        self.first_configuration = first_configuration(self.files, self.path, self.node_id, draw)
+        self.store = store_at_start(self.files, self.path, self.node_id, draw)
         self.repairs = MemberRepairs(self, WatchedLog)
+        identity = self.store.identity
+        if self.waits or identity.continuation is not None:
+            self.waits = not identity.is_member and identity.continuation is not None
+            if self.waits:
+                return
+            if self.store.member != self.node_id:
+                self.sim.recoveries.move(self)
+                return
+        check(identity.is_member and self.store.member == self.node_id, "a store is another member", self.node_id)
         self.repairs.open(self.host)
 
     def host(self, log: CommitLog) -> None:
@@ -447,7 +485,7 @@ class ReplicaMember(Member):
             ReplicaSettings(
                 group=GROUP,
                 member=self.node_id,
-                founded=self.first_configuration,
+                founded=configuration_of(self.store.identity),
                 raft=self.sim.mix.raft,
                 preferred_leaders=self.sim.mix.preferred_leaders,
                 limits=LIMITS,
@@ -536,12 +574,20 @@ class ReplicaMember(Member):
         if log.first_index() > 0 and (self.members_lost or trimmed_later):
             self.disk.in_force_before = unknown_group
         expected = self.disk.configurations()
-        if expected[0].index == NO_INDEX and (not found or found[0].index != NO_INDEX):
+        if self.continues is not None:  # of the given up log, a store keeps some configurations, which count no longer
+            found = [each for each in found if self._is_new(each.index)]
+            expected = [each for each in expected if self._is_new(each.index)]
+        elif expected[0].index == NO_INDEX and (not found or found[0].index != NO_INDEX):
             del expected[0]  # the founding; the store gets it at each start
         check(found == expected, "a store knows other members than its log", self.node_id, found, expected)
         unknown = newest > log.last_index() or self.members_lost
         check(log.ends_below_members or not unknown, "a store does not notice that it lost its members", self.node_id)
         self.members_lost = False
+
+    def _is_new(self, index: Index) -> bool:
+        """Whether an entry was written in this log, not in one that it continues."""
+        assert self.continues is not None
+        return index >= self.disk.first_index() and self.disk.term_at(index) > self.continues.term
 
     def _compare_start(self, first_index: Index) -> Term:
         """Compare the start of the log with the shadow, which starts there afterwards; return the term before it."""
@@ -571,6 +617,16 @@ class ReplicaMember(Member):
             self.lose_end_next()
             self.lose_end_next = None
         self.sim.on_down(self)
+
+    def leave(self) -> LogEnd:
+        """End the replica, which gives its log up; return its final end. The process goes on."""
+        self.calm()
+        self.up = False
+        self.life += 1
+        try:
+            return self.replica.store.close_with_end()
+        finally:
+            self.replica.loop.stop(RecoveryRefusedError("it has given its log up", self.node_id))
 
     def die_in_write(self) -> bool:
         strikes = self.up and self.sim.strikes("write_crash")

@@ -34,6 +34,7 @@ from tests.support.memory_store import configurations_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dledger_core.continuation import ContinuationRecord
     from tests.sim.member import Member
     from tests.support.memory_store import MemoryStore
 
@@ -58,6 +59,7 @@ class SafetyChecker:
         configuration: the newest committed one.
         committed: every batch that a member reported as committed, in order.
         acknowledged: the appends whose success a client received: payload → first index.
+        commit_points: index, term, and the leader's term of each entry of which a leader counted a majority.
         lost: disks from before they lost the end of their log; their acknowledgements from then still count.
     """
 
@@ -71,7 +73,7 @@ class SafetyChecker:
         self._firsts: list[int] = []
         self._votes: dict[tuple[Term, MemberId], MemberId] = {}
         self._batches: dict[tuple[Index, Term], tuple[object, int, Term]] = {}
-        self._commit_points: list[tuple[Index, Term, Term]] = []
+        self.commit_points: list[tuple[Index, Term, Term]] = []
         self._reads: dict[int, Index] = {}
         self._seen: dict[MemberId, tuple[Term, LogPointers]] = {}
         self._leader_last_index: dict[tuple[MemberId, Term], int] = {}
@@ -84,6 +86,23 @@ class SafetyChecker:
     def committed_batch(self, index: int) -> Batch | None:
         """Return the committed batch that contains an entry, or None."""
         return self.committed[bisect_right(self._firsts, index) - 1] if 0 <= index <= self.commit_index else None
+
+    def continue_log(self, entries: list[Batch], record: ContinuationRecord) -> None:
+        """Begin with the entries of a log that this one continues: they count as committed in it."""
+        self.committed = entries
+        self._firsts = [batch.first_index for batch in entries]
+        point = Index(record.point.index)
+        self.configuration = ConfigurationInForce(point, self.configuration.configuration)
+        if entries:
+            self.commit_points.append((point, Term(record.point.term), Term(record.term)))
+
+    def contains(self, batch: Batch) -> bool:
+        """Whether a batch of a log that this one continues, perhaps without its deleted start, is committed here."""
+        known = self.committed_batch(batch.first_index)
+        if known is None or known.last_index < batch.last_index or known.term != batch.term:
+            return False
+        start = batch.first_index - known.first_index
+        return known.payload[start : start + batch.count] == batch.payload  # type: ignore[index]
 
     def payloads(self, start: int, end: int) -> tuple[object, ...]:
         """Return the payloads of the committed entries [start, end), whose batches have one for each entry."""
@@ -207,7 +226,7 @@ class SafetyChecker:
         self._leader_last_index[member.node_id, term] = last_index
 
     def _check_completeness(self, member: Member, term: Term) -> None:
-        for index, entry_term, leader_term in reversed(self._commit_points):
+        for index, entry_term, leader_term in reversed(self.commit_points):
             if leader_term < term:
                 if index >= member.core.first_index:
                     found = member.core.term_at(index)
@@ -223,7 +242,7 @@ class SafetyChecker:
             node for node, disk in disks if commit_index < disk.first_index() or disk.term_at(commit_index) == term
         ]
         check(self._wins(member, nodes), "committed without a majority of disks", member.node_id, commit_index, nodes)
-        self._commit_points.append((commit_index, term, term))
+        self.commit_points.append((commit_index, term, term))
 
     def _check_restart(self, member: Member, start: LogRestart) -> None:
         """Check a member that discards its log, which is still on its disk."""

@@ -13,6 +13,7 @@ own, so that a run with a part of the schedule is a run of its own, and a failur
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,10 +23,12 @@ from typing import Any
 from dledger_core.config import RaftConfig, StorageConfig
 from dledger_core.ids import Index, MemberId, NodeId, node_of
 from dledger_core.raft import Message, Ready
+from tests.sim.founding import LOG_UUID
 from tests.sim.member import TICK, CoreMember, Member
-from tests.sim.membership import SPARES, MemberChanges, MembershipMix, draw_membership, founded
+from tests.sim.membership import SPARES, STILL, MemberChanges, MembershipMix, draw_membership, founded
 from tests.sim.network import NO_FAULTS, Network, NetworkFaults
 from tests.sim.operator import waits_for_operator
+from tests.sim.recoveries import Recoveries, draw_recoveries, draw_recovery
 from tests.sim.safety import SafetyChecker
 from tests.sim.virtual_time import VirtualTime
 
@@ -216,8 +219,17 @@ class Simulator:
         drawn += draw_lies(random.Random(f"{seed}/lies"), FAULT_TIME)
         if membership is not None:
             drawn += draw_changes(seed, membership, member_type, FAULT_TIME)
+        if member_type.drives_changes:
+            drawn += draw_recoveries(seed, FAULT_TIME)
         self.faults = drawn if faults is None else list(faults)
         self._continuous = {fault.kind for fault in self.faults if fault.kind in CONTINUOUS}
+        self.is_disturbed = False
+        """Whether nodes were called lost: then there are no faults of single stores any longer."""
+        self.log_uuid = LOG_UUID
+        self.log_is_new = False
+        """Whether the log continues another one."""
+        self.groups = [self]
+        """This group, and those of the logs that continue it."""
         self.trace = hashlib.blake2b(digest_size=16) if traced else None
         self.counters: Counter[str] = Counter()
         self.time = VirtualTime()
@@ -227,7 +239,11 @@ class Simulator:
         spares = 0 if membership is None else SPARES
         self.names: list[MemberId] = [member_type.name_of(at) for at in range(voters + spares)]
         self.founded = founded(self.names, voters)
+        recovery = draw_recovery(seed) if member_type.drives_changes else None
+        if recovery is not None and membership is None:
+            membership = STILL
         self.changes = None if membership is None else MemberChanges(self, membership)
+        self.recoveries = Recoveries(self, recovery)
         off = {kind: 0.0 for kind in NETWORK_FAULTS if kind not in self._continuous}
         self.network = Network(self.names, replace(mix.network, **off), self.source, self.counters)
         self.members: dict[MemberId, Any] = {}
@@ -235,36 +251,44 @@ class Simulator:
             self.members[name] = member_type(self, name, self.source.getrandbits(32))
         self.checker = SafetyChecker(self.members, self.founded)
         self.shared: Any = member_type.shared(self)
-        self._number = 0
+        self._numbers = itertools.count(1)
 
     def run(self) -> Counter[str]:
         """Run both phases and return the counts of what happened."""
         for name in sorted(self.founded.voters):
             self.start(self.members[name])
-        for client in self.member_type.clients(self):
+        self.clients = self.member_type.clients(self)
+        for client in self.clients:
             client.start()
         for fault in self.faults:
             if fault.kind not in CONTINUOUS:
                 self.time.after(fault.at, lambda fault=fault: self._strike(fault))
         self.time.run_until(lambda: self.time.now >= FAULT_TIME)
         self._stop_faults()
-        catches_up = True
+        if self.is_disturbed:
+            self._demand("a recovery does not end", FAULT_TIME, self.recoveries.are_over)
+        for group in self.groups:
+            if not self.recoveries.has_ended(group):
+                group._demand_end()
+        self.counters["events"] = self.time.events
+        self.counters["elections"] = sum(len(group.checker.leaders) for group in self.groups)
+        self.counters["committed batches"] = sum(len(group.checker.committed) for group in self.groups)
+        return self.counters
+
+    def _demand_end(self) -> None:
         try:
             self._demand_progress()
         except LivenessError:
             running = {name: member for name, member in self.members.items() if member.up}
+            if self.recoveries.has_ended(self):
+                return
             if not waits_for_operator({name: member.core for name, member in running.items()}):
                 raise
             self.counters["groups that wait for an operator"] += 1
-            catches_up = False
-        if catches_up:
-            self.checker.check_disks()
-            for member in self.current:
-                member.check_end()
-        self.counters["events"] = self.time.events
-        self.counters["elections"] = len(self.checker.leaders)
-        self.counters["committed batches"] = len(self.checker.committed)
-        return self.counters
+            return
+        self.checker.check_disks()
+        for member in self.current:
+            member.check_end()
 
     # For members and clients.
 
@@ -288,8 +312,7 @@ class Simulator:
 
     def number(self) -> int:
         """Return a new number."""
-        self._number += 1
-        return self._number
+        return next(self._numbers)
 
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.source.random() < probability
@@ -353,7 +376,8 @@ class Simulator:
         self.checker.on_ready(member, ready)
 
     def start(self, member: Member) -> None:
-        if self.changes is not None and member.node_id in self.changes.lost:
+        is_lost = self.changes is not None and member.node_id in self.changes.lost
+        if member.is_moved or self.recoveries.keeps_away(member) or (is_lost and not member.waits):
             return
         self.counters["starts"] += 1
         self.note("start", member.node_id)
@@ -371,6 +395,13 @@ class Simulator:
     def _strike(self, fault: Fault) -> None:
         self.note("fault", fault)
         source = random.Random(fault.seed)
+        if fault.kind == "recover":
+            self.recoveries.strike(source)
+            return
+        group = source.choice(self.groups) if len(self.groups) > 1 else self
+        group._struck(fault, source)
+
+    def _struck(self, fault: Fault, source: random.Random) -> None:
         alive = [member for member in self.members.values() if member.up]
         if fault.kind == "crash":
             self._crash(source)
@@ -399,6 +430,11 @@ class Simulator:
                 member.die("crashes")
 
     def _stop_faults(self) -> None:
+        self.recoveries.let_return()
+        for group in self.groups:
+            group._calm()
+
+    def _calm(self) -> None:
         self.faults_on = False
         self.network.heal()
         self.network.faults = NO_FAULTS

@@ -96,15 +96,6 @@ class PeerConnection:
 
     async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
         """See ``PeerRecordSource``."""
-        return await self._read(group, start, end)
-
-    def _request(self, group: str, start: int, end: int) -> dict[str, Any]:
-        request = messages.ReadRequest(
-            start=start, end=end, max_bytes=self._limits.repair_fetch_bytes, isolation="records"
-        )
-        return messages.READ.encode(request, r=self._number, g=group, **self._log)
-
-    async def _read(self, group: str, start: int, end: int) -> tuple[Records, int]:
         assert self._connection is not None
         self._number += 1
         self._response = asyncio.get_running_loop().create_future()
@@ -116,6 +107,12 @@ class PeerConnection:
             raise UnreachableError("no response in time", self.peer.address) from None
         response = messages.READ_OK.decode(frame.header)
         return codec.parse_records(frame.payload, response.count), response.commit_index
+
+    def _request(self, group: str, start: int, end: int) -> dict[str, Any]:
+        request = messages.ReadRequest(
+            start=start, end=end, max_bytes=self._limits.repair_fetch_bytes, isolation="records"
+        )
+        return messages.READ.encode(request, r=self._number, g=group, **self._log)
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """See ``Handler``."""
@@ -146,44 +143,60 @@ Agreed = Callable[[int, Records, Records | None, int], int]
 
 
 class SurvivorConnection(PeerConnection):
-    """A connection to another store that has given its log up too; see ``PeerRecordSource``.
-
-    Instead of the commit index, a read returns the last entry that is known to be the same one here.
-
-    Args:
-        peer: the node.
-        agreed: compares its records with the store here.
-        limits: the node's limits.
-        credentials: the node's own.
-    """
-
-    def __init__(
-        self, peer: Peer, agreed: Agreed, limits: Limits = LIMITS, credentials: Credentials = PLAINTEXT
-    ) -> None:
-        super().__init__(peer, limits, credentials)
-        self._agreed = agreed
-        self._behind: tuple[Records | None] | None = None
-
-    async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
-        """See ``PeerRecordSource``."""
-        if self._behind is None:  # the first read names the end of the hole
-            self._behind = (await self._record_behind(group, end),)
-        records, commit_index = await self._read(group, start, end)
-        if not records.count:
-            return records, commit_index
-        return records, await asyncio.to_thread(self._agreed, start, records, self._behind[0], commit_index)
-
-    async def _record_behind(self, group: str, at: int) -> Records | None:
-        try:
-            found = (await self._read(group, at, at + 1))[0]
-        except CorruptRecordError:
-            return None
-        return found if found.count and found.first_bad_body() is None else None
+    """A connection to another store that has given its log up too; see ``PeerRecordSource``."""
 
     def _request(self, group: str, start: int, end: int) -> dict[str, Any]:
         log = self._log.get("lu")
         request = messages.ContinueRequest(operation="read", log=log, start=start, end=end)
         return messages.CONTINUE.encode(request, r=self._number, g=group)
+
+
+class SurvivorRecords:
+    """Records of another store that has given its log up too; see ``PeerRecordSource``.
+
+    Instead of the commit index, a read returns the last entry that is known to be the same one here.
+
+    Args:
+        source: the access to the other store.
+        agreed: compares its records with the store here.
+        environment: runs that.
+    """
+
+    def __init__(self, source: PeerRecordSource, agreed: Agreed, environment: RepairEnvironment) -> None:
+        self._source = source
+        self._agreed = agreed
+        self._environment = environment
+        self._behind: tuple[Records | None] | None = None
+
+    @property
+    def peer(self) -> Peer:
+        """See ``PeerRecordSource``."""
+        return self._source.peer
+
+    async def open(self, group: str, log_uuid: str | None) -> None:
+        """See ``PeerRecordSource``."""
+        await self._source.open(group, log_uuid)
+
+    async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
+        """See ``PeerRecordSource``."""
+        if self._behind is None:  # the first read names the end of the hole
+            self._behind = (await self._record_behind(group, end),)
+        records, commit_index = await self._source.read(group, start, end)
+        if not records.count:
+            return records, commit_index
+        agreed = partial(self._agreed, start, records, self._behind[0], commit_index)
+        return records, await self._environment.run_blocking(agreed)
+
+    async def _record_behind(self, group: str, at: int) -> Records | None:
+        try:
+            found = (await self._source.read(group, at, at + 1))[0]
+        except CorruptRecordError:
+            return None
+        return found if found.count and found.first_bad_body() is None else None
+
+    async def close(self) -> None:
+        """See ``PeerRecordSource``."""
+        await self._source.close()
 
 
 class PeerRecords:
@@ -304,6 +317,9 @@ class RepairEnvironment(Protocol):
     def source(self, peer: Peer) -> PeerRecordSource:
         """Return access to another node, not connected yet."""
 
+    def survivor(self, peer: Peer) -> PeerRecordSource:
+        """Return access to the store of another node that has given its log up, not connected yet."""
+
 
 class EventLoopRepairs:
     """The running event loop, its threads, real connections.
@@ -360,6 +376,10 @@ class EventLoopRepairs:
     def source(self, peer: Peer) -> PeerRecordSource:
         """See ``RepairEnvironment``."""
         return PeerConnection(peer, self._limits, self._credentials)
+
+    def survivor(self, peer: Peer) -> PeerRecordSource:
+        """See ``RepairEnvironment``."""
+        return SurvivorConnection(peer, self._limits, self._credentials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +458,7 @@ async def repair_store(
 
 
 async def fill_holes(
-    store: StoreRepair, survivors: Sequence[Peer], group: str, limits: Limits, credentials: Credentials
+    store: StoreRepair, survivors: Sequence[Peer], group: str, environment: RepairEnvironment
 ) -> RepairReport:
     """Fill the holes of a store that has given its log up with the records of other survivors.
 
@@ -446,24 +466,23 @@ async def fill_holes(
         store: opened for repair; closed by the caller.
         survivors: the nodes whose stores have given up the same log.
         group: the group's name.
-        limits: the node's limits.
-        credentials: the node's own.
+        environment: threads and connections.
 
     Raises:
         DiskFailedError: a write failed.
     """
-    await asyncio.to_thread(store.prepare)
-    found = (await asyncio.to_thread(store.survey)).holes
+    await environment.run_blocking(store.prepare)
+    found = (await environment.run_blocking(store.survey)).holes
     others = tuple(peer for peer in survivors if peer.node_id != store.meta.node_id)
     records = PeerRecords(
         others,
         group,
         store.meta.log_uuid,
-        lambda peer: SurvivorConnection(peer, store.agreed_end, limits, credentials),
+        lambda peer: SurvivorRecords(environment.survivor(peer), store.agreed_end, environment),
     )
 
     async def write(hole: Damage, fetched: Records | None, agreed: int) -> Damage | None:
-        return await asyncio.to_thread(store.write_back, hole, fetched, agreed)
+        return await environment.run_blocking(partial(store.write_back, hole, fetched, agreed))
 
     rests = [await records.repair(hole, write) for hole in reversed(found)]  # a filled hole confirms entries before it
     left = tuple(rest for rest in rests if rest is not None)

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from dledger_core.continuation import Chain, ContinuedLog, contains
-from dledger_core.errors import LogContestedError
-from dledger_core.ids import Index
+from dledger_core.continuation import Chain, ContinuedLog, Response, chain_rows, contains, respond
+from dledger_core.errors import LogContestedError, LogContinuedError
+from dledger_core.ids import Index, node_of
+from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.ready_loop import ReadyLoop
 
 _LOG = logging.getLogger(__name__)
@@ -58,6 +59,33 @@ class Lineage:
             first_index=self._loop.raft.first_index,
             commit_index=self._controls.commit_index,
             term_at=lambda index: self._loop.raft.term_at(Index(index)),
+        )
+
+    def refusal(self, link: ContinuedLog, theirs: ShownStore) -> LogContinuedError:
+        """Return the refusal of a store whose log this one continues; contest it if this log lacks its committed entry.
+
+        The refusal names the store's reaction, for the end that it showed. A node of 0.2.0 reacts to the chain, by
+        indexes alone, and would stop a majority with committed entries of another term: it gets the chain only if its
+        store may stop.
+        """
+        group, node_id, committed = self._loop.group, str(node_of(theirs.member)), theirs.committed_index
+        if theirs.commit_term is not None:
+            has_committed = self.follows(link.log_uuid, committed, theirs.commit_term)
+        else:
+            has_committed = False if theirs.commit_index > link.index else None
+        has_end = self.follows(link.log_uuid, theirs.last_index, theirs.last_term)
+        response = respond(has_committed=has_committed, has_end=has_end)
+        if response is Response.STAY:
+            self.contest(link, node_id, committed, theirs.commit_term)
+        logs = {"ours": self.log_uuid, "theirs": theirs.log_uuid}
+        values: dict[str, Any] = {"group": group, "response": response.value} | logs
+        if response is Response.STOP:
+            values |= {"end": [theirs.last_term, theirs.last_index], "chain": chain_rows(self.chain)}
+        return LogContinuedError(
+            f"log {self.log_uuid} continues log {link.log_uuid} of {node_id} up to index {link.index}",
+            "",
+            "see the log of that node",
+            values,
         )
 
     def unrecorded(self) -> dict[str, Any]:

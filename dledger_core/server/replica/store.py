@@ -128,14 +128,15 @@ class ReplicaStore:
             DiskFailedError: a write failed, now or earlier.
         """
         self._loop.close()
-        end = await asyncio.to_thread(self._close_with_end)
+        end = await asyncio.to_thread(self.close_with_end)
         stopped = RecoveryRefusedError(
             f"the store of {self._loop.node_id} has given its log up", f"group {self._loop.group}"
         )
         self._loop.stop(stopped)  # the clients that wait get a response
         return end
 
-    def _close_with_end(self) -> LogEnd:
+    def close_with_end(self) -> LogEnd:
+        """Write queued data, close the store and return its end, for a caller without an event loop."""
         end, log = self.log_end(), self._log
         self._loop.disk.close()
         try:
