@@ -55,7 +55,7 @@ class Session(FrameDecoder):
         self.is_between_nodes = False
 
     def greeting(self) -> list[Buffer]:
-        """Return what the side that dialed sends first."""
+        """Return the first bytes of the side that dialed."""
         return [] if self._hello is None else [PREFACE, *encode_frame(self._hello.to_header())]
 
     def next_opening(self) -> Opening | None:
@@ -111,7 +111,7 @@ class Session(FrameDecoder):
         return theirs
 
     def accept(self, theirs: Hello, payloads: Payloads | None = None) -> None:
-        """Take frames from now on, within the limits of who sends them.
+        """Take frames from now on, within the limits of the other side's role.
 
         Args:
             theirs: the other side's hello, with the version and the features that were chosen.

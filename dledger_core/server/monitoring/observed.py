@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from dledger_core.client.members import members_of
 from dledger_core.client.verdict import survival_text
 from dledger_core.ids import NodeId
+from dledger_core.net.limits.budget import Budget
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group, HostedGroup
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
 from dledger_core.server.replica.members import Members
-from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.service import ClientService, member_response
 
 

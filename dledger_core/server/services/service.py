@@ -32,16 +32,17 @@ from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection
 from dledger_core.net.fields import Table, int_field, str_field
 from dledger_core.net.frame import Frame
-from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.limits.budget import Budget
+from dledger_core.net.limits.client_flow import ClientFlow, Share
+from dledger_core.net.limits.quotas import Quota, Quotas
+from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group, GroupState, HostedGroup, hosted_logs
 from dledger_core.server.replica.members import Members
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
-from dledger_core.server.services.flow import Budget, ClientFlow, Share
 from dledger_core.server.services.membership import MembersReport
-from dledger_core.server.services.quotas import Quota, Quotas
 from dledger_core.server.services.reads import grown_groups
 from dledger_core.server.services.row_quotas import WriterQuotas
 from dledger_core.tracing import AppendSpan, request_span
