@@ -16,13 +16,13 @@ from typing import Any, Final, Protocol, cast
 
 from dledger_core.checksum import Buffer
 from dledger_core.errors import DLedgerError, ProtocolError, UnreachableError
-from dledger_core.net.client_turns import ClientTurns, ConnectionTurns
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.hello import Hello
-from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.limits.budget import ByteBudget, PayloadCharge
+from dledger_core.net.limits.connection_limits import source_of
+from dledger_core.net.limits.fair_queue import Fairness, FairShare
+from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.net.output import Output
-from dledger_core.net.payloads import ByteBudget, PayloadCharge
-from dledger_core.net.room import source_of
 from dledger_core.net.session import Session
 from dledger_core.net.tls import PeerCertificate
 
@@ -101,7 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_made = False
         self._handler: Handler | None = None
         self._other: asyncio.Protocol | None = None
-        self._turns: ConnectionTurns | None = None
+        self._share: FairShare | None = None
         self._payloads: PayloadCharge | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_paused = False
@@ -189,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         self._update_reading()
 
     def _update_reading(self) -> None:
-        reads = not self._is_paused and not (self._turns is not None and self._turns.is_waiting)
+        reads = not self._is_paused and not (self._share is not None and self._share.is_waiting)
         if reads is self._reads or self._closing:
             return
         self._reads = reads
@@ -204,8 +204,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def use_turn(self, seconds: float) -> None:
         """Count work that the frame being delivered starts and that runs later as part of this turn."""
-        if self._turns is not None:
-            self._turns.ends -= seconds
+        if self._share is not None:
+            self._share.ends -= seconds
 
     # --- opening and closing --------------------------------------------------------------------------------------
 
@@ -214,21 +214,21 @@ class Connection(asyncio.BufferedProtocol):
         error = ProtocolError("no hello in time", self.peer_address, "", {"seconds": timeout_s})
         self._timer = self._loop.call_later(timeout_s, self.refuse, error)
 
-    def accept(self, handler: Handler, theirs: Hello, port_turns: ClientTurns | None = None) -> None:
+    def accept(self, handler: Handler, theirs: Hello, fairness: Fairness | None = None) -> None:
         """Deliver frames from now on.
 
         Args:
             handler: gets them.
             theirs: the other side's hello, with the version and the features that were chosen.
-            port_turns: the turns of all clients of the port; only for a client's connection.
+            fairness: the port's; only for a client's connection.
         """
         self._session.accept(theirs, self._payloads)
         self._cancel_timer()
         self.peer_hello, self._handler = theirs, handler
         if self._session.serves_client:
-            if port_turns is not None:
+            if fairness is not None:
                 source = self.principal or self.source
-                self._turns = ConnectionTurns(port_turns, source, self._deliver, self._update_reading)
+                self._share = FairShare(fairness, source, self._deliver, self._update_reading)
             self._transport.set_write_buffer_limits(high=CLIENT_WRITE_HIGH_BYTES, low=CLIENT_WRITE_LOW_BYTES)
         elif self._session.is_between_nodes:
             self._transport.set_write_buffer_limits(high=PEER_UNSENT_BYTES, low=PEER_UNSENT_BYTES // 2)
@@ -296,8 +296,8 @@ class Connection(asyncio.BufferedProtocol):
         """Deliver every complete frame, those of a client turn by turn."""
         self._session.buffer_updated(nbytes)
         self.received_bytes += nbytes
-        if self._turns is not None:
-            self._turns.received(nbytes)
+        if self._share is not None:
+            self._share.received(nbytes)
         elif self._handler is not None:
             self._deliver()
         elif self._other is not None:
@@ -307,12 +307,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _deliver(self) -> bool:
         """Deliver frames, those of a client until its turn ends; return whether there are more, or a part of one."""
-        session, turns, handler = self._session, self._turns, cast("Handler", self._handler)
+        session, share, handler = self._session, self._share, cast("Handler", self._handler)
         try:
             while not self._closing and (frame := session.next_frame()) is not None:
                 self.received_frames += 1
                 handler.on_frame(self, frame)
-                if turns is not None and time.perf_counter() >= turns.ends:
+                if share is not None and time.perf_counter() >= share.ends:
                     break
         except ProtocolError as error:
             self.refuse(error)

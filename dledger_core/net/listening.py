@@ -11,15 +11,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dledger_core.errors import ConfigError, DLedgerError
-from dledger_core.net.client_turns import ClientTurns
 from dledger_core.net.connection import Connection, Handler
-from dledger_core.net.deadlines import Deadlines, DeadlineWatch
 from dledger_core.net.fields import int_field
 from dledger_core.net.hello import Hello, negotiate
-from dledger_core.net.log_bursts import BurstFilter
-from dledger_core.net.payloads import ByteBudget
+from dledger_core.net.limits.budget import ByteBudget
+from dledger_core.net.limits.connection_limits import ConnectionLimits
+from dledger_core.net.limits.deadlines import Deadlines, DeadlineWatch
+from dledger_core.net.limits.fair_queue import Fairness
+from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.net.protocol import HELLO_TIMEOUT_S, Type
-from dledger_core.net.room import Room, RoomLimits
 from dledger_core.net.session import Session
 from dledger_core.net.tls_listener import HandshakeLimits, TlsListener
 
@@ -35,7 +35,7 @@ class Server:
         port: the port it listens on (useful after asking for port 0).
         connections: the open ones whose hello was accepted.
         refused: number of connections and frames that were refused before a service saw them, by the error's name.
-        room: counts the connections.
+        limits: counts the connections.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Server:
         foreign: Callable[[], asyncio.Protocol] | None = None,
         budget: ByteBudget | None = None,
         deadlines: Deadlines | None = None,
-        room: RoomLimits | None = None,
+        limits: ConnectionLimits | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         handshakes: HandshakeLimits | None = None,
     ) -> None:
-        self.room = Room(room or RoomLimits())
+        self.limits = limits or ConnectionLimits()
         self._tls = tls
         self._handshake_limits = handshakes or HandshakeLimits()
         self._accept = accept
@@ -61,7 +61,7 @@ class Server:
         self._look: asyncio.TimerHandle | None = None
         self._handler_for = handler_for
         self._listener: asyncio.Server | TlsListener | None = None
-        self._turns = ClientTurns()
+        self._fairness = Fairness()
         self.port = 0
         self.refused: Counter[str] = Counter()
         self.connections: set[Connection] = set()
@@ -114,7 +114,7 @@ class Server:
         if self._budget is not None:
             connection.charge_to(self._budget)
         try:
-            self.room.enter()
+            self.limits.enter()
         except DLedgerError as error:
             self.refused[error.name] += 1
             connection.abort(error)  # as soon as it is made
@@ -127,7 +127,7 @@ class Server:
     def on_made(self, connection: Connection) -> None:
         """See ``Side``. It gets no response if it is refused."""
         try:
-            self.room.enter_from(connection.source)
+            self.limits.enter_from(connection.source)
         except DLedgerError as error:
             self.refused[error.name] += 1
             connection.refuse(error)
@@ -146,24 +146,24 @@ class Server:
             return
         connection.send(response.to_response())
         chosen = replace(hello, versions=response.versions, features=response.features, token="")
-        connection.accept(handler, chosen, self._turns)
+        connection.accept(handler, chosen, self._fairness)
 
     def _introduced(self, connection: Connection, hello: Hello) -> tuple[Hello, Handler]:
         ours = self._accept(hello)
         if hello.role == "client":
-            self.room.check_client(connection.source)
+            self.limits.check_client(connection.source)
         version, features = negotiate(hello, ours)
         connection.peer_hello = hello
         handler = self._handler_for(connection)
         self.connections.add(connection)
         if hello.role == "peer":
-            self.room.enter_as_node(connection.source)
+            self.limits.enter_as_node(connection.source)
         return replace(ours, versions=(version,), features=features), handler
 
     def on_other_protocol(self, connection: Connection) -> asyncio.Protocol | None:
         """See ``Side``. Who speaks another protocol is a client."""
         try:
-            self.room.check_client(connection.source)
+            self.limits.check_client(connection.source)
         except DLedgerError as error:
             connection.abort(error)
             return None
@@ -176,7 +176,7 @@ class Server:
 
     def _forget(self, connection: Connection) -> None:
         is_node = connection in self.connections and connection.peer_hello.role == "peer"
-        self.room.leave(connection.source, is_node=is_node)
+        self.limits.leave(connection.source, is_node=is_node)
         self._all.discard(connection)
         self.connections.discard(connection)
 
@@ -220,7 +220,7 @@ async def serve(
     foreign: Callable[[], asyncio.Protocol] | None = None,
     budget: ByteBudget | None = None,
     deadlines: Deadlines | None = None,
-    room: RoomLimits | None = None,
+    limits: ConnectionLimits | None = None,
     tls: Callable[[], ssl.SSLContext] | None = None,
     handshakes: HandshakeLimits | None = None,
 ) -> Server:
@@ -236,13 +236,13 @@ async def serve(
         foreign: creates the protocol of a connection that does not speak this one; None refuses such a connection.
         budget: memory for the large payloads of clients; None = no limit.
         deadlines: when to close clients' connections; None = never.
-        room: connections of clients that it accepts; None = any number.
+        limits: connections of clients that it accepts; None = any number.
         tls: returns the context of each new connection; None = the port speaks plaintext.
         handshakes: rates of new connections with TLS.
 
     Raises:
         ConfigError: the port is not available.
     """
-    server = Server(accept, handler_for, hello_timeout_s, foreign, budget, deadlines, room, tls, handshakes)
+    server = Server(accept, handler_for, hello_timeout_s, foreign, budget, deadlines, limits, tls, handshakes)
     await server.start(host, port)
     return server

@@ -1,4 +1,4 @@
-"""The output of one connection, in three queues: the transport's, parts for TLS, and bulk frames.
+"""Bytes that one connection has to send, in three queues: the transport's, parts for TLS, and bulk frames.
 
 Frames leave in order, except bulk frames: all others overtake them.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 
 from dledger_core.checksum import Buffer
+from dledger_core.net.limits.tls_write_buffer import TlsWriteBuffer
 from dledger_core.net.pieces import BulkQueue
-from dledger_core.net.unencrypted import Unencrypted
 
 
 class Output:
@@ -22,7 +22,7 @@ class Output:
 
     def __init__(self, transport: asyncio.Transport, *, has_tls: bool) -> None:
         self._transport = transport
-        self._unencrypted = Unencrypted() if has_tls else None
+        self._tls_buffer = TlsWriteBuffer() if has_tls else None
         self._bulk = BulkQueue()
         self._is_full = False
         self._writable: asyncio.Future[None] | None = None
@@ -30,23 +30,23 @@ class Output:
     @property
     def nbytes(self) -> int:
         """Bytes that the kernel has not taken yet."""
-        unencrypted = 0 if self._unencrypted is None else self._unencrypted.nbytes
-        return self._transport.get_write_buffer_size() + self._bulk.nbytes + unencrypted
+        waiting = 0 if self._tls_buffer is None else self._tls_buffer.nbytes
+        return self._transport.get_write_buffer_size() + self._bulk.nbytes + waiting
 
     def write(self, buffers: list[Buffer]) -> None:
         """Queue encoded frames."""
-        if self._unencrypted is not None and self._unencrypted.must_wait(buffers):
-            self._unencrypted.add(buffers)
-            self._encrypt(self._unencrypted)
+        if self._tls_buffer is not None and self._tls_buffer.must_wait(buffers):
+            self._tls_buffer.add(buffers)
+            self._encrypt(self._tls_buffer)
         elif len(buffers) == 1:
             self._transport.write(buffers[0])
         else:
             self._transport.writelines(buffers)
 
-    def _encrypt(self, unencrypted: Unencrypted) -> None:
+    def _encrypt(self, tls_buffer: TlsWriteBuffer) -> None:
         """Pass parts to TLS until it has much that the other side has not taken."""
-        while unencrypted and not self._is_full:
-            self._transport.write(unencrypted.take())
+        while tls_buffer and not self._is_full:
+            self._transport.write(tls_buffer.take())
 
     def write_bulk(self, buffers: list[Buffer]) -> None:
         """Queue one encoded frame that may be large."""
@@ -54,7 +54,7 @@ class Output:
         self._write_bulk()
 
     def _write_bulk(self) -> None:
-        # Only while the transport is short: nothing overtakes the bytes that it has, and a heartbeat that waits
+        # Only while the transport is short: nothing overtakes what it has got, and a heartbeat that waits
         # for 30 MiB is late (``test_small_frame_overtakes_bulk_that_the_network_has_not_taken``).
         while self._bulk and self._writable is None:
             self.write(self._bulk.take())
@@ -68,8 +68,8 @@ class Output:
     def resume_writing(self) -> None:
         """Continue, because the transport's queue is short again."""
         self._is_full = False
-        if self._unencrypted:
-            self._encrypt(self._unencrypted)
+        if self._tls_buffer:
+            self._encrypt(self._tls_buffer)
         if self._is_full:
             return
         if self._writable is not None:
@@ -85,12 +85,12 @@ class Output:
     def close(self) -> None:
         """Pass everything to the transport, except bulk frames: they are dropped."""
         self._bulk.clear()
-        while self._unencrypted:
-            self._transport.write(self._unencrypted.take())
+        while self._tls_buffer:
+            self._transport.write(self._tls_buffer.take())
 
     def clear(self) -> None:
-        """Drop everything, and wake the waiting senders."""
+        """Drop everything; nothing waits any longer."""
         self._bulk.clear()
-        if self._unencrypted is not None:
-            self._unencrypted.clear()
+        if self._tls_buffer is not None:
+            self._tls_buffer.clear()
         self.resume_writing()

@@ -111,7 +111,7 @@ class Session(FrameDecoder):
         return theirs
 
     def accept(self, theirs: Hello, payloads: Payloads | None = None) -> None:
-        """Take frames from now on, within the limits of their sender.
+        """Take frames from now on, within the limits of the other side's role.
 
         Args:
             theirs: the other side's hello, with the version and the features that were chosen.

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dledger_core.errors import UnreachableError
-from dledger_core.net.log_bursts import BurstFilter
-from dledger_core.net.room import source_of
-from dledger_core.net.token_bucket import TokenBucket
+from dledger_core.net.limits.connection_limits import source_of
+from dledger_core.net.limits.rates import BurstFilter, TokenBucket, TokenBuckets
 
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
@@ -26,7 +25,6 @@ _LOG.addFilter(BurstFilter())
 HANDSHAKE_RESULTS: Final = ("completed", "failed", "displaced", "refused")
 """Its handshake completed, failed or took too long, ended for one that waited, or never started: its address had too
 many."""
-_ADDRESSES_MAX: Final = 4096
 _ACCEPT_PAUSE_S: Final = 0.2
 
 
@@ -49,35 +47,6 @@ class HandshakeLimits:
     address_burst: int = 120
     in_progress: int = 64
     least_s: float = 0.6
-
-
-class HandshakeRate:
-    """Decides about each new connection by the limits; has no clock of its own."""
-
-    def __init__(self, limits: HandshakeLimits, now: float) -> None:
-        self._limits = limits
-        self._total = TokenBucket(limits.per_s, limits.burst, now)
-        self._addresses: dict[str, TokenBucket] = {}
-
-    def wait_s(self, now: float) -> float:
-        """Count a handshake and return 0, or return the seconds until one may start."""
-        return self._total.take(now)
-
-    def admits(self, address: str, now: float) -> bool:
-        """Count a connection of an address; whether it may start a handshake."""
-        source = source_of(address)
-        bucket = self._addresses.get(source)
-        if bucket is None:
-            if len(self._addresses) >= _ADDRESSES_MAX:
-                self._forget(now)
-            bucket = self._addresses[source] = TokenBucket(self._limits.address_per_s, self._limits.address_burst, now)
-        return bucket.take(now) == 0
-
-    def _forget(self, now: float) -> None:
-        self._addresses = {source: bucket for source, bucket in self._addresses.items() if not bucket.is_full(now)}
-        # Half of the table at once, so that connections of ever new addresses cost little each.
-        for source in list(self._addresses)[: -_ADDRESSES_MAX // 2]:
-            del self._addresses[source]
 
 
 class TlsListener:
@@ -105,7 +74,8 @@ class TlsListener:
         self._context = context
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._rate = HandshakeRate(limits, self._loop.time())
+        self._rate = TokenBucket(limits.per_s, limits.burst, self._loop.time())
+        self._address_rates = TokenBuckets(limits.address_per_s, limits.address_burst)
         self._accepting: list[asyncio.Task[None]] = []
         self._limits = limits
         self._handshakes: dict[asyncio.Task[None], float] = {}
@@ -133,7 +103,7 @@ class TlsListener:
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
             # First the rate of its address: a flood from one address must not take the turns of others.
-            if not self._rate.admits(str(address[0]), loop.time()):
+            if self._address_rates.take(source_of(str(address[0])), loop.time()):
                 _LOG.warning("connection refused, too many handshakes: peer=%s:%s", address[0], address[1])
                 self.results["refused"] += 1
                 sock.close()
@@ -155,7 +125,7 @@ class TlsListener:
         """
         loop, limits = self._loop, self._limits
         while True:
-            wait_s = self._rate.wait_s(loop.time())
+            wait_s = self._rate.take(loop.time())
             if wait_s <= 0:
                 break
             await asyncio.sleep(wait_s)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dledger_core.errors import one_line
-from dledger_core.net.token_bucket import TokenBucket
+from dledger_core.net.limits.rates import LineLimit
 from dledger_core.raft import Configuration
 
 FILE_NAME: Final = "admin.log"
@@ -70,14 +70,6 @@ class AdminLogLimits:
 LIMITS: Final = AdminLogLimits()
 
 
-@dataclass(slots=True)
-class _Share:
-    """Lines of one kind about one principal: how many more may be recorded, and how many were left out lately."""
-
-    bucket: TokenBucket
-    left_out: int = 0
-
-
 def _fields(configuration: Configuration) -> dict[str, Any]:
     return {
         "voters": sorted(configuration.voters),
@@ -101,7 +93,7 @@ class AdminLog:
         self._path = directory / FILE_NAME
         self._limits = limits
         self._now_s = now_s
-        self._shares: dict[tuple[str, str], _Share] = {}
+        self._shares = LineLimit(limits.daily_bytes / _DAY_S, limits.daily_bytes)
 
     def record(self, action: AdminAction) -> None:
         """Add a change."""
@@ -146,17 +138,12 @@ class AdminLog:
         A file that cannot be written is reported, and stops nothing.
         """
         principal, verb = line["who"].rpartition("@")[0], line["command"].partition(" ")[0]
-        now_s, daily = self._now_s(), self._limits.daily_bytes
-        share = self._shares.get((principal, f"{verb} {kind}"))
-        if share is None:
-            share = self._shares[principal, f"{verb} {kind}"] = _Share(TokenBucket(daily / _DAY_S, daily, now_s))
-        if share.left_out:
-            line["left_out"] = share.left_out
-        data = json.dumps(line).encode() + b"\n"
-        if share.bucket.take(now_s, len(data)):
-            share.left_out += 1
+        left_out = self._shares.admit((principal, f"{verb} {kind}"), self._now_s(), len(json.dumps(line)))
+        if left_out is None:
             return False
-        share.left_out = 0
+        if left_out:
+            line["left_out"] = left_out
+        data = json.dumps(line).encode() + b"\n"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             while not self._append(data):

@@ -19,6 +19,7 @@ from dledger_core.errors import (
 from dledger_core.founding import GROUP_VERSION
 from dledger_core.ids import NO_TERM, Index, NodeId, Term, node_of
 from dledger_core.net.credentials import PLAINTEXT, Credentials
+from dledger_core.net.limits.budget import Budget
 from dledger_core.raft import ConfigurationInForce, Message
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
@@ -32,7 +33,6 @@ from dledger_core.server.replica.replica import Replica, ReplicaSettings
 from dledger_core.server.services.admission import Admissions
 from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.backups import Backups
-from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.membership import Membership
 from dledger_core.server.services.reads import OpenLogPrefix, Positions, Reads
 from dledger_core.server.services.role_events import OnRole, RoleFeed

@@ -21,10 +21,12 @@ from dledger_core.errors import DLedgerError, UnauthenticatedError, UnknownGroup
 from dledger_core.ids import MemberId, NodeId
 from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.credentials import PLAINTEXT
-from dledger_core.net.deadlines import Deadlines
 from dledger_core.net.hello import Hello
+from dledger_core.net.limits.budget import BothBudgets, Budget
+from dledger_core.net.limits.connection_limits import ConnectionLimits
+from dledger_core.net.limits.deadlines import Deadlines
+from dledger_core.net.limits.quotas import Quota
 from dledger_core.net.listening import Server, serve
-from dledger_core.net.room import RoomLimits
 from dledger_core.raft import ConfigurationInForce, Message, even_group_warning
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.config import ServerConfig
@@ -48,10 +50,8 @@ from dledger_core.server.replica.replica import Replica
 from dledger_core.server.security.authentication import Authentication
 from dledger_core.server.security.guard import Guard
 from dledger_core.server.security.principals import Principal, Principals
-from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.membership import LOOK_S
 from dledger_core.server.services.port import ForeignPort, PortNode
-from dledger_core.server.services.quotas import PayloadBudget, Quota
 from dledger_core.server.services.reads import OpenLogPrefix
 from dledger_core.server.services.role_events import OnRole, RoleCommand
 from dledger_core.server.services.service import ClientService
@@ -195,7 +195,7 @@ class NodeServer:
             connected=self.links.connected,
             clients=lambda: 0 if self._server is None else self._server.clients,
             refused_early=lambda: Counter() if self._server is None else self._server.refused,
-            address_refusals=lambda: 0 if self._server is None else self._server.room.address_refusals,
+            address_refusals=lambda: 0 if self._server is None else self._server.limits.address_refusals,
             handshakes=lambda: Counter() if self._server is None else self._server.handshakes,
             expiry=lambda: None if self._authentication is None else self._authentication.expiry(),
         )
@@ -241,7 +241,7 @@ class NodeServer:
                 foreign=None if self._foreign_port is None else self._foreign_port(port),
                 budget=self.budget,
                 deadlines=Deadlines(limits.client_frame_s, limits.client_unsent_s, limits.client_idle_s),
-                room=RoomLimits(total=limits.connections, per_address=limits.address_connections),
+                limits=ConnectionLimits(total=limits.connections, per_address=limits.address_connections),
                 tls=None if self._authentication is None else self._authentication.context,
             )
             if self._site is not None and config.http is not None:
@@ -403,9 +403,9 @@ class NodeServer:
         """Count a connection of a principal, and what it sends, until it is closed; raise QuotaExceededError."""
         tenant = self.service.quotas.tenant(principal)
         if tenant is not None:
-            tenant.take(Quota.CONNECTIONS)
-            connection.charge_to(PayloadBudget(tenant, self.budget))
-            connection.closed.add_done_callback(lambda _: tenant.give(Quota.CONNECTIONS))
+            tenant[Quota.CONNECTIONS].take()
+            connection.charge_to(BothBudgets(tenant[Quota.APPEND_BYTES], self.budget))
+            connection.closed.add_done_callback(lambda _: tenant[Quota.CONNECTIONS].give())
 
     def _deliver(self, name: str, message: Message) -> None:
         if (hosted := self.groups[name].hosted) is not None:

@@ -15,13 +15,13 @@ from dledger_core.errors import (
     QuotaExceededError,
     UnreachableError,
 )
-from dledger_core.net.client_turns import TURN_S
 from dledger_core.net.dialing import connect
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.limits.connection_limits import ConnectionLimits
+from dledger_core.net.limits.fair_queue import TURN_S
 from dledger_core.net.listening import serve
 from dledger_core.net.protocol import PREFACE
-from dledger_core.net.room import RoomLimits
 
 
 class Recorder:
@@ -333,7 +333,7 @@ async def test_connect_cancelled_at_hello_leaves_no_connection(monkeypatch):
 
 
 async def test_clients_above_limit_get_busy_and_peers_are_accepted():
-    async with Echo(room=RoomLimits(total=2)) as echo:
+    async with Echo(limits=ConnectionLimits(total=2)) as echo:
         first, _ = await echo.connect()
         second, _ = await echo.connect()
         with pytest.raises(BusyError):
@@ -347,14 +347,14 @@ async def test_clients_above_limit_get_busy_and_peers_are_accepted():
 
 
 async def test_clients_of_one_address_above_limit_are_refused_and_peers_accepted():
-    async with Echo(room=RoomLimits(per_address=2)) as echo:
+    async with Echo(limits=ConnectionLimits(per_address=2)) as echo:
         first, _ = await echo.connect()
         await echo.connect(replace(NODE, node_id="n1"))
         await echo.connect()
         with pytest.raises(QuotaExceededError) as raised:
             await echo.connect()
         assert (raised.value.values["quota"], raised.value.values["limit"]) == ("address_connections", 2)
-        assert echo.server.room.address_refusals == 1
+        assert echo.server.limits.address_refusals == 1
         first.close()
         await echo.handlers[0].until(lambda: echo.handlers[0].closed)
         third, _ = await echo.connect()

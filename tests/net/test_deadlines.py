@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dledger_core.net.deadlines import Deadlines, DeadlineWatch
+from dledger_core.net.limits.deadlines import Deadlines, DeadlineWatch
 
 DEADLINES = Deadlines(frame_s=60, unsent_s=30, idle_s=900)
 

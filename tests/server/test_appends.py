@@ -25,9 +25,9 @@ from dledger_core.errors import (
     TransferringError,
 )
 from dledger_core.ids import NO_TERM, NodeId
+from dledger_core.net.limits.budget import Budget
 from dledger_core.record import MAGIC_CONTROL, Columns, ProposedBatch
 from dledger_core.server.services.appends import AppendedRange
-from dledger_core.server.services.flow import Budget
 from dledger_core.storage.tables.producers import EXPIRY_MS
 from tests.support.logs import rows_between
 from tests.support.replica_group import Asker, HandDriven, break_invariant, entries

@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dledger_core.config import LIMITS, Limits, ListenAddress
 from dledger_core.errors import BusyError, QuotaExceededError
+from dledger_core.net.limits.quotas import Quota
 from dledger_core.server.monitoring.measures import BOUNDS_S, Durations, quantile
 from dledger_core.server.monitoring.metrics import METRICS
 from dledger_core.server.monitoring.site import SiteOptions
-from dledger_core.server.services.quotas import Quota
 from tests.support.http import afetch
 from tests.support.server_group import ServerGroup, eventually, stall
 

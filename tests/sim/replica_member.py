@@ -37,6 +37,7 @@ from dledger_core.founding import GROUP_VERSION
 from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, MemberId, NodeId, Term, member_id, node_of
 from dledger_core.net import codec
 from dledger_core.net.frame import FrameDecoder
+from dledger_core.net.limits.budget import Budget
 from dledger_core.net.protocol import FRAME_BYTES_MAX
 from dledger_core.raft import (
     UNKNOWN,
@@ -62,7 +63,6 @@ from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.ready_loop import ReadyLoop
 from dledger_core.server.replica.replica import Replica, ReplicaSettings
 from dledger_core.server.services.appends import Appends
-from dledger_core.server.services.flow import Budget
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import LogTables, TableChanges

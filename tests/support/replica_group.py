@@ -16,6 +16,7 @@ from dledger_core.config import LIMITS, Limits, RaftConfig, StorageConfig
 from dledger_core.control import TransactionId
 from dledger_core.errors import DLedgerError, invariant
 from dledger_core.ids import Index, NodeId, Term, member_id
+from dledger_core.net.limits.budget import Budget
 from dledger_core.raft import (
     AppendEntries,
     AppendEntriesResponse,
@@ -35,7 +36,6 @@ from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica, ReplicaSettings
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey
-from dledger_core.server.services.flow import Budget
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.group import NODES, Group

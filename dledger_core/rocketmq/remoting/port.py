@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from dledger_core.errors import BadRequestError, DLedgerError, NotLeaderError, ProtocolError
 from dledger_core.ids import NodeId
-from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.record import to_arrow
 from dledger_core.rocketmq.remoting.codes import HeaderCode, RequestCode, ResponseCode, code_of
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 import h11
 
 from dledger_core.errors import ConfigError
-from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.net.tls_listener import HandshakeLimits, TlsListener
 
 _LOG = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from dledger_core.client.members import members_of
 from dledger_core.client.verdict import survival_text
 from dledger_core.ids import NodeId
+from dledger_core.net.limits.budget import Budget
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group
 from dledger_core.server.hosted import HostedGroup
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
 from dledger_core.server.replica.members import Members
-from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.requests.administration import member_response
 from dledger_core.server.services.service import ClientService
 

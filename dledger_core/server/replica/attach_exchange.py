@@ -12,7 +12,7 @@ from dledger_core.errors import DuplicateStoreError
 from dledger_core.ids import MemberId, store_of
 from dledger_core.net.connection import Connection
 from dledger_core.net.frame import Frame
-from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.server.replica.attachments import AttachHost, Attachments
 from dledger_core.server.replica.link import Link

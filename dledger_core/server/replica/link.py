@@ -13,7 +13,7 @@ from dledger_core.errors import DLedgerError, UnreachableError
 from dledger_core.ids import MemberId
 from dledger_core.net import codec
 from dledger_core.net.connection import Connection
-from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.raft import Heartbeat, HeartbeatResponse
 from dledger_core.server.replica.append_clock import ClockComparison
 from dledger_core.server.replica.attachments import Attachments

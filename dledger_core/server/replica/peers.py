@@ -37,7 +37,7 @@ from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.dialing import connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
-from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.raft import AppendEntries, Heartbeat, HeartbeatResponse, InstallSnapshot, Message
 from dledger_core.server.replica.attach_exchange import ATTACH_TYPES, AttachExchange

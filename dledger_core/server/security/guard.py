@@ -10,7 +10,7 @@ from dledger_core.errors import DLedgerError, ForbiddenError, ProtocolError, Una
 from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.fields import int_field
 from dledger_core.net.frame import Frame
-from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.security.authentication import Authentication, Grant

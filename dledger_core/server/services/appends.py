@@ -37,12 +37,12 @@ from dledger_core.errors import (
     invariant,
 )
 from dledger_core.ids import NO_TERM, Index, Term
-from dledger_core.net.turns import Turns
+from dledger_core.net.limits.budget import Budget
+from dledger_core.net.limits.fair_queue import FairQueue
 from dledger_core.raft import Role, SoftState
 from dledger_core.record import Columns, ProposedBatch
 from dledger_core.server.monitoring.measures import now_s
 from dledger_core.server.replica.replica import Replica
-from dledger_core.server.services.flow import Budget
 from dledger_core.storage.tables.producers import ProducerAppend, ProducerTable
 from dledger_core.storage.tables.transactions import TransactionTable
 from dledger_core.tracing import AppendSpan
@@ -240,7 +240,7 @@ class Appends:
         self._replica = replica
         self._budget = budget
         self._limits = limits
-        self._waiting: Turns[Append] = Turns()
+        self._waiting: FairQueue[Append] = FairQueue()
         self._in_flight: deque[BatchInFlight] = deque()
         self._joined_in_flight = 0
         self._producers = ProducersInFlight(lambda: replica.tables.producers, limits.producers)
@@ -719,7 +719,7 @@ class Appends:
         for proposed in lost:
             self._forget(proposed)
             self._reply_lost(proposed)
-        waiting, self._waiting = self._waiting, Turns()
+        waiting, self._waiting = self._waiting, FairQueue()
         while waiting:
             for append in waiting.take(waiting.nbytes):
                 for reply in append.replies:

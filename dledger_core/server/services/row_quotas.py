@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 from dledger_core.config import Limits
 from dledger_core.control import TransactionId
 from dledger_core.net import messages
-from dledger_core.server.services.quotas import Quota, Tenant, exceeded
+from dledger_core.net.limits.quotas import Quota, Tenant, exceeded
 from dledger_core.storage.tables.tables import LogTables
 
 Row = TypeVar("Row", bound=Hashable)

@@ -12,12 +12,12 @@ from dledger_core.errors import DLedgerError, ProtocolError, RecoveryRefusedErro
 from dledger_core.net.connection import Connection
 from dledger_core.net.fields import int_field
 from dledger_core.net.frame import Frame
-from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.limits.client_flow import ClientFlow
+from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group
 from dledger_core.server.replica.members import Members
-from dledger_core.server.services.flow import ClientFlow
 from dledger_core.server.services.requests.calls import Call, ServedNode, Work
 from dledger_core.server.services.requests.table import REQUESTS, Effect, Request
 

@@ -17,10 +17,10 @@ from dledger_core.net import codec, messages
 from dledger_core.net.credentials import Credentials
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.limits.quotas import Quota, Quotas, Tenant
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.maintenance.retention import Pins
-from dledger_core.server.services.quotas import Quota, Quotas, Tenant
 from dledger_core.server.services.row_quotas import RowQuota
 from tests.server.security.secure_group import SecureGroup
 from tests.support.server_group import RawClient, eventually, run
@@ -83,17 +83,17 @@ def check_waiting(directory, made, ask: Callable[[RawClient], Awaitable[Any]], q
             waiting = [asyncio.ensure_future(ask(greedy)) for _ in range(count)]
             tenant = group.quotas.tenant("a")
             assert tenant is not None
-            await eventually(lambda: tenant.taken(quota) == count * each)
+            await eventually(lambda: tenant[quota].taken == count * each)
             with pytest.raises(QuotaExceededError) as raised:
                 await ask(greedy)
             assert raised.value.values["quota"] == quota.value
             assert group.quotas.refused[quota] == 1
             also = asyncio.ensure_future(ask(other))
-            await eventually(lambda: group.quotas.tenant("b").taken(quota) == each)
+            await eventually(lambda: group.quotas.tenant("b")[quota].taken == each)
             for task in (*waiting, also):
                 task.cancel()
             await greedy.channel.close()
-            await eventually(lambda: tenant.taken(quota) == 0)
+            await eventually(lambda: tenant[quota].taken == 0)
 
     run(test())
 
@@ -148,7 +148,7 @@ def test_connections_of_one_principal_are_limited(tmp_path, made) -> None:
             await group.raw("b")
             await clients[0].channel.close()
             tenant = group.quotas.tenant("a")
-            await eventually(lambda: tenant.taken(Quota.CONNECTIONS) < LIMITS.principal_connections)
+            await eventually(lambda: tenant[Quota.CONNECTIONS].taken < LIMITS.principal_connections)
             await group.raw("a")
 
     run(test())
@@ -162,7 +162,7 @@ def test_appends_over_the_quota_are_retried_by_the_client(tmp_path, made) -> Non
         ):
             done = await asyncio.gather(*(client.append([bytes(300_000)]) for _ in range(12)))
             assert len({each.first_index for each in done}) == 12
-            assert group.quotas.tenant("a").taken(Quota.APPEND_BYTES) == 0
+            assert group.quotas.tenant("a")[Quota.APPEND_BYTES].taken == 0
 
     run(test())
 
@@ -298,10 +298,10 @@ def test_pins_of_one_principal_are_limited_and_its_own() -> None:
 
 def test_one_request_above_a_quota_is_served_alone() -> None:
     tenant = Tenant("a", LIMITS, Counter())
-    tenant.take(Quota.AWAITED_GROUPS, 100)
+    tenant[Quota.AWAITED_GROUPS].take(100)
     with pytest.raises(QuotaExceededError):
-        tenant.take(Quota.AWAITED_GROUPS)
-    tenant.give(Quota.AWAITED_GROUPS, 100)
+        tenant[Quota.AWAITED_GROUPS].take()
+    tenant[Quota.AWAITED_GROUPS].give(100)
     assert tenant.is_idle
 
 
@@ -320,12 +320,12 @@ def test_unfinished_frames_count_from_their_first_byte(tmp_path, made) -> None:
             begun = b"".join(map(bytes, encode_frame({"t": Type.APPEND, "r": 1, "g": "default", "n": 1}, *payload)))
             unfinished.send_buffers([begun[:-1]])
             tenant = group.quotas.tenant("a")
-            await eventually(lambda: tenant.taken(Quota.APPEND_BYTES) > 600_000)
+            await eventually(lambda: tenant[Quota.APPEND_BYTES].taken > 600_000)
             with pytest.raises(QuotaExceededError):
                 await greedy.append([bytes(600_000)])
             await other.append([bytes(600_000)])
             unfinished.abort()
-            await eventually(lambda: tenant.taken(Quota.APPEND_BYTES) == 0)
+            await eventually(lambda: tenant[Quota.APPEND_BYTES].taken == 0)
             await greedy.append([bytes(600_000)])
 
     run(test())

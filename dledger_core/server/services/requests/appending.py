@@ -9,7 +9,7 @@ from dledger_core.control import TransactionId
 from dledger_core.errors import BadRequestError, DLedgerError, one_line
 from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection
-from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.record import Columns
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
 from dledger_core.server.services.requests.calls import LogCall

@@ -14,12 +14,13 @@ from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection
 from dledger_core.net.fields import Table, str_field
 from dledger_core.net.frame import Frame
+from dledger_core.net.limits.budget import Budget
+from dledger_core.net.limits.client_flow import ClientFlow
+from dledger_core.net.limits.quotas import Quotas
 from dledger_core.net.protocol import Type
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group
 from dledger_core.server.replica.members import Members
-from dledger_core.server.services.flow import Budget, ClientFlow
-from dledger_core.server.services.quotas import Quotas
 from dledger_core.server.services.row_quotas import WriterQuotas
 
 M = TypeVar("M")

@@ -9,8 +9,8 @@ from dledger_core.config import format_peers
 from dledger_core.continuation import chain_rows
 from dledger_core.errors import QuotaExceededError
 from dledger_core.net import codec, messages
+from dledger_core.net.limits.quotas import Quota
 from dledger_core.server.group import hosted_logs
-from dledger_core.server.services.quotas import Quota
 from dledger_core.server.services.reads import grown_groups
 from dledger_core.server.services.requests.calls import GroupsCall, LogCall, Work
 

@@ -16,9 +16,9 @@ from dledger_core.config import Limits
 from dledger_core.net import messages
 from dledger_core.net.fields import Table
 from dledger_core.net.frame import Frame
+from dledger_core.net.limits.client_flow import Share
+from dledger_core.net.limits.quotas import Quota
 from dledger_core.server.security.principals import Permission
-from dledger_core.server.services.flow import Share
-from dledger_core.server.services.quotas import Quota
 from dledger_core.server.services.requests import administration, appending, reading
 from dledger_core.server.services.requests.calls import Call, GroupCall, GroupsCall, LogCall, Work
 

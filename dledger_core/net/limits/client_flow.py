@@ -1,4 +1,4 @@
-"""Flow control: limits on the memory and the work that clients may occupy, per node and per connection."""
+"""Flow control: limits on the memory and the work that one connection of a client may occupy."""
 
 from __future__ import annotations
 
@@ -11,56 +11,12 @@ from typing import Any, Final
 from dledger_core.config import Limits
 from dledger_core.errors import BusyError, DLedgerError, invariant
 from dledger_core.net.connection import Connection
-from dledger_core.server.services.quotas import Quota, Tenant
+from dledger_core.net.limits.quotas import Quota, Tenant
 
 Share = tuple[Quota, int]
 """A quota, and how much of it a request takes."""
 STARTED_S: Final = 0.0001
 """Time that a request with a task of its own costs the event loop later, roughly."""
-
-
-class Budget:
-    """Bytes that all groups of a node may keep in memory; a request that does not fit is rejected with BUSY.
-
-    Args:
-        bytes_max: the limit. One request alone may exceed it, otherwise it could never be served.
-        retry_after_ms: pause that BUSY asks for.
-    """
-
-    def __init__(self, bytes_max: int, retry_after_ms: int = Limits.retry_after_ms) -> None:
-        self._bytes_max = bytes_max
-        self._retry_after_ms = retry_after_ms
-        self._taken = 0
-
-    @property
-    def taken_bytes(self) -> int:
-        """Bytes taken and not given back."""
-        return self._taken
-
-    def take(self, nbytes: int) -> None:
-        """Take bytes; raise BusyError and take none if they do not fit."""
-        if self._taken and self._taken + nbytes > self._bytes_max:
-            raise BusyError(
-                "the node has too many bytes in flight",
-                "",
-                f"retry after {self._retry_after_ms} ms",
-                {"retry_after_ms": self._retry_after_ms, "taken_bytes": self._taken, "limit": self._bytes_max},
-            )
-        self._taken += nbytes
-
-    def give(self, nbytes: int) -> None:
-        """Give bytes back."""
-        self._taken -= nbytes
-        invariant(self._taken >= 0, "more bytes were given back than taken", taken=self._taken, given=nbytes)
-
-    @contextlib.contextmanager
-    def lend(self, nbytes: int) -> Iterator[None]:
-        """Take bytes for the duration of the context; raise BusyError."""
-        self.take(nbytes)
-        try:
-            yield
-        finally:
-            self.give(nbytes)
 
 
 class ClientFlow:
@@ -98,14 +54,14 @@ class ClientFlow:
     def hold(self, nbytes: int) -> None:
         """Count an append that waits for its response; raise QuotaExceededError."""
         if self.tenant is not None:
-            self.tenant.take(Quota.APPEND_BYTES, nbytes)
+            self.tenant[Quota.APPEND_BYTES].take(nbytes)
         self._unanswered += nbytes
         self._update()
 
     def release(self, nbytes: int) -> None:
         """Count an append's response."""
         if self.tenant is not None:
-            self.tenant.give(Quota.APPEND_BYTES, nbytes)
+            self.tenant[Quota.APPEND_BYTES].give(nbytes)
         self._unanswered -= nbytes
         invariant(self._unanswered >= 0, "an append has two responses", bytes=nbytes)
         self._update()
@@ -116,7 +72,7 @@ class ClientFlow:
         if self.tenant is None:
             yield
         else:
-            with self.tenant.lend(Quota.RESPONSE_BYTES, nbytes):
+            with self.tenant[Quota.RESPONSE_BYTES].lend(nbytes):
                 yield
 
     def check_unsent(self) -> None:
@@ -154,7 +110,8 @@ class ClientFlow:
         try:
             self._check_requests()
             if self.tenant is not None and share is not None:
-                self.tenant.take(*share)
+                quota, amount = share
+                self.tenant[quota].take(amount)
         except DLedgerError:
             work.close()
             raise
@@ -179,7 +136,8 @@ class ClientFlow:
     def _ended(self, task: asyncio.Task[None]) -> None:
         share = self._tasks.pop(task)
         if self.tenant is not None and share is not None:
-            self.tenant.give(*share)
+            quota, amount = share
+            self.tenant[quota].give(amount)
 
     @contextlib.asynccontextmanager
     async def large_response(self) -> AsyncIterator[None]:

@@ -16,7 +16,7 @@ PART_BYTES: Final = 256 << 10
 """Bytes that TLS gets at once. Its own buffer stays as large as the most that it ever had to hold."""
 
 
-class Unencrypted:
+class TlsWriteBuffer:
     """Parts of frames in the order in which they leave.
 
     Attributes:

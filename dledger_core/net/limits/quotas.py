@@ -6,14 +6,12 @@ so there are no quotas either: the limits of a connection and of the node hold a
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator
 from enum import StrEnum
 
 from dledger_core.config import Limits
-from dledger_core.errors import DLedgerError, QuotaExceededError
-from dledger_core.net.payloads import ByteBudget
+from dledger_core.errors import QuotaExceededError
+from dledger_core.net.limits.budget import Allowance
 
 
 class Quota(StrEnum):
@@ -49,8 +47,25 @@ def exceeded(
     )
 
 
+class _Share(Allowance):
+    """The part of one quota that a principal has taken."""
+
+    def __init__(self, quota: Quota, principal: str, limits: Limits, refused: Counter[Quota]) -> None:
+        super().__init__(int(getattr(limits, f"principal_{quota.value}")))
+        self._quota = quota
+        self._principal = principal
+        self._refused = refused
+        self._retry_after_ms = limits.retry_after_ms
+
+    def _refusal(self) -> QuotaExceededError:
+        self._refused[self._quota] += 1
+        remedy = f"retry after {self._retry_after_ms} ms, or use fewer at once"
+        taken = f"{self.taken} {self._quota.words} in use"
+        return exceeded(self._quota, self._principal, taken, self._limit, remedy, self._retry_after_ms)
+
+
 class Tenant:
-    """The shares that one principal has taken.
+    """The shares that one principal has taken; ``tenant[quota]`` is one of them.
 
     Args:
         name: the principal.
@@ -60,68 +75,15 @@ class Tenant:
 
     def __init__(self, name: str, limits: Limits, refused: Counter[Quota]) -> None:
         self.name = name
-        self._retry_after_ms = limits.retry_after_ms
-        self._limits = {quota: int(getattr(limits, f"principal_{quota.value}")) for quota in Quota}
-        self._refused = refused
-        self._taken: Counter[Quota] = Counter()
+        self._shares = {quota: _Share(quota, name, limits, refused) for quota in Quota}
+
+    def __getitem__(self, quota: Quota) -> Allowance:
+        return self._shares[quota]
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is taken."""
-        return not any(self._taken.values())
-
-    def taken(self, quota: Quota) -> int:
-        """Return the share that is taken."""
-        return self._taken[quota]
-
-    def take(self, quota: Quota, amount: int = 1) -> None:
-        """Take a share; raise QuotaExceededError and take none if it does not fit. One taking alone always fits."""
-        limit, taken = self._limits[quota], self._taken[quota]
-        if taken and taken + amount > limit:
-            self._refused[quota] += 1
-            remedy = f"retry after {self._retry_after_ms} ms, or use fewer at once"
-            raise exceeded(quota, self.name, f"{taken} {quota.words} in use", limit, remedy, self._retry_after_ms)
-        self._taken[quota] = taken + amount
-
-    def give(self, quota: Quota, amount: int = 1) -> None:
-        """Give a share back."""
-        self._taken[quota] -= amount
-
-    @contextlib.contextmanager
-    def lend(self, quota: Quota, amount: int = 1) -> Iterator[None]:
-        """Take a share for the duration of the context; raise QuotaExceededError."""
-        self.take(quota, amount)
-        try:
-            yield
-        finally:
-            self.give(quota, amount)
-
-
-class PayloadBudget:
-    """Memory for the large payloads of one principal, from the first byte of a frame: its share, and the node's.
-
-    Args:
-        tenant: the principal's shares.
-        node: the memory for all clients.
-    """
-
-    def __init__(self, tenant: Tenant, node: ByteBudget) -> None:
-        self._tenant = tenant
-        self._node = node
-
-    def take(self, nbytes: int) -> None:
-        """Take bytes; raise QuotaExceededError or BusyError and take none if they do not fit."""
-        self._tenant.take(Quota.APPEND_BYTES, nbytes)
-        try:
-            self._node.take(nbytes)
-        except DLedgerError:
-            self._tenant.give(Quota.APPEND_BYTES, nbytes)
-            raise
-
-    def give(self, nbytes: int) -> None:
-        """Give bytes back."""
-        self._node.give(nbytes)
-        self._tenant.give(Quota.APPEND_BYTES, nbytes)
+        return not any(share.taken for share in self._shares.values())
 
 
 class Quotas:

@@ -19,10 +19,10 @@ from dledger_core.net.credentials import Credentials
 from dledger_core.net.dialing import connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.limits.tls_write_buffer import PART_BYTES, TlsWriteBuffer
 from dledger_core.net.listening import serve
 from dledger_core.net.protocol import Type
 from dledger_core.net.tls import TlsOptions
-from dledger_core.net.unencrypted import PART_BYTES, Unencrypted
 
 MIB = 1 << 20
 NODE = Hello("peer", "n0", "uuid-0", (1, 1), "127.0.0.1:1")
@@ -31,7 +31,7 @@ NODE = Hello("peer", "n0", "uuid-0", (1, 1), "127.0.0.1:1")
 @given(st.lists(st.integers(0, 3 * PART_BYTES), max_size=6))
 def test_parts_are_the_buffers_in_order(sizes: list[int]) -> None:
     buffers = [bytes([number]) * size for number, size in enumerate(sizes)]
-    waiting = Unencrypted()
+    waiting = TlsWriteBuffer()
     waiting.add(buffers)
     assert waiting.nbytes == sum(sizes)
     parts = []
@@ -43,7 +43,7 @@ def test_parts_are_the_buffers_in_order(sizes: list[int]) -> None:
 
 
 def test_small_buffers_wait_only_behind_others() -> None:
-    waiting = Unencrypted()
+    waiting = TlsWriteBuffer()
     assert not waiting.must_wait([bytes(PART_BYTES), b"x"])
     assert waiting.must_wait([bytes(PART_BYTES + 1)])
     waiting.add([b"x"])

@@ -1,4 +1,4 @@
-"""Lines of a log that strangers cause: limited in number, and each of them one line."""
+"""Token buckets, and lines of a log that strangers cause: limited in number, and each of them one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,27 @@ import pytest
 
 from dledger_core.errors import DLedgerError, ProtocolError, one_line
 from dledger_core.net.hello import Hello
-from dledger_core.net.log_bursts import BurstFilter
+from dledger_core.net.limits.rates import BurstFilter, TokenBucket, TokenBuckets
+
+
+def test_bucket_is_refilled_at_its_rate() -> None:
+    bucket = TokenBucket(10, 5, 0.0)
+    assert [bucket.take(0.0) for _ in range(5)] == [0.0] * 5
+    wait_s = bucket.take(0.0)
+    assert wait_s > 0
+    assert bucket.take(wait_s) == 0.0
+
+
+def test_one_key_does_not_use_up_the_tokens_of_others() -> None:
+    buckets = TokenBuckets(2, 3)
+    assert [buckets.take("10.0.0.1", 0.0) == 0 for _ in range(5)] == [True, True, True, False, False]
+    assert buckets.take("10.0.0.2", 0.0) == 0
+    assert buckets.take("10.0.0.1", 0.5) == 0
+
+
+def test_many_keys_leave_no_unlimited_table() -> None:
+    buckets = TokenBuckets(2, 3)
+    assert not any(buckets.take(number, 0.0) for number in range(20_000))
 
 
 def passed(filter_: BurstFilter, messages: list[str]) -> list[str]:
@@ -21,10 +41,9 @@ def test_burst_of_one_kind_is_limited_and_others_pass() -> None:
     assert found == ["closed: %s"] * 3 + ["refused: %s"]
 
 
-def test_lines_that_were_left_out_are_counted_in_the_next_period(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_were_left_out_are_counted_in_the_next_one() -> None:
     now = 0.0
-    monkeypatch.setattr("dledger_core.net.log_bursts.time.monotonic", lambda: now)
-    limited = BurstFilter(3, period_s=10)
+    limited = BurstFilter(3, period_s=10, clock=lambda: now)
     assert len(passed(limited, ["closed: %s"] * 8)) == 3
     now = 10.0
     assert passed(limited, ["closed: %s"] * 2) == ["closed: %s (5 more like this were not logged)", "closed: %s"]

@@ -1,0 +1,161 @@
+"""Fair queues: what several sources ask for, taken one at a time from each.
+
+``Fairness`` shares the event loop's time between the clients of a port: one with much to do does not delay the others
+for long. In each iteration of the loop the frames of a source, a principal or an address, are handled for a limited
+time, however many connections it has; one frame of each connection is handled in any case, so that many clients with
+one request each are served together. The others wait, and in each iteration one connection continues: sources take
+turns, and so do the connections of a source. Alone, a client that sends thousands at once loses the cost of the
+iterations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+TURN_S: Final = 0.0005
+"""Time of a source in one iteration; at least one frame is handled. One read has up to 128 KiB, that is, thousands of
+small requests."""
+RECEIVE_S: Final = 0.001 / (1 << 20)
+"""Time of a received byte, roughly: the loop has copied it, and decrypted it if the port speaks TLS."""
+
+
+class FairQueue(Generic[T]):
+    """Waiting items of several sources; those of one source keep their order.
+
+    Attributes:
+        nbytes: bytes of all of them.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._sources: dict[Hashable, deque[tuple[T, int]]] = {}
+        self._next: deque[Hashable] = deque()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, source: Hashable) -> bool:
+        """Whether an item of a source waits."""
+        return source in self._sources
+
+    def add(self, source: Hashable, item: T, nbytes: int) -> None:
+        """Add an item after those of its source."""
+        waiting = self._sources.get(source)
+        if waiting is None:
+            waiting = self._sources[source] = deque()
+            self._next.append(source)
+        waiting.append((item, nbytes))
+        self.nbytes += nbytes
+        self._count += 1
+
+    def take(self, bytes_max: int) -> list[T]:
+        """Remove and return items, one of each source in turn: at least one, then as many as fit."""
+        taken: list[T] = []
+        room = bytes_max
+        while self._next:
+            source = self._next[0]
+            waiting = self._sources[source]
+            item, nbytes = waiting[0]
+            if taken and nbytes > room:
+                break  # the source is the first one next time
+            waiting.popleft()
+            self._next.popleft()
+            if waiting:
+                self._next.append(source)
+            else:
+                del self._sources[source]
+            taken.append(item)
+            room -= nbytes
+            self.nbytes -= nbytes
+        self._count -= len(taken)
+        return taken
+
+
+class Fairness:
+    """The event loop's time for the clients of a port; belongs to that loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: FairQueue[Callable[[], None]] = FairQueue()
+        self._used: dict[str, float] = {}
+
+    def left_s(self, source: str) -> float:
+        """Return the time that a source may use now; none while connections of it wait."""
+        return 0.0 if source in self._waiting else TURN_S - self._used.get(source, 0.0)
+
+    def use(self, source: str, seconds: float) -> None:
+        """Count time of this iteration."""
+        if not self._used:
+            self._loop.call_soon(self._used.clear)
+        self._used[source] = self._used.get(source, 0.0) + seconds
+
+    def wait(self, source: str, handle: Callable[[], None]) -> None:
+        """Call ``handle`` in the source's next turn, which may last for ``TURN_S``."""
+        if not self._waiting:
+            self._loop.call_soon(self._next)
+        self._waiting.add(source, handle, 1)
+
+    def _next(self) -> None:
+        [handle] = self._waiting.take(1)
+        if self._waiting:
+            self._loop.call_soon(self._next)
+        handle()
+
+
+class FairShare:
+    """One connection's share of that time.
+
+    Args:
+        fairness: that of its port.
+        source: principal or address, whose turns the connection shares.
+        deliver: delivers frames until ``ends``, at least one; returns whether more have arrived, or a large one is
+            arriving.
+        on_waiting: called when ``is_waiting`` has changed.
+
+    Attributes:
+        is_waiting: whether frames wait for the next turn. Meanwhile nothing is read, or a client that sends faster
+            than its turns allow would fill the node's memory.
+        ends: time on the clock of ``time.perf_counter`` when the turn ends.
+    """
+
+    __slots__ = ("_deliver", "_fairness", "_on_waiting", "_source", "ends", "is_waiting")
+
+    def __init__(
+        self, fairness: Fairness, source: str, deliver: Callable[[], bool], on_waiting: Callable[[], None]
+    ) -> None:
+        self._fairness = fairness
+        self._source = source
+        self._deliver = deliver
+        self._on_waiting = on_waiting
+        self.is_waiting = False
+        self.ends = 0.0
+
+    def received(self, nbytes: int) -> None:
+        """Deliver frames for as long as the source has time."""
+        # Bytes count as they arrive: a large payload is a frame only at its end
+        # (``test_received_bytes_of_many_connections_count_together``).
+        self._fairness.use(self._source, nbytes * RECEIVE_S)
+        if not self.is_waiting:
+            self._take(self._fairness.left_s(self._source))
+
+    def _take(self, seconds: float) -> None:
+        self.ends = time.perf_counter() + seconds
+        has_more = self._deliver()
+        left_s = self.ends - time.perf_counter()
+        self._fairness.use(self._source, seconds - left_s)
+        if has_more and left_s <= 0:
+            self.is_waiting = True
+            self._fairness.wait(self._source, self._continue)
+            self._on_waiting()
+
+    def _continue(self) -> None:
+        self.is_waiting = False
+        self._take(TURN_S)
+        if not self.is_waiting:
+            self._on_waiting()
