@@ -64,6 +64,7 @@ def parse_records(payload: Buffer, n: int) -> Records:
     Raises:
         ProtocolError: the lengths do not add up.
     """
+    # The sum in 64 bits: sizes of 32 bits each may wrap around to the payload's length.
     view = memoryview(payload)
     if type(n) is not int or n < 0 or len(view) < 4 * n:
         raise ProtocolError("a payload is too short for its count", "records", "", {"bytes": len(view), "count": n})
@@ -355,6 +356,7 @@ def message_to_frame(number: int, message: Message) -> list[Buffer]:
     return encode_frame(_OF_CLASS[type(message)].encode(message, a=number))
 
 
+# The CRC is over the payload as it leaves: the records have CRCs of their own, their sizes do not.
 def _append_entries_frame(number: int, message: AppendEntries) -> list[Buffer]:
     blocks = [records_of(batch) for batch in message.batches]
     payload = records_payload(blocks)
@@ -461,6 +463,8 @@ def frame_to_messages(frame: Frame, ends_of: EndsOf) -> list[tuple[str, Message]
     read = _READERS.get(kind)
     if read is None:
         raise ProtocolError("not a message between replicas", "header", "", {"type": kind})
+    # A number that is not known belongs to an attach that was replaced, so its messages are for another store or log
+    # (``test_changed_identity_is_new_attach_and_old_number_is_dropped``).
     ends = ends_of(int_field(frame.header, "a"))
     return [] if ends is None else [(ends.group, read(frame, {"sender": ends.sender, "target": ends.target}))]
 
@@ -479,6 +483,7 @@ def _append_entries(frame: Frame, ends: Mapping[str, Any]) -> Message:
     expected = prev_index + 1
     for row in rows:
         first, count, batch_term = _ints(row, 3)
+        # The core and the log rely on it: indexes without a gap, and terms that never fall (Raft, section 5.3).
         if first != expected or not 0 < count <= _COUNT_MAX or not last_term <= batch_term <= term:
             raise ProtocolError("batches are not contiguous", "header", "", {"first": first, "count": count})
         expected, last_term = first + count, batch_term
@@ -509,6 +514,8 @@ def _batches(payload: Buffer, crc: int, rows: Sequence[Sequence[int]], n: int) -
 
 
 def _ints(row: Any, count: int) -> list[int]:
+    # A term above NUMBER_MAX would be written and then refused by the next start
+    # (``test_number_that_no_file_could_hold_is_rejected``).
     if type(row) is not list or len(row) != count or not all(type(v) is int and -1 <= v <= NUMBER_MAX for v in row):
         raise ProtocolError(f"a row is not {count} integers in range", "header", "", {"row": in_words(row)[:80]})
     return row

@@ -189,6 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         self._update_reading()
 
     def _update_reading(self) -> None:
+        # Invariant: the socket is read unless the user has paused it, or frames that were received wait for their turn.
         reads = not self._is_paused and not (self._share is not None and self._share.is_waiting)
         if reads is self._reads or self._closing:
             return
@@ -231,6 +232,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._share = FairShare(fairness, source, self._deliver, self._update_reading)
             self._transport.set_write_buffer_limits(high=CLIENT_WRITE_HIGH_BYTES, low=CLIENT_WRITE_LOW_BYTES)
         elif self._session.is_between_nodes:
+            # What the kernel has taken cannot be overtaken: a heartbeat behind megabytes causes an election
+            # (``test_large_append_over_slow_links_needs_no_election``).
             self._transport.set_write_buffer_limits(high=PEER_UNSENT_BYTES, low=PEER_UNSENT_BYTES // 2)
             _set_options(self._transport, TCP_NOTSENT_LOWAT=PEER_UNSENT_BYTES)
         self.accepted.set_result(None)
@@ -359,6 +362,7 @@ class Connection(asyncio.BufferedProtocol):
         error = self._error or exc
         if self.closed.done():
             return
+        # Invariant: a handler that was accepted gets ``on_close`` once, and nothing after it.
         self.closed.set_result(error)
         if self._other is not None:
             self._other.connection_lost(exc)

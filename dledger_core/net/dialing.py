@@ -60,7 +60,8 @@ async def connect(
 async def _mismatch(host: str, port: int, hello: Hello, credentials: Credentials) -> tuple[str, str] | None:
     """Return the problem and its remedy if one side of a closed connection speaks TLS and the other one does not.
 
-    Neither trial sends a token.
+    Neither trial sends a token, because the other side may be anything
+    (``test_connection_with_tls_on_one_side_names_the_remedy``).
     """
     is_node = hello.role == "peer"
     if credentials.context() is None:
@@ -99,6 +100,8 @@ class Dialed:
 
     def on_made(self, connection: Connection) -> None:
         """See ``Side``. The other side gets nothing, above all no token, unless it is the node that was dialed."""
+        # Its authority proves that it is some node, or some client; only the identity, that it is this one
+        # (``test_client_sends_nothing_to_another_node_than_it_dialed``).
         if not connection.has_tls:
             return
         certificate = connection.certificate

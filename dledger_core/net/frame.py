@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 
 from dledger_core.checksum import Buffer, crc32
-from dledger_core.errors import ProtocolError, in_words
+from dledger_core.errors import ProtocolError, in_words, invariant
 from dledger_core.net.protocol import FRAME_BYTES_MAX, HEADER_BYTES_MAX, Type
 
 LARGE_PAYLOAD_BYTES: Final = 64 << 10
@@ -240,6 +240,7 @@ class FrameDecoder:
     def _make_room(self, needed: int) -> None:
         """Move the buffered bytes to the front, of a larger buffer if ``needed`` bytes do not fit this one."""
         kept = self._end - self._begin
+        invariant(0 <= kept <= len(self._view), "bytes outside the receive buffer", begin=self._begin, end=self._end)
         view = self._view
         if needed > len(view):
             target = min(RECEIVE_BYTES, self.max_bytes + _PREFIX_BYTES)
@@ -269,6 +270,8 @@ class FrameDecoder:
         if have < _PREFIX_BYTES:
             self._ensure(_PREFIX_BYTES)
             return None
+        # Lengths first, then the CRC, then the content: nothing is allocated or decoded by a number that is not checked
+        # yet (the fuzz targets ``frame`` and ``connection`` limit the memory).
         length, header_bytes, header_crc = _PREFIX.unpack_from(self._view, begin)
         payload_bytes = length - _AFTER_LENGTH_BYTES - header_bytes
         if length > self.max_bytes or not 0 < header_bytes <= self._header_bytes_max or payload_bytes < 0:
@@ -318,7 +321,7 @@ class FrameDecoder:
     def _add_piece(self, nbytes: int) -> Frame | None:
         """Record that a piece is complete; return its frame if that is complete too."""
         cut = self._cut_frame
-        assert cut is not None
+        assert cut is not None  # ``_room_for_piece`` has made it
         self._cut_filled += nbytes
         if self._cut_filled < len(cut):
             return None
@@ -327,6 +330,8 @@ class FrameDecoder:
 
     def _frame_of(self, data: memoryview) -> Frame:
         """Return the large frame that pieces make up."""
+        # Checked like a frame that arrives at once, or pieces would be a way around its limits
+        # (``test_malformed_pieces_are_refused``).
         length, header_bytes, header_crc = _PREFIX.unpack_from(data)
         body = _PREFIX_BYTES + header_bytes
         if length != len(data) - 4 or not 0 < header_bytes <= self._header_bytes_max or body > len(data):

@@ -123,6 +123,8 @@ def negotiate(asked: Hello, offered: Hello) -> tuple[int, frozenset[str]]:
     Raises:
         ProtocolError: no version in common.
     """
+    # A side that knows more uses only what the other one knows too, so that releases work together while a cluster is
+    # upgraded node by node (``test_live_node_gives_recorded_client_compatible_answers``).
     common = set(asked.versions) & set(offered.versions)
     if not common:
         values = {"theirs": list(asked.versions), "ours": list(offered.versions)}

@@ -145,6 +145,7 @@ class Server:
             connection.close(error)
             return
         connection.send(response.to_response())
+        # Without the token: ``peer_hello`` stays as long as the connection.
         chosen = replace(hello, versions=response.versions, features=response.features, token="")
         connection.accept(handler, chosen, self._fairness)
 
@@ -153,6 +154,8 @@ class Server:
         if hello.role == "client":
             self.limits.check_client(connection.source)
         version, features = negotiate(hello, ours)
+        # ``handler_for`` authenticates: before it returns, the connection is none of a client or node, and gets nothing
+        # but the error (``test_stranger_is_unauthenticated_at_once``).
         connection.peer_hello = hello
         handler = self._handler_for(connection)
         self.connections.add(connection)

@@ -10,6 +10,7 @@ from collections import deque
 from typing import Final
 
 from dledger_core.checksum import Buffer
+from dledger_core.errors import invariant
 from dledger_core.net.frame import PIECE_BYTES, encode_frame
 from dledger_core.net.protocol import Type
 
@@ -31,6 +32,8 @@ class BulkQueue:
     def __bool__(self) -> bool:
         return bool(self._frames or self._rest)
 
+    # Invariant: ``_rest`` is empty unless a frame's first piece has left: the decoder takes one frame in pieces at a
+    # time.
     def add(self, frame: list[Buffer]) -> None:
         """Add the buffers of one frame."""
         nbytes = sum(memoryview(buffer).nbytes for buffer in frame)
@@ -60,6 +63,7 @@ class BulkQueue:
             parts.append(buffer)
             room -= buffer.nbytes
         self.nbytes -= PIECE_BYTES - room
+        invariant(self.nbytes >= 0, "more bytes leave than were added", left=self.nbytes)
         return parts
 
     def clear(self) -> None:

@@ -40,7 +40,7 @@ class Reloaded(Generic[T]):
         """Return the value of the present files."""
         stamps = self._stamps()
         if stamps != self._seen:
-            self._seen = stamps
+            self._seen = stamps  # first: files that cannot be used are reported once, and not with each connection
             try:
                 self._value = self._make()
                 self.generation += 1

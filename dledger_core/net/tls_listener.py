@@ -137,6 +137,8 @@ class TlsListener:
                 oldest.cancel()
             await asyncio.wait(self._handshakes, timeout=max(left_s, 0) or None, return_when=asyncio.FIRST_COMPLETED)
 
+    # Every socket ends here: its protocol gets the transport, or ``connection_lost``, which takes it out of the counts
+    # of its port (``test_connection_that_ends_in_its_handshake_leaves_nothing_behind``).
     async def _handshake(self, sock: socket.socket, address: str) -> None:
         protocol = self._make()
         try:

@@ -1,4 +1,4 @@
-"""What a client, a stranger or a slow peer may take of a node: the one page on the defence against denial of service.
+"""Limits on how much of a node a client, a stranger or a slow peer takes: the page on denial of service.
 
 Numbers are fields of ``dledger_core.config.Limits`` (CONNECTIONS and so on below), or constants next to the code.
 Attacks are in ``tests/server/attacks``: each runs against a cluster while another client is served.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from dledger_core.config import Limits
 from dledger_core.errors import BusyError, DLedgerError, invariant
@@ -76,25 +76,15 @@ class Budget(Allowance):
         )
 
 
-class ByteBudget(Protocol):
-    """Memory for what clients send."""
-
-    def take(self, nbytes: int, /) -> None:
-        """Take bytes; raise BusyError and take none if they do not fit."""
-
-    def give(self, nbytes: int, /) -> None:
-        """Give bytes back."""
-
-
 class BothBudgets:
     """A principal's share of memory and the node's memory, which are taken together or not at all."""
 
-    def __init__(self, own: ByteBudget, node: ByteBudget) -> None:
+    def __init__(self, own: Allowance, node: Allowance) -> None:
         self._own = own
         self._node = node
 
     def take(self, nbytes: int) -> None:
-        """See ``ByteBudget``."""
+        """Take bytes; raise QuotaExceededError or BusyError and take none if they do not fit."""
         self._own.take(nbytes)
         try:
             self._node.take(nbytes)
@@ -103,9 +93,13 @@ class BothBudgets:
             raise
 
     def give(self, nbytes: int) -> None:
-        """See ``ByteBudget``."""
+        """Give bytes back."""
         self._node.give(nbytes)
         self._own.give(nbytes)
+
+
+ByteBudget = Allowance | BothBudgets
+"""Memory for what clients send."""
 
 
 class PayloadCharge:

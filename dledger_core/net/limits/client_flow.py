@@ -53,6 +53,7 @@ class ClientFlow:
 
     def hold(self, nbytes: int) -> None:
         """Count an append that waits for its response; raise QuotaExceededError."""
+        # The quota first: what it refuses must leave nothing counted.
         if self.tenant is not None:
             self.tenant[Quota.APPEND_BYTES].take(nbytes)
         self._unanswered += nbytes
@@ -77,6 +78,8 @@ class ClientFlow:
 
     def check_unsent(self) -> None:
         """Stop reading requests from a client that does not receive its responses."""
+        # Otherwise its requests, each within the limits, pile up responses without end
+        # (``test_client_that_reads_no_responses_occupies_little_memory``).
         if not self._unsent and self._connection.write_buffer_bytes > self._limits.connection_unsent_bytes:
             self._unsent = True
             self._update()

@@ -50,6 +50,7 @@ class ConnectionLimits:
 
     def enter(self) -> None:
         """Count a new connection; raise BusyError if there are far too many. It must ``leave`` in any case."""
+        # Invariant: the nodes' connections are among those of their source, and those among all that are open.
         self._open += 1
         if self._total is not None and self._open > self._total + _NOT_CLIENTS_MAX:
             raise self._too_many(self._total)

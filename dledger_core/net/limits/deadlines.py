@@ -81,6 +81,8 @@ class DeadlineWatch:
 
     def look(self, connections: Iterable[Watched], now: float) -> None:
         """Compare the connections with the last look, and close those past a deadline."""
+        # A node that was suspended has read nothing meanwhile, so all its clients would seem to be idle
+        # (``test_connection_stays_open_if_this_node_was_stopped``).
         since = 0.0 if self._last is None else now - self._last
         self._last, self._watched_s = now, self._watched_s + min(since, 2 * self._deadlines.interval_s)
         self._compare(connections, self._watched_s)

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
+from dledger_core.errors import invariant
+
 T = TypeVar("T")
 TURN_S: Final = 0.0005
 """Time of a source in one iteration; at least one frame is handled. One read has up to 128 KiB, that is, thousands of
@@ -56,6 +58,8 @@ class FairQueue(Generic[T]):
 
     def take(self, bytes_max: int) -> list[T]:
         """Remove and return items, one of each source in turn: at least one, then as many as fit."""
+        # Invariant: a source is in ``_next`` once exactly while items of it wait. A source whose turn it was goes to
+        # the end, whatever it has left (``test_sources_take_turns_and_keep_their_order``).
         taken: list[T] = []
         room = bytes_max
         while self._next:
@@ -87,6 +91,8 @@ class Fairness:
 
     def left_s(self, source: str) -> float:
         """Return the time that a source may use now; none while connections of it wait."""
+        # By source and not by connection: many connections must not be many shares
+        # (``test_time_of_a_source_counts_for_one_iteration_and_all_its_connections``).
         return 0.0 if source in self._waiting else TURN_S - self._used.get(source, 0.0)
 
     def use(self, source: str, seconds: float) -> None:
@@ -155,6 +161,7 @@ class FairShare:
             self._on_waiting()
 
     def _continue(self) -> None:
+        invariant(self.is_waiting, "a connection has a turn that it did not wait for", source=self._source)
         self.is_waiting = False
         self._take(TURN_S)
         if not self.is_waiting:

@@ -32,6 +32,7 @@ class TlsWriteBuffer:
 
     def must_wait(self, buffers: Iterable[Buffer]) -> bool:
         """Whether buffers have to be added here: others wait, or one is larger than a part."""
+        # The first condition keeps the order of frames (``test_small_buffers_wait_only_behind_others``).
         return bool(self._parts) or any(memoryview(buffer).nbytes > PART_BYTES for buffer in buffers)
 
     def add(self, buffers: Iterable[Buffer]) -> None:
