@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
-
-import pyarrow as pa
 
 from dledger_core.checksum import Buffer
 from dledger_core.client.appends import AppendBatcher, columns_of
 from dledger_core.client.members import GroupMembers, members_of
 from dledger_core.client.protocol import (
-    READ_BYTES,
     AppendResult,
     AttemptResult,
     Bodies,
-    DigestReport,
-    Entry,
     LogRange,
     Metadata,
-    PositionFetch,
     ProducerState,
-    ReadRequest,
     RoleChange,
     TransactionState,
 )
@@ -32,7 +24,6 @@ from dledger_core.client.routing.cluster_view import ClusterView
 from dledger_core.client.routing.known_log import Described
 from dledger_core.client.routing.requests import Requests
 from dledger_core.client.routing.retry import Timeouts, with_retries
-from dledger_core.client.signatures import takes
 from dledger_core.client.status import (
     RoleWatches,
     bounds_of,
@@ -50,7 +41,7 @@ from dledger_core.net import messages
 from dledger_core.net.codec import columns_payload, parts_payload
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
-from dledger_core.record import Columns, Fetch, Isolation
+from dledger_core.record import Columns, Isolation
 from dledger_core.tracing import append_call, current_traceparent
 
 
@@ -83,7 +74,10 @@ class NodeClient:
         self._view = ClusterView(peers, group, log_uuid, credentials)
         self._log = self._view.log
         self._requests = Requests(self._view, timeouts)
-        self._reader = Reader(self._log, self._requests, timeouts, prefix)
+        reads = Reader(self._log, self._requests, timeouts, prefix)
+        self.fetch, self.records, self.get, self.fetch_at = reads.fetch, reads.records, reads.get, reads.fetch_at
+        self.offset_for_time, self.wait_for_entries = reads.offset_for_time, reads.wait_for_entries
+        self.digest, self.describe = reads.digest, reads.describe
         self._batcher = AppendBatcher(self.append_columns)
         self._watches = RoleWatches(self._view)
 
@@ -204,59 +198,6 @@ class NodeClient:
     async def _to_leader(self, request: dict[str, Any], *payload: Buffer) -> Frame:
         """Send an idempotent request to the leader."""
         return await self._requests.to_leader(request, *payload, idempotent=True)
-
-    # --- reads --------------------------------------------------------------------------------------------------------
-
-    @takes(ReadRequest)
-    async def fetch(self, request: ReadRequest) -> Fetch:
-        return await self._reader.fetch(request)
-
-    async def records(
-        self,
-        start: int,
-        end: int,
-        *,
-        node: str | None = None,
-        max_bytes: int = READ_BYTES,
-        min_commit: int = -1,
-        min_end: int = -1,
-    ) -> Fetch:
-        request = ReadRequest(start, end, node=node, max_bytes=max_bytes, min_commit=min_commit, min_end=min_end)
-        return await self._reader.fetch(request, records=True)
-
-    async def get(self, index: int) -> Entry:
-        return await self._reader.get(index)
-
-    async def fetch_at(
-        self,
-        position: int,
-        *,
-        max_bytes: int = READ_BYTES,
-        node: str | None = None,
-        isolation: Isolation = "read_committed",
-    ) -> PositionFetch:
-        return await self._reader.fetch_at(position, max_bytes=max_bytes, node=node, isolation=isolation)
-
-    async def offset_for_time(self, timestamp: datetime | int, *, min_commit: int = -1) -> int:
-        return await self._reader.index_at_time(timestamp, min_commit)
-
-    async def digest(
-        self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1
-    ) -> DigestReport:
-        return await self._reader.digest(start, end, span=span, node=node, min_end=min_end)
-
-    async def wait_for_entries(
-        self,
-        seen: Mapping[str, int],
-        *,
-        wait_ms: int,
-        isolation: Isolation = "read_committed",
-        logs: Mapping[str, str | None] | None = None,
-    ) -> frozenset[str]:
-        return await self._reader.wait_for_entries(seen, wait_ms, isolation, logs or {})
-
-    async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
-        return await self._reader.describe(table, node)
 
     # --- the group ----------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from dledger_core.client.routing.known_log import KnownLog
 from dledger_core.client.routing.replica_order import ReplicaChoice
 from dledger_core.client.routing.requests import Requests
 from dledger_core.client.routing.retry import Timeouts
+from dledger_core.client.signatures import takes
 from dledger_core.digest import RangeDigest
 from dledger_core.errors import (
     BadRequestError,
@@ -84,8 +85,26 @@ class Reader:
         self._timeouts = timeouts
         self._prefix = prefix
 
-    async def fetch(self, read: ReadRequest, *, records: bool = False) -> Fetch:
-        """See ``LogClient.fetch``; with ``records`` see ``LogClient.records``."""
+    @takes(ReadRequest)
+    async def fetch(self, read: ReadRequest) -> Fetch:
+        """See ``LogClient.fetch``."""
+        return await self._fetch(read)
+
+    async def records(
+        self,
+        start: int,
+        end: int,
+        *,
+        node: str | None = None,
+        max_bytes: int = READ_BYTES,
+        min_commit: int = -1,
+        min_end: int = -1,
+    ) -> Fetch:
+        """See ``LogClient.records``."""
+        read = ReadRequest(start, end, node=node, max_bytes=max_bytes, min_commit=min_commit, min_end=min_end)
+        return await self._fetch(read, records=True)
+
+    async def _fetch(self, read: ReadRequest, *, records: bool = False) -> Fetch:
         start, known_end = read.start, min(read.end, read.min_end)
         read = replace(
             read,
@@ -115,7 +134,7 @@ class Reader:
 
     async def get(self, index: int) -> Entry:
         """See ``LogClient.get``."""
-        found = await self.fetch(ReadRequest(index, index + 1, max_bytes=1))
+        found = await self._fetch(ReadRequest(index, index + 1, max_bytes=1))
         if found.next_index <= index:
             found = await self._newest(index, found)
         if found.batch.num_rows:
@@ -135,13 +154,13 @@ class Reader:
                 f"the log has committed entries up to index {end - 1}" if end else "the log has no committed entry yet"
             )
             return IndexOutOfRangeError(f"index {index} is not committed", group, remedy, values)
-        stored = await self.fetch(ReadRequest(index, index + 1, max_bytes=1, min_commit=index), records=True)
+        stored = await self._fetch(ReadRequest(index, index + 1, max_bytes=1, min_commit=index), records=True)
         kind = _KINDS.get(stored.batch.column("magic")[0].as_py()) if stored.batch.num_rows else None
         why = f"is a {kind} entry" if kind else "belongs to a transaction, or an attempt of one, that was not committed"
         at, after = index, found
         while not after.batch.num_rows and at < after.next_index < end:
             at = after.next_index
-            after = await self.fetch(ReadRequest(at, END_OF_LOG, max_bytes=_NEXT_BYTES))
+            after = await self._fetch(ReadRequest(at, END_OF_LOG, max_bytes=_NEXT_BYTES))
         if not after.batch.num_rows:
             return IndexOutOfRangeError(f"index {index} {why}", group, "no visible entry follows", values)
         values["next_index"] = after.batch.column("index")[0].as_py()
@@ -162,7 +181,14 @@ class Reader:
         except DLedgerError:
             return found
 
-    async def fetch_at(self, position: int, *, max_bytes: int, node: str | None, isolation: Isolation) -> PositionFetch:
+    async def fetch_at(
+        self,
+        position: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        isolation: Isolation = "read_committed",
+    ) -> PositionFetch:
         """See ``OptionalOperations.fetch_at``."""
         if position < 0 or max_bytes < 1:
             values = {"position": position, "max_bytes": max_bytes}
@@ -179,7 +205,7 @@ class Reader:
         read = ReadRequest(found, END_OF_LOG, max_bytes=max_bytes, node=node, isolation=isolation)
         if node is not None:
             return await self._after(read, position)
-        first = await self.fetch(read)
+        first = await self._fetch(read)
         batch = ending_after(first.batch, position)
         if batch.num_rows:
             return PositionFetch(batch, None, first.next_index)
@@ -193,22 +219,24 @@ class Reader:
 
     async def _after(self, read: ReadRequest, position: int) -> PositionFetch:
         """Read the entries that end after a position, from an index on that a lagging replica may have returned."""
-        found = await self.fetch(read)
+        found = await self._fetch(read)
         batch = ending_after(found.batch, position)
         while not batch.num_rows and found.next_index > read.start:
             read = replace(read, start=found.next_index, max_bytes=READ_BYTES)
-            found = await self.fetch(read)
+            found = await self._fetch(read)
             batch = ending_after(found.batch, position)
         return PositionFetch(batch, None, found.next_index)
 
-    async def index_at_time(self, timestamp: datetime | int, min_commit: int) -> int:
+    async def offset_for_time(self, timestamp: datetime | int, *, min_commit: int = -1) -> int:
         """See ``OptionalOperations.offset_for_time``."""
         wanted = max(int(min_commit), self._log.commit_seen)
         message = messages.TimeRequest(time_ms=millis(timestamp), min_commit=wanted)
         request = messages.TIME.encode(message, g=self._log.group)
         return await self._requests.to_any(request, lambda frame: messages.TIME_OK.decode(frame.header).index)
 
-    async def digest(self, start: int, end: int, *, span: int, node: str | None, min_end: int) -> DigestReport:
+    async def digest(
+        self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1
+    ) -> DigestReport:
         """See ``OptionalOperations.digest``."""
 
         def decode(frame: Frame) -> DigestReport:
@@ -220,10 +248,15 @@ class Reader:
         return await self._requests.to_one(node, messages.DIGEST.encode(message, g=self._log.group), decode)
 
     async def wait_for_entries(
-        self, seen: Mapping[str, int], wait_ms: int, isolation: str, logs: Mapping[str, str | None]
+        self,
+        seen: Mapping[str, int],
+        *,
+        wait_ms: int,
+        isolation: Isolation = "read_committed",
+        logs: Mapping[str, str | None] | None = None,
     ) -> frozenset[str]:
         """See ``OptionalOperations.wait_for_entries``."""
-        known = {self._log.group: self._log.log_uuid, **logs}
+        known = {self._log.group: self._log.log_uuid, **(logs or {})}
         ends = {group: SeenLog(int(end), known.get(group)) for group, end in seen.items()}
         message = messages.AwaitRequest(
             count=len(ends),
@@ -242,7 +275,7 @@ class Reader:
             messages.AWAIT.encode(message), decode, *seen_payload(ends), wait_s=wait_ms / 1000, timeouts=once
         )
 
-    async def describe(self, table: str, node: str | None) -> pa.RecordBatch:
+    async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
         """Return a table of DESCRIPTIONS of a replica, page by page.
 
         Raises:

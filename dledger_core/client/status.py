@@ -217,7 +217,8 @@ class RoleWatch:
         request = self._view.log.header_for(messages.WATCH.encode(message, g=self._view.log.group))
         channel = await self._view.pool.channel(node_id, self._response_s)
         response = await channel.request(request, timeout_s=self._wait_s + self._response_s)
-        self._view.leader.responded(response)
+        if self._view.log.is_older_than(response):
+            self._view.leader.refresh()
         return _change_of(node_id, response)
 
 

@@ -29,6 +29,7 @@ from dledger_core.config import Peer, parse_peer
 from dledger_core.continuation import chain_of_rows
 from dledger_core.errors import DLedgerError, NotLeaderError, OtherLogError, UnreachableError
 from dledger_core.net import messages
+from dledger_core.net.frame import Frame
 
 _LOG = logging.getLogger(__name__)
 _NOTHING: Final = (-2, -2)
@@ -117,9 +118,10 @@ class KnownLog:
         """Whether a configured peer may be any of the members."""
         return not all(peer.has_id for peer in self.pool.peers.values())
 
-    def is_older(self, configuration: object) -> bool:
-        """Whether the members changed since a node reported them last, as a response shows (``cv``)."""
-        return isinstance(configuration, int) and configuration > self._newest[1]
+    def is_older_than(self, response: Frame) -> bool:
+        """Whether a response names a newer configuration than the known one."""
+        index = response.header.get("cv", -1)
+        return isinstance(index, int) and index > self._newest[1]
 
     async def learn(self, responses: Described) -> Described:
         """Take in the log, if none is known, and its newest members; return the responses of nodes with this log.

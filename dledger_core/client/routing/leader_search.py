@@ -14,7 +14,6 @@ from dledger_core.client.routing.node_queries import ASK_TIMEOUT_S, UNRESPONSIVE
 from dledger_core.client.routing.silence import CONNECT_S, WhenSilent
 from dledger_core.errors import BadRequestError, DLedgerError, NoLeaderError
 from dledger_core.net import messages
-from dledger_core.net.frame import Frame
 
 SEEK_PAUSE_S: Final = 0.05
 SEEK_PAUSE_MAX_S: Final = 1.0
@@ -85,11 +84,6 @@ class LeaderSearch:
         if self._search is None and now - self._refreshed >= REFRESH_S:
             self._refreshed = now
             self._start()
-
-    def responded(self, frame: Frame) -> None:
-        """Look for moved nodes if a response names a newer configuration than the known one."""
-        if self._log.is_older(frame.header.get("cv")):
-            self.refresh()
 
     async def learn_ids(self, timeout_s: float) -> None:
         """Ask for the members of the log if the id of a node is not known; a failure is left to the next request."""

@@ -102,7 +102,8 @@ class Requests:
     ) -> Frame:
         request = self._log.header_for(header)
         frame = await channel.request(request, *payload, timeout_s=timeout_s, when_silent=when_silent)
-        self._leader.responded(frame)
+        if self._log.is_older_than(frame):
+            self._leader.refresh()
         return frame
 
     async def to_node(
