@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dledger_core.continuation import ContinuationRecord
-
     from tests.sim.member import Member
     from tests.support.memory_store import MemoryStore
 

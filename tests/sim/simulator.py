@@ -23,8 +23,8 @@ from typing import Any
 from dledger_core.config import RaftConfig, StorageConfig
 from dledger_core.ids import Index, MemberId, NodeId, node_of
 from dledger_core.raft import Message, Ready
-from tests.sim.member import TICK, CoreMember, Member
 from tests.sim.founding import LOG_UUID
+from tests.sim.member import TICK, CoreMember, Member
 from tests.sim.membership import SPARES, STILL, MemberChanges, MembershipMix, draw_membership, founded
 from tests.sim.network import NO_FAULTS, Network, NetworkFaults
 from tests.sim.operator import waits_for_operator
