@@ -238,11 +238,12 @@ def decide(
     records = {record.log_uuid: record for answer in found.values() if (record := answer.held) is not None}
     if records:
         return _continued(lost, answers, records, new_uuid, tried, accepts_loss=accepts_loss)
-    found = _of_members(found)
     logs = {str(answer.log_uuid): node for node, answer in found.items()}
     if len(logs) != 1:
         return _no_log(logs)
     (log_uuid,) = logs
+    if not (found := _of_members(found)):
+        return _no_log({})
     refusal = _not_possible(lost, answers, found, log_uuid)
     if refusal is not None:
         return refusal
@@ -391,10 +392,13 @@ def _members(found: Answers) -> set[KnownMember]:
 def _of_members(found: Answers) -> dict[NodeId, SurvivorAnswer]:
     """Return the stores that are members by what one of them knows.
 
-    One that was removed lacks nothing that counts: a store that knows its removal has all entries before it.
+    One that was removed has nothing that counts: a store that knows its removal has all entries before it.
     """
-    known = _members(found)
-    return {node: answer for node, answer in found.items() if _is_member(known, answer)}
+    left = dict(found)
+    while removed := [node for node, answer in left.items() if not _is_member(_members(left), answer)]:
+        for node in removed:
+            del left[node]
+    return left
 
 
 def _is_member(known: AbstractSet[KnownMember], answer: SurvivorAnswer) -> bool:

@@ -222,6 +222,19 @@ def test_lost_node_that_returns_after_others_gave_up_can_be_a_survivor() -> None
     assert decided("n1", given_up, returned) == GiveUpLog("old", (NODES[0],)), "n0 alone has no majority"
 
 
+@pytest.mark.parametrize("others", [(), MEMBERS[1:2]], ids=["a group that is unknown", "another one that was removed"])
+def test_store_that_was_removed_is_no_survivor(others: tuple[KnownMember, ...]) -> None:
+    """No address of it is known either; a store that knows its removal has all entries before it."""
+    left = answer("n0", members=MEMBERS[:1], end=end(is_recovering=True))
+    removed = answer("n2", members=others)
+    also = answer("n1", members=())
+    assert decided("", left, removed, also) == GiveUpLog("old", NODES[:1])
+    action = decided("", after_giving_up(left), after_giving_up(removed), after_giving_up(also))
+    assert isinstance(action, TakeRecord)
+    assert [each.node_id for each in action.record.survivors] == ["n0"]
+    assert isinstance(decided("n0", removed, also), Refused)
+
+
 def test_second_recovery_replaces_record_only_if_a_survivor_of_it_was_lost() -> None:
     five = tuple(KnownMember(node, f"store of {node}", f"host:{node}", True) for node in NODES)
     live = [after_giving_up(answer(node, members=five)) for node in NODES[2:]]

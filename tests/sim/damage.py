@@ -132,7 +132,7 @@ class Damages:
             self._victim, self._patches, self._first_index = member, patches, int(rows["index"][0])
 
     def hole(self, member: ReplicaMember, source: random.Random) -> None:
-        """Damage something on a member that is about to survive the others, which may have been the only ones with it."""
+        """Damage something on a member that is about to survive the others, perhaps the only ones that have it too."""
         self._look()
         rows = self._vulnerable(member, source) if self._victim is None else ()
         if len(rows):

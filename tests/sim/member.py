@@ -55,7 +55,7 @@ class Member:
     membership_faults: ClassVar[tuple[str, ...]] = ()
     """The same, in runs whose members change."""
     is_moved = waits = False
-    """What only complete replicas know: see ``ReplicaMember``."""
+    """Known to complete replicas only: see ``ReplicaMember``."""
     core: RawNode
     floor: Floor | None = None
     """The floor of a core alone that lost the end of its log; it survives the process."""

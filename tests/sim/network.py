@@ -63,7 +63,7 @@ class Network:
         return [self._arrival(link, now) for _ in range(copies)]
 
     def heal(self) -> None:
-        """Open all links but those that are cut."""
+        """Open all links but those in ``cut``."""
         self.isolated.clear()
         self.isolated |= self.cut
 

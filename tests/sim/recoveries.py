@@ -1,11 +1,11 @@
 """Recoveries: nodes are lost, or called lost, operators continue the log of the others in a new one, and stores return.
 
 In a third of the seeds, up to twice, some members of the newest log vanish: their machines stop, for a time or for
-ever, or the network is cut and they go on. Operators run ``dledger recover`` for the others until nothing is left to do:
+good, or the network is cut and they continue. Operators run ``dledger recover`` for the others until nothing is left to do:
 the real ``decide``, with the real functions of each store (``survivor``), among all other faults. An operator may be
 interrupted before any message, and another one may be at work. A survivor may have a hole in its log.
 
-The new log is a group of its own, with its own checker and clients, and the old one goes on if it can. Where no
+The new log is a group of its own, with its own checker and clients, and the old one continues if it can. Where no
 committed entry was lost, clients with all that they have in flight move to the new log. Once the network is healed, or
 a machine starts again, stores of old logs meet the new ones.
 
@@ -141,7 +141,7 @@ class Recoveries:
         return all(disaster.is_over for disaster in self._disasters) and self._sim.time.now > self._settled_at
 
     def has_ended(self, group: Simulator) -> bool:
-        """Whether nothing is demanded of a group: it has no majority any more, or its log is contested."""
+        """Whether nothing is demanded of a group: it has lost its majority, or its log is contested."""
         if not group.is_disturbed and not group.log_is_new:
             return False
         running = [member for member in group.members.values() if member.running and not member.waits]
@@ -270,14 +270,13 @@ class Recoveries:
             match action:
                 case Continued():
                     disaster.is_over = True
-                case Electable(nodes, leader, replaced):
+                case Electable(_, leader, replaced):
                     # A person replaces a lost member then, or waits for the election.
                     disaster.is_over = not sim.faults_on or bool(leader or replaced or lost)
                 case Refused() | Unanswered():
                     disaster.refusals += 1
                     disaster.why = repr(action)
-                    if disaster.refusals % REFUSALS_MAX == 0 or isinstance(action, Refused):
-                        self._correct(disaster, answers)
+                    self._correct(disaster, action, answers)
                 case _:
                     if isinstance(action, FillHoles):
                         tried = holes_of(lost, answers)
@@ -328,17 +327,21 @@ class Recoveries:
         alive = (member.running or not member.life) and member.stalled_until <= sim.time.now
         return alive and member.node not in self._cut_off and not (sim.faults_on and sim.chance(0.05))
 
-    def _correct(self, disaster: Disaster, answers: dict[NodeId, SurvivorAnswer]) -> None:
-        """Name other nodes lost, as the refusals say: those without a store, none that answers with one."""
+    def _correct(self, disaster: Disaster, action: Refused | Unanswered, answers: dict[NodeId, SurvivorAnswer]) -> None:
+        """Name other nodes lost, as a person does who reads the refusal."""
         group = disaster.group
-        held = [answer.held for answer in answers.values() if answer.held is not None]
-        wiped = {node for node, answer in answers.items() if answer.log_uuid is None}
         dead = {node_of(name) for name in group.changes.lost if not group.members[name].waits}
-        if held:
-            disaster.lost |= {*held[0].lost, *((wiped | dead) - {node for node in answers if node not in wiped})}
+        if isinstance(action, Unanswered):
+            disaster.lost |= dead & set(action.nodes)
             return
+        held = [set(answer.held.lost) for answer in answers.values() if answer.held is not None]
+        if held:
+            disaster.lost = max(held, key=len)
+            return
+        known = {member.node_id for answer in answers.values() for member in answer.members}
         present = {node for node, answer in answers.items() if answer.log_uuid is not None}
-        disaster.lost = (disaster.lost | wiped | dead) - present
+        wiped = answers.keys() - present
+        disaster.lost = (disaster.lost | ((wiped | dead) & known)) - present
 
     async def _acted(self, disaster: Disaster, action: survivor.Change) -> bool:
         """Send an action to its nodes; return whether all carried it out."""
@@ -370,7 +373,7 @@ class Recoveries:
     def _check_record(
         self, disaster: Disaster, record: ContinuationRecord, answers: dict[NodeId, SurvivorAnswer]
     ) -> None:
-        """Check that a new record continues all that its survivors know to be committed, and what is committed."""
+        """Check that a new record continues all that its survivors know to be committed, and committed entries that one of them has."""
         if record.log_uuid in disaster.records:
             return
         disaster.records[record.log_uuid] = record
@@ -406,7 +409,7 @@ class Recoveries:
     # --- the new log ----------------------------------------------------------------------------------------------
 
     def move(self, member: ReplicaMember) -> None:
-        """Go on with a store that belongs to a new log now."""
+        """Continue a store that belongs to a new log now."""
         state = member.store.identity.continuation
         assert state is not None
         record = state.record
@@ -433,7 +436,7 @@ class Recoveries:
         group.start(moved)
 
     def _shadow(self, member: ReplicaMember, record: ContinuationRecord) -> Any:
-        """Return what a store wrote, without configurations, which count no longer."""
+        """Return the entries that a store wrote, without configurations, which count no longer."""
         disk, state = member.disk.copy(), member.store.identity.continuation
         assert state is not None
         end = state.given_up.end.last_index

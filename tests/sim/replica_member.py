@@ -619,7 +619,7 @@ class ReplicaMember(Member):
         self.sim.on_down(self)
 
     def leave(self) -> LogEnd:
-        """End the replica, which gives its log up; return its final end. The process goes on."""
+        """End the replica, which gives its log up; return its final end. The process stays."""
         self.calm()
         self.up = False
         self.life += 1

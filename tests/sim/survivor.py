@@ -1,4 +1,4 @@
-"""What a node does with its store for an operator who recovers the group, as ``server.group.Group`` does it.
+"""The answers and changes of a node for an operator who recovers its group, as those of ``server.group.Group``.
 
 The functions of the store are the real ones (``GroupStore``), and so is the end of a replica that gives its log up. A
 crash may strike between any two operations on files.
