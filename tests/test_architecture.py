@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -165,3 +166,25 @@ def test_public_names_exist() -> None:
     assert {"AsyncClient", "Client", "LocalCluster", "open_store"} <= set(core.__all__)
     assert [name for name in core.__all__ if not hasattr(core, name)] == []
     assert set(core.__all__) <= set(dir(core))
+
+
+def test_tests_and_mutations_named_in_comments_exist() -> None:
+    """A comment that says which test shows its rule would mislead after the test's name has changed."""
+    texts = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
+    tests = {name for text in texts for name in re.findall(r"def (test_\w+)\(", text)}
+    mutations = set(re.findall(r"^= (.+?) \| ", (ROOT / "tests/sim/mutations.diff").read_text(), re.MULTILINE))
+    found = []
+    for path in MODULES:
+        lines = [line.strip().removeprefix("#").strip() for line in path.read_text().split("\n") if "#" in line]
+        comments = " ".join(lines)
+        found += [
+            f"{path.relative_to(ROOT)}: {name}"
+            for name in re.findall(r"\b(test_\w+)\b(?!\.py)", comments)
+            if name not in tests
+        ]
+        found += [
+            f"{path.relative_to(ROOT)}: {name}"
+            for name in re.findall(r'mutation "(.+?)"', comments)
+            if name not in mutations
+        ]
+    assert found == []

@@ -136,10 +136,13 @@ class Configuration:
 
     def is_quorum(self, members: Set[MemberId]) -> bool:
         """Whether ``members`` contain a majority of the voters."""
+        # Learners do not count: they may lag for hours, and a majority with them need not meet one of the voters
+        # (test_learner_counts_for_no_commit_read_or_quorum_check).
         return len(members & self.voters) >= self.majority
 
     def vote_result(self, votes: Mapping[MemberId, bool]) -> VoteResult:
         """Return the result of ``votes``; those of learners and strangers do not count."""
+        # By the configuration in force at the candidate: a removed member may still respond (thesis section 4.2.1).
         granted = sum(votes.get(voter) is True for voter in self.voters)
         rejected = sum(votes.get(voter) is False for voter in self.voters)
         if granted >= self.majority:
@@ -224,6 +227,7 @@ class Configuration:
         if replaces is not None:
             if replaces not in self.voters:
                 refuse("unknown-member", f"{replaces} is not a voter, so {member} cannot replace it")
+            # Both would be promoted, and the group would have one voter more than before its replacement.
             if replaces in self.replaces.values():
                 refuse("already-replaced", f"another learner replaces {replaces} already", "remove that learner first")
         promote = {member} if change.promote or replaces is not None else set()
@@ -255,6 +259,7 @@ class Configuration:
 
     def _without(self, member: MemberId) -> Configuration:
         self._require_member(member)
+        # A group without voters can elect no leader, and so can never add one (test_last_voter_is_not_removed).
         if self.is_sole_voter(member):
             refuse("last-voter", f"{member} is the last voter", "promote another member first")
         return replace(

@@ -14,6 +14,9 @@ def tick_follower(state: RaftState) -> bool:
     """Count one tick on a member that does not lead; return whether it starts a campaign."""
     state.election_elapsed += 1
     state.count_start()
+    # A learner does not count, so its log may lack what the voters have. Below its floor a member would elect, as
+    # itself, a log without entries that it acknowledged (test_member_below_its_floor_does_not_campaign). At its start
+    # it waits for objections (test_voter_that_starts_does_not_campaign).
     if state.role is Role.LEARNER or state.floor is not None or state.is_starting:
         return False
     if state.role is Role.CANDIDATE and not state.is_hard_state_durable:
@@ -38,6 +41,7 @@ def campaign(state: RaftState, *, transfer: bool = False) -> None:
     """
     if state.role is Role.LEADER or not state.may_campaign or state.floor is not None or state.is_starting:
         return
+    # No pre-vote in a transfer: the others still follow the leader, and would refuse it (thesis section 3.10).
     if transfer or state.configuration.is_sole_voter(state.member):
         _become_candidate(state, transfer=transfer)
     else:
@@ -56,12 +60,16 @@ def shorten_election_timeout(state: RaftState) -> None:
 
 def handle_timeout_now(state: RaftState, message: TimeoutNow) -> None:
     """Campaign at once if the leader itself requests it."""
+    # Voters grant a transfer although their leader is active. If any member could request one, any member could depose
+    # a leader that works (test_only_the_leader_can_request_a_campaign).
     if state.role is Role.FOLLOWER and message.sender == state.leader_id:
         campaign(state, transfer=True)
 
 
 def handle_request_vote(state: RaftState, message: RequestVote) -> None:
     """Vote, or respond to a pre-vote, which changes neither term nor vote nor timer."""
+    # One vote per term, also across a restart: with two a term could have two leaders, which commit different entries
+    # at one index (Election Safety, Raft section 5.2; test_voter_votes_once_per_term_across_a_restart).
     candidate = message.sender
     # A member that follows a leader of this term need not vote in it any longer: the election is decided.
     free = state.voted_for == candidate or (state.voted_for is None and state.leader_id is None)
@@ -80,6 +88,8 @@ def handle_request_vote(state: RaftState, message: RequestVote) -> None:
 
 def _may_elect(state: RaftState, message: RequestVote) -> bool:
     """Whether the candidate has every entry that this member knows to be committed, or may have known."""
+    # Raft compares the candidate's log with what this member has (section 5.4.1). The floor stands for what it had and
+    # has lost (test_recovering_voter_cannot_elect_a_leader_that_lacks_committed_entries).
     log, floor = state.log, state.floor
     if floor is None or floor.admits(message.last_term, message.last_index):
         return log.is_up_to_date(message.last_index, message.last_term)
@@ -109,6 +119,7 @@ def handle_request_vote_response(state: RaftState, message: RequestVoteResponse)
     else:
         expected = state.role is Role.CANDIDATE
     if expected:
+        # By member, and the first response counts: a network that repeats one must not make two votes of it.
         state.votes.setdefault(message.sender, message.granted)
         _tally(state)
 
@@ -134,6 +145,8 @@ def _tally(state: RaftState) -> None:
 def _become_pre_candidate(state: RaftState) -> None:
     state.role = Role.PRE_CANDIDATE
     state.leader_id = None
+    # A pre-vote promises nothing, so its own need not be durable; a vote must be
+    # (test_own_vote_counts_with_its_own_ready_only).
     state.votes = {state.member: True}
     state.reset_election_timer()
     for request in _requests(state, Term(state.term + 1), pre=True, transfer=False):

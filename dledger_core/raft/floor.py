@@ -32,6 +32,8 @@ class Floor:
 
     def admits(self, last_term: Term, last_index: Index) -> bool:
         """Whether a log that ends with this entry is at or above the floor."""
+        # The term decides first, as in elections (Raft section 5.4.1): a leader of a later term was elected by members
+        # whose logs reached their own floors (test_floor_without_index_admits_logs_of_later_terms_only).
         if last_term != self.term:
             return last_term > self.term
         return self.index is not None and last_index >= self.index

@@ -16,6 +16,8 @@ def check_batches(message: AppendEntries) -> None:
     last_index, last_term = message.prev_index, message.prev_term
     end = last_index + sum(batch.count for batch in message.batches)
     possible = last_index >= NO_INDEX and NO_TERM <= last_term <= message.term
+    # Entries or commits past the end of the leader's log were never the leader's: to append them would commit what no
+    # leader proposed (test_impossible_append_changes_nothing).
     if not possible or max(end, message.commit_index) > message.last_index:
         raise ProtocolError(
             "AppendEntries has impossible values",
@@ -56,6 +58,8 @@ def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
     """Append the batches if the logs match at prev_index, else respond with a hint where they might."""
     follow(state, message.sender)
     log = state.log
+    # Log Matching (Raft section 5.3): entries after a different entry would make two logs differ at one index and term,
+    # and the next commit would cover the difference (mutation "the previous entry is not compared").
     if not log.matches(message.prev_index, message.prev_term):
         hint_term, hint_first_index = log.conflict_hint(message.prev_index)
         state.send_dependent(
@@ -73,14 +77,20 @@ def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
         return
     in_force = log.configurations.in_force
     log.merge(message.batches)
+    # A truncation may have undone a promotion, which counted from its append on (thesis section 4.1;
+    # test_truncation_makes_a_promoted_learner_a_learner_again).
     if log.configurations.in_force is not in_force:
         state.become_follower(state.term, state.leader_id)  # perhaps a learner from now on, or a voter
     matched = message.batches[-1].last_index if message.batches else message.prev_index
     # Not min(commit_index, last_index): this message has compared nothing after ``matched``, and entries there may be
     # another leader's (Raft figure 2, receiver rule 5: "index of last new entry").
     state.commit_to(min(message.commit_index, matched))
+    # Only at the leader's end: a match before it says nothing about entries that this member has lost after it
+    # (mutation "a recovering voter trusts any match").
     if matched >= message.last_index:
         state.record_complete(matched)
+    # Not the end of the log: entries after ``matched`` may be another leader's. Committed ones are the same in the log
+    # of every later leader (mutation "an acknowledgement names the end of the log").
     accept(state, message.sender, max(matched, log.commit_index))
 
 

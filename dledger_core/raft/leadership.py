@@ -33,6 +33,7 @@ def become_leader(state: RaftState) -> None:
     state.election_elapsed = state.heartbeat_elapsed = state.ticks_in_office = 0
     state.heartbeat_round = 0
     state.transferee = None
+    # Nothing that an earlier leadership knew of the members counts: they may have lost or replaced entries since.
     next_index = Index(state.log.last_index + 1)
     state.progress = {member: Progress(next_index) for member in state.configuration.members if member != state.member}
     state.send_due = True
@@ -64,6 +65,8 @@ def require_no_transfer(state: RaftState) -> None:
 def propose(state: RaftState, proposal: Proposal) -> Batch:
     """Append a batch; raise NotLeaderError or TransferringError and then change nothing."""
     require_no_transfer(state)
+    # A client could otherwise change the group past every rule of ``membership``
+    # (test_append_of_a_client_changes_no_configuration).
     invariant(proposal.configuration is None, "a configuration entry is appended by propose_change only")
     if proposal.count < 1 or proposal.nbytes < 0:
         raise BadRequestError(
@@ -112,6 +115,7 @@ def successors(state: RaftState) -> list[MemberId]:
     """
     if state.role is not Role.LEADER:
         return []
+    # A learner cannot lead, and one that does not respond would cost the group an election timeout.
     voters = {member: progress for member, progress in state.progress.items() if state.configuration.is_voter(member)}
     return sorted(voters, key=lambda member: (is_active(state, member), voters[member].match_index), reverse=True)
 
@@ -142,6 +146,9 @@ def tick_leader(state: RaftState) -> bool:
         if not _has_quorum(state, active):
             state.become_follower(state.term, None)
             return True
+        # A removed leader stays until the removal is committed, because it may be the only one that can commit it, and
+        # leaves then: it counts itself for nothing (thesis section 4.2.2;
+        # test_removed_voter_leads_without_counting_and_hands_over_after_the_commit).
         if not state.may_campaign:
             _hand_over(state)
             return True
@@ -157,6 +164,8 @@ def handle_append_entries_response(state: RaftState, message: AppendEntriesRespo
     progress = state.progress.get(message.sender)
     if progress is None:
         return
+    # Counted, it would commit entries that this leader appends later, before any member has them
+    # (test_response_to_what_was_never_sent_changes_nothing).
     if message.match_index > state.log.last_index:
         raise ProtocolError(
             "a response names entries that the leader never sent",
@@ -177,6 +186,8 @@ def handle_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> N
     progress = state.progress.get(message.sender)
     if progress is None:
         return
+    # Counted, it would confirm reads of rounds that no member has heard of
+    # (test_response_to_what_was_never_sent_changes_nothing).
     if message.round > state.heartbeat_round:
         raise ProtocolError(
             "a response echoes a heartbeat that was never sent",
@@ -232,6 +243,8 @@ def _broadcast_heartbeat(state: RaftState) -> None:
                 log_time_ms=log_time_ms,
             )
         )
+    # In this round and no earlier one: the echo of a heartbeat that was sent before the request does not prove who led
+    # at the request (thesis section 6.4; test_read_needs_an_echo_of_a_later_round).
     if state.reads.waiting and has_committed_in_term(state):
         state.reads.start_round(state.heartbeat_round, commit_index)
         confirm_reads(state)
@@ -245,6 +258,8 @@ def confirm_reads(state: RaftState) -> None:
     def echoed(member: MemberId) -> int:
         return state.heartbeat_round if member == state.member else state.progress[member].acked_round
 
+    # Voters only: a majority that counts learners need not have a member in common with one that elects
+    # (test_read_is_not_confirmed_by_a_learner).
     state.reads.confirm(state.configuration.majority_value(echoed))
 
 
@@ -276,6 +291,8 @@ def _hand_over(state: RaftState) -> None:
 
 def _maybe_end_farewell(state: RaftState, member: MemberId, progress: Progress) -> None:
     """Stop sending to a removed member that has heard that its removal is committed."""
+    # Not before it has heard: a member that does not know of its removal campaigns, and raises the term of a group that
+    # works (test_removed_member_receives_its_removal_and_its_commit).
     if 0 < progress.farewell_round <= progress.acked_round:
         del state.progress[member]
 
@@ -296,6 +313,8 @@ def _has_quorum(state: RaftState, active: set[MemberId]) -> bool:
     Without it a partitioned leader would accept appends that it can never commit. A leader whose disk hangs still
     sends heartbeats and would keep the others from electing one that can commit.
     """
+    # Tests: test_leader_stays_with_a_majority_and_steps_down_without and
+    # test_leader_steps_down_if_its_disk_hangs_and_stays_if_it_is_slow.
     if state.configuration.is_sole_voter(state.member):
         return True
     return state.configuration.is_quorum(active) and state.persist_elapsed < state.config.election_ticks_max
@@ -309,5 +328,7 @@ def maybe_send_timeout_now(state: RaftState) -> None:
     """
     target, log = state.transferee, state.log
     progress = None if target is None else state.progress.get(target)
+    # Its last entries too: a target without them could not win, or would win a log that lacks appends in flight
+    # (test_transfer_waits_until_appends_in_flight_are_committed).
     if target is not None and progress is not None and progress.match_index == log.last_index == log.commit_index:
         state.send(TimeoutNow(sender=state.member, target=target, term=state.term))

@@ -135,6 +135,8 @@ class RecentBatches:
     def evict(self, durable_index: Index) -> None:
         """Drop the oldest durable batches while a limit is exceeded."""
         batches, at = self._batches, self._oldest
+        # The files lack the others, so that nothing could send them
+        # (test_recent_batches_are_limited_in_bytes_and_keep_undurable_ones).
         while at < len(batches) and self._last_index(at) <= durable_index:
             if self.nbytes <= self._bytes_max and len(batches) - at <= BATCHES_KEPT_MAX:
                 break
@@ -241,6 +243,7 @@ class RaftLog:
         self.configurations = Configurations(configurations, self.first_index, self.last_index)
         self.durable_index = self.last_index
         self.emitted_index = self.last_index
+        # Trimmed entries were committed, although a checkpoint from before the trim records less.
         self.commit_index = max(commit_index, Index(self.first_index - 1))
         invariant(
             self.commit_index <= self.last_index,
@@ -351,6 +354,8 @@ class RaftLog:
 
     def _add(self, batch: Batch) -> None:
         configuration = batch.configuration
+        # At its append and not at its commit: the majority that commits the entry is the one of the new configuration
+        # (thesis section 4.1; test_configuration_is_in_force_when_it_is_appended).
         if configuration is not None:
             self.configurations.append(batch.first_index, Configuration.from_bytes(configuration))
         self._ranges.append(batch.first_index, batch.term)
@@ -402,12 +407,17 @@ class RaftLog:
         self.configurations.truncate(index)
         while self._new and self._new[-1].first_index >= index:
             self._new.pop()
+        # The disk does not know entries that no Ready contained
+        # (test_truncation_of_entries_without_a_ready_does_not_reach_the_disk). Of two truncations in one Ready the
+        # lower one does both (test_two_truncations_give_the_lower_one).
         if index <= self.emitted_index:
             self._truncate_from = index if self._truncate_from is None else min(self._truncate_from, index)
             self.emitted_index = kept
         # The disk confirms the old entries later, at indexes that other entries have by then.
         for persisting in self._persisting:
             persisting.durable_to = min(persisting.durable_to, kept)
+        # A leader counts its own disk by this index, and other entries at these indexes are not on it (mutation "a
+        # truncation does not lower durable_index").
         self.durable_index = min(self.durable_index, kept)
         self.last_index = kept
         self.last_term = self._ranges.last_term
@@ -430,6 +440,8 @@ class RaftLog:
         if self.is_recent(start):
             return self._recent.slice(start, max_bytes)
         stored = self._store.read_batches(start, max_bytes)
+        # Sent, such a tail would be entries of a deposed leader under the name of this one
+        # (test_batches_from_skips_a_tail_that_is_being_truncated).
         # The files may still contain a tail that a Ready in flight truncates.
         batches = tuple(batch for batch in stored if batch.last_index <= self.durable_index)[:BATCHES_MAX]
         invariant(
@@ -490,6 +502,8 @@ class RaftLog:
         self.configurations.install(in_force, first_index)
         self._new.clear()
         self._truncate_from = None
+        # Old entries that become durable late must not count at indexes of the new log
+        # (test_restart_takes_back_entries_in_flight_to_the_disk).
         self.durable_index = min(self.durable_index, self.commit_index)
         for persisting in self._persisting:
             persisting.durable_to = min(persisting.durable_to, self.durable_index)
@@ -508,6 +522,8 @@ class RaftLog:
             commit_index=self.commit_index,
             durable_index=self.durable_index,
         )
+        # The term of the entry before stays known: AppendEntries names it
+        # (test_trim_keeps_the_term_before_the_first_entry).
         self.first_index = first_index
         self._ranges.trim(first_index)
         self._recent.trim(first_index)

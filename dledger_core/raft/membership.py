@@ -21,10 +21,12 @@ def propose_change(state: RaftState, change: MemberChange) -> Batch:
     """Append the configuration that ``change`` makes; raise MemberChangeRefusedError and then change nothing."""
     leadership.require_no_transfer(state)
     if is_change_pending(state):
+        # Shown by test_majorities_before_and_after_any_change_have_a_common_member for one change.
         # Majorities of configurations that are two changes apart need not have a member in common (section 4.1).
         index = state.log.configurations.in_force.index
         refuse("change-pending", "another change of members is not committed", "retry", index=index)
     if not leadership.has_committed_in_term(state):
+        # Shown by test_two_leaders_cannot_change_members_to_majorities_without_a_common_member.
         # The erratum of 2015: a configuration of an earlier leader may be in force somewhere, uncommitted and unknown
         # here. An entry of this term that is committed prevents that one from ever winning a majority.
         refuse("no-commit-in-term", "the leader has not committed an entry of its term", "retry", term=state.term)

@@ -125,6 +125,8 @@ class RawNode:
             configurations=configurations,
         )
         invariant(
+            # Term and vote are durable before entries of the term are: a hard state below the log was lost, and a vote
+            # with it.
             log.last_term <= hard_state.term,
             "the log has a higher term than the hard state",
             last_term=log.last_term,
@@ -240,10 +242,14 @@ class RawNode:
 
     def report_unreachable(self, member: MemberId) -> None:
         """Record that the connection to a member was lost, perhaps with messages in flight."""
+        # A process that ends closes its connections at once (test_lost_connections_to_the_leader_shorten_the_election).
+        # One lost connection proves little (test_one_lost_connection_does_not_replace_the_leader).
         if self._state.role is Role.FOLLOWER and member == self._state.leader_id:
             election.shorten_election_timeout(self._state)
             return
         progress = self._state.progress.get(member)
+        # Messages in flight are lost with it; a window that waited for them would wait for the next heartbeat
+        # (test_lost_connection_restarts_with_one_probe).
         if progress is not None and progress.state is ProgressState.REPLICATE:
             progress.become_probe(Index(progress.match_index + 1))
             self._state.send_due = True
@@ -253,12 +259,16 @@ class RawNode:
 
         It lacks those after its end, and those of later terms than that of its last entry, however long it is.
         """
+        # Tests: test_leader_counts_no_entry_that_an_attached_member_lacks,
+        # test_leader_counts_no_entry_of_an_attached_member_whose_last_term_is_older.
         progress, end = self._state.progress.get(member), min(last_index, self._log.last_index_up_to(last_term))
         if progress is not None and progress.ends_at(end):
             self._state.send_due = True
 
     def confirm_leader(self, member: MemberId) -> None:
         """Wait for another election timeout if ``member`` leads: the caller knows that it is active."""
+        # Only the leader's own sign of life: those of others say nothing about it
+        # (test_bytes_of_another_node_prevent_no_election_and_keep_no_leader).
         if member == self._state.leader_id:
             self._state.election_elapsed = 0
 
@@ -380,6 +390,8 @@ class RawNode:
         self._number += 1
         hard_state = self._take_hard_state()
         restart, state.restart = state.restart, None
+        # Entries of the snapshot are committed and not in the log: the replica takes them with the restart, not as a
+        # range.
         if restart is not None:
             self._emitted_commit_index = max(self._emitted_commit_index, Index(restart.first_index - 1))
         truncate_from, batches = log.take_output(self._number)
@@ -425,6 +437,8 @@ class RawNode:
                 state.durable_hard_state = hard_state
         rose = self._log.persisted(number)
         if state.role is Role.LEADER:
+            # The leader's own disk is one acknowledgement like any other, perhaps the one that was missing (thesis
+            # section 10.2.1; test_appends_leave_and_commit_before_the_leaders_disk).
             if rose and self._log.durable_index > self._log.commit_index:
                 replication.maybe_commit(state)
                 leadership.maybe_send_timeout_now(state)

@@ -199,6 +199,8 @@ class Progress:
         stale.
         """
         if self.state is ProgressState.REPLICATE:
+            # It has acknowledged that entry since, so this rejection is an old one
+            # (test_rejection_at_or_below_match_index_is_ignored).
             if prev_index <= self.match_index:
                 return False
             self.become_probe(next_index)
@@ -231,6 +233,8 @@ class Progress:
             self.ends_at(Index(last_index))  # its disk ignored a sync
             return True
         if self.state is ProgressState.REPLICATE:
+            # Tests: test_slow_disk_of_a_follower_causes_no_resend,
+            # test_heartbeat_finds_a_lost_message_without_resending_a_lost_response.
             # No acknowledgement for a round trip: a lost message, a lost response or a slow disk. Ask before sending
             # the entries again, because a slow disk would only get slower.
             self.check_due = watched and self.match_index == self._watch_match and bool(self._inflight)
@@ -253,6 +257,8 @@ class Progress:
         """
         if last_index >= self.match_index:
             return False
+        # Not ``last_index``: the log may have another leader's entries up to there
+        # (test_member_that_lost_acknowledged_entries_is_probed_again).
         self.match_index = NO_INDEX
         self.become_probe(Index(last_index + 1))
         return True

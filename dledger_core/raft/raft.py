@@ -39,6 +39,8 @@ def step(state: RaftState, message: Message) -> None:
     """
     if message.target != state.member or message.sender == state.member:
         raise ProtocolError("the message is for another member", str(message.sender), values={"target": message.target})
+    # Terms end at a highest number. A damaged or hostile message that jumped there would leave the group without a next
+    # term, and so without elections (test_term_implausibly_far_ahead_is_refused_and_changes_nothing).
     if message.term > state.term + TERM_JUMP_MAX:
         raise ProtocolError(
             "the term is implausibly far ahead",
@@ -46,10 +48,14 @@ def step(state: RaftState, message: Message) -> None:
             "find out where it comes from; dledger repair --term sets the term of a stopped node",
             {"term": message.term, "term_here": state.term},
         )
+    # Before the terms are compared: a malformed message must change nothing, not even the term
+    # (test_impossible_append_changes_nothing).
     if isinstance(message, AppendEntries):
         following.check_batches(message)
     elif isinstance(message, InstallSnapshot):
         snapshot_install.check_snapshot(message)
+    # A response of an older term was given to another leadership or campaign. Counted in this one, it would be a vote
+    # or an acknowledgement that no member gave (Raft section 5.1; mutation "responses of an older term count").
     if message.term < state.term:
         _reject_stale(state, message)
     elif message.term == state.term or _enter_higher_term(state, message):
@@ -64,6 +70,9 @@ def _enter_higher_term(state: RaftState, message: Message) -> bool:
         # transfer is exempt, because the leader itself requested it.
         if state.has_active_leader and not message.transfer:
             return False
+        # A pre-vote names a term that no member has entered. A member that adopted it could be made to depose a leader
+        # that works, which pre-vote is there to prevent (thesis section 9.6;
+        # test_pre_vote_changes_neither_term_nor_vote_nor_timer).
         if not message.pre:
             state.become_follower(message.term, None)
     elif isinstance(message, RequestVoteResponse) and message.pre and message.granted:
@@ -77,6 +86,8 @@ def _enter_higher_term(state: RaftState, message: Message) -> bool:
 
 def _reject_stale(state: RaftState, message: Message) -> None:
     """Send the higher term to the sender of a request; a response of a lower term has no meaning in this one."""
+    # Silence would be safe, but a deposed leader would accept appends that it cannot commit until its own quorum check
+    # (mutation "a stale leader gets no response").
     if isinstance(message, RequestVote):
         election.reject_request_vote(state, message)
     elif isinstance(message, AppendEntries):

@@ -35,12 +35,14 @@ class ReadQueue:
 
     def confirm(self, number: int) -> None:
         """Complete every request whose round a majority has echoed."""
+        # A later round is a proof for all earlier requests too (test_reads_share_a_round_and_a_lost_round_is_repeated).
         while self._rounds and self._rounds[0][0] <= number:
             _, index, requests = self._rounds.popleft()
             self.results.extend(ReadReady(request, index) for request in requests)
 
     def fail(self) -> None:
         """Complete every open request with None, because leadership is lost."""
+        # A response and not silence: the caller asks the new leader at once (test_reads_of_a_deposed_leader_fail).
         for _, _, requests in self._rounds:
             self.results.extend(ReadReady(request, None) for request in requests)
         self.results.extend(ReadReady(request, None) for request in self.waiting)

@@ -126,4 +126,6 @@ class Ready:
     @property
     def must_persist(self) -> bool:
         """Whether anything must reach the disk before ``advance``."""
+        # A raised floor too: later votes depend on it
+        # (test_raised_floor_is_written_first_and_deposes_no_leader_of_a_later_term).
         return bool(self.hard_state or self.batches or self.restart or self.floor or self.truncate_from is not None)

@@ -34,6 +34,9 @@ def append_configuration(state: RaftState, configuration: Configuration) -> Batc
     for member, progress in state.progress.items():
         if member in configuration.members:
             progress.removed_at, progress.farewell_round = None, 0
+        # It hears of its removal; otherwise it would campaign
+        # (test_removed_member_receives_its_removal_and_its_commit). If it is added again, it is a member again
+        # (test_removed_and_added_member_receives_entries_again).
         elif progress.removed_at is None:
             progress.removed_at = batch.first_index
     return batch
@@ -68,6 +71,8 @@ def handle_rejected(state: RaftState, progress: Progress, message: AppendEntries
     If this log has the follower's term too, the logs may match at this log's last entry of it; if not, at no entry of
     that term.
     """
+    # Entry by entry a long tail of a deposed leader would cost a round trip each
+    # (test_logs_of_figure_7_become_the_leaders_in_a_round_trip_per_term).
     if message.hint_term == NO_TERM:
         next_index = message.last_index + 1
     else:
@@ -88,6 +93,9 @@ def maybe_commit(state: RaftState) -> bool:
     def durable_at(member: MemberId) -> int:
         return log.durable_index if member == state.member else state.progress[member].match_index
 
+    # Tests: test_entry_of_an_earlier_term_does_not_commit_by_counting,
+    # test_acknowledgement_of_a_learner_commits_nothing,
+    # test_leader_counts_itself_with_the_ready_that_contained_the_entries.
     index = Index(state.configuration.majority_value(durable_at))
     if index <= log.commit_index or log.term_at(index) != state.term:
         return False
@@ -129,6 +137,8 @@ def _batches(state: RaftState, progress: Progress) -> tuple[Batch, ...] | None:
         return None
     if state.log.is_recent(progress.next_index):
         return state.log.batches_from(progress.next_index, state.config.append_bytes_max)
+    # Files are read by the disk that syncs the appends: without a limit one member that lags slows all clients
+    # (test_entries_from_files_are_sent_only_as_far_as_allowed).
     if state.catch_up_bytes <= 0:  # until the next call of ``allow_catch_up``
         return None
     try:

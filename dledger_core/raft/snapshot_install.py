@@ -40,6 +40,8 @@ def send_snapshot(state: RaftState, member: MemberId, progress: Progress) -> Non
         return
     first_index = state.log.first_index
     outgoing = progress.outgoing
+    # After another trim the follower would restart where no leader can continue
+    # (test_install_starts_again_if_the_leader_deletes_more).
     if outgoing is None or outgoing.first_index != first_index:
         data = state.snapshot_payloads.pack(first_index)
         if data is None:  # it is being made; the next heartbeat response asks again
@@ -89,16 +91,21 @@ def handle_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
     """Collect chunks and restart the log once the leader confirms the last one; accept at once if none is needed."""
     following.follow(state, message.sender)
     previous_index = Index(message.first_index - 1)
+    # It needs entries only. If it discarded its log, it would take back what it acknowledged after that entry, and a
+    # commit with it (test_follower_with_the_previous_entry_keeps_its_log).
     if state.log.matches(previous_index, message.previous_term):
         state.incoming_snapshot = None
         following.accept(state, message.sender, max(previous_index, state.log.commit_index))
         return
     incoming = state.incoming_snapshot
     identity = IncomingSnapshot.identity_of(message)
+    # Chunks of two transfers would make a state that no leader had (test_chunks_of_different_transfers_do_not_mix).
     if incoming is None or incoming.identity != identity:
         incoming = state.incoming_snapshot = IncomingSnapshot(identity)
     incoming.add(message.offset, message.data)
     confirmed = message.offset == message.total  # so without data: the leader knows that all has arrived
+    # A leader that did not start this transfer never confirms it
+    # (test_follower_discards_no_log_that_its_leader_does_not_replace).
     if incoming.nbytes < message.total or not confirmed:
         state.send_dependent(
             InstallSnapshotResponse(

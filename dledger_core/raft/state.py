@@ -260,7 +260,11 @@ class RaftState:
         With a floor (T, ∞) it enters T + 1: in that term it has forgotten neither a vote nor an acknowledgement. Its
         configuration may be older than an entry that is lost too.
         """
+        # Nothing lowers a floor but the entries themselves
+        # (test_second_loss_raises_floor_and_forgets_how_far_the_log_had_come).
         raised = higher(self.floor, floor)
+        # The newest configuration may be among the lost entries
+        # (test_voter_whose_disk_was_set_back_does_not_elect_the_other_of_two).
         if floor.is_open:
             self.ends_below_members = True
         # An end that reached the old floor does not cover entries lost since.
@@ -332,6 +336,8 @@ class RaftState:
 
     def reset_election_timer(self) -> None:
         """Start a new election timeout of random length."""
+        # Random, so that candidates of one moment do not split the votes again and again (Raft section 5.2;
+        # test_candidate_campaigns_again_after_a_split_vote).
         self.election_elapsed = 0
         self.election_timeout = self._random.randrange(self.config.election_ticks_min, self.config.election_ticks_max)
 
@@ -367,6 +373,8 @@ class RaftState:
         if self.role is Role.LEADER:
             self._leave_leadership()
         passive = self._passive_role()
+        # A higher term alone restarts no timer: a candidate that cannot win would keep one that can from campaigning
+        # (Raft figure 2, rules for followers).
         if self.role is not passive or leader_id is not None:
             self.reset_election_timer()
         self.role = passive
@@ -375,6 +383,8 @@ class RaftState:
 
     def commit_to(self, index: Index) -> None:
         """Commit what a leader says; a follower whose removal is among it stops to be one."""
+        # Its removal is committed, so the voters do without it. If it campaigned on, it would raise their term (thesis
+        # section 4.2.3; test_removed_member_receives_its_removal_and_its_commit).
         if self.log.commit_to(index) and not self.may_campaign:
             self.become_follower(self.term, self.leader_id)
 
@@ -388,6 +398,8 @@ class RaftState:
 
     def send_dependent(self, message: Message) -> None:
         """Queue a message that depends on term and vote, but on no entry of the log."""
+        # Such a response does not wait for entries: on a slow disk it would look like a dead member
+        # (test_response_that_depends_on_a_durable_term_only_does_not_wait).
         if self.is_hard_state_durable:
             self.messages.append(message)
         else:

@@ -70,6 +70,8 @@ class Acknowledged:
         A member sends its term, its vote and an acknowledgement only when they are durable; a pre-vote asks for a term
         that its sender does not have yet.
         """
+        # Its term is a question. Remembered, it would make an honest store look like one that has forgotten a vote, and
+        # stop it.
         if isinstance(message, RequestVote | RequestVoteResponse) and message.pre:
             return
         store = store_of(message.sender)
@@ -84,6 +86,7 @@ class Acknowledged:
             self._remember(store, replace(known, term=term))
 
     def _remember(self, store: str, found: Remembered) -> None:
+        # Stores of members that were replaced stay; without a limit the checkpoint would grow with each replacement.
         if store and (store in self._known or len(self._known) < _STORES_MAX):
             self._known[store] = found
             self._is_written = False
@@ -95,6 +98,8 @@ class Acknowledged:
         """
         for store, known in self._known.items():
             term, acknowledged = known.acknowledged
+            # Expected on, such an entry would refuse a store that followed the same leader
+            # (test_entries_that_a_later_leader_replaced_here_are_not_expected).
             if acknowledged >= index:
                 self._remember(store, replace(known, acknowledged=(term, int(index) - 1)))
 
@@ -137,6 +142,8 @@ class Acknowledged:
                 "its vote elects no log without these entries; it catches up from the next leader",
                 values | {"last_index": theirs.last_index, "floor": floor_row(floor)},
             )
+        # So that a store that shows a term, and is set back later, is noticed by all
+        # (test_term_shown_at_attach_is_remembered_where_it_is_durable).
         if theirs.shows_floor and theirs.term > known.term:  # other nodes may show a term that is not durable yet
             self._remember(store, replace(known, term=int(theirs.term)))
 

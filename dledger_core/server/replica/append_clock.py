@@ -27,6 +27,8 @@ class AppendClock:
 
     def lead(self) -> None:
         """Start an office."""
+        # Once per leadership: a clock that an operator sets while this node leads would otherwise move all append times
+        # (test_append_time_follows_no_jump_of_a_leaders_clock).
         if self._ahead_ms is None:
             self._ahead_ms = self._wall_ms() - self._monotonic_ms()
 
@@ -58,6 +60,7 @@ class ClockComparison:
         if self._since_ms is None:
             self._since_ms, self._smallest_ms = monotonic_ms, difference_ms
             return None
+        # One late frame is no wrong clock (test_clocks_that_differ_for_a_while_are_reported_once).
         self._smallest_ms = min(self._smallest_ms, difference_ms, key=abs)
         if monotonic_ms - self._since_ms < self._period_ms:
             return None

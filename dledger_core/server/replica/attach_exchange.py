@@ -63,7 +63,7 @@ class AttachExchange:
             early.append(frame)
 
     def forget(self, connection: Connection) -> None:
-        """Drop what was kept of a connection."""
+        """Drop the kept attaches of a connection."""
         self._early.pop(connection, None)
 
     def take(self, link: Link, frame: Frame) -> None:

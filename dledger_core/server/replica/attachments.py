@@ -116,6 +116,8 @@ class Attachments:
         """Offer a group under a new number; its previous number becomes void."""
         identity = self._host.identity(group)
         previous = self._offer_of.pop(group, 0)
+        # A message under the old number was for another store of this node; taken, it would be an acknowledgement of
+        # the wrong disk (test_changed_identity_is_new_attach_and_old_number_is_dropped).
         self._offered.pop(previous, None)
         self._ends.pop(previous, None)
         self._refused.pop(group, None)
@@ -146,6 +148,7 @@ class Attachments:
         self._ticks += 1
         if self._ticks >= retry_ticks:
             self._ticks = 0
+            # The other node may host the group soon (test_attach_is_tried_again_while_group_waits).
             for group in [group for group, again in self._refused.items() if again]:
                 self.offer(group)
 
@@ -172,6 +175,7 @@ class Attachments:
             floor_of_row(message.floor),
             message.floor is not None,
         )
+        # First: while the new store is checked, nothing counts for the old one.
         self._theirs.pop(group, None)
         self._update(group)
         try:
@@ -183,6 +187,8 @@ class Attachments:
             return error
         self._theirs[group] = message.number, member
         self._update(group)
+        # Without an offer of its own the other side would wait for the next retry
+        # (test_group_hosted_later_is_attached).
         if group in self._refused or group not in self._offer_of:
             self.offer(group)  # the other side hosts the group now
         return None
@@ -222,6 +228,7 @@ class Attachments:
         self._ends.pop(number, None)
         if number and theirs is not None:
             self._ends[number] = Ends(group, theirs[1], self._offered[number][1])
+            # Where the other side refused, its messages still count here: they show what it remembers, and its term.
             if group not in self._refused:
                 self._open[group] = theirs
                 self._host.attached(group, theirs[1])

@@ -33,6 +33,7 @@ class ChangeSignal:
     def notify(self) -> None:
         """Wake all waiting coroutines."""
         if self._waiters:
+            # First exchanged: a waiter that runs may wait again, for the next change.
             waiters, self._waiters = self._waiters, set()
             for waiter in waiters:
                 wake(waiter)

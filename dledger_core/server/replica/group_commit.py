@@ -74,15 +74,20 @@ class DiskWriter:
             while self._iterate():
                 pass
         except BaseException as error:  # noqa: BLE001 - reported, and the node stops
+            # Final: the kernel reports a failed sync once and may drop the pages, so a later success would prove
+            # nothing (test_disk_writer_writes_nothing_after_error, test_node_acknowledges_nothing_after_failed_sync).
             self._log.reject_writes(error)
             self._call(self._on_failed, error)
 
     def _iterate(self) -> bool:
+        # All that was queued during the last sync shares the next one: at full load a sync serves many appends, and
+        # alone an append waits for no timer (test_readys_queued_during_write_share_one_sync).
         jobs = [self._jobs.get()]
         while not self._jobs.empty():
             jobs.append(self._jobs.get())
         readys = [job for job in jobs if isinstance(job, Ready)]
         persist(self._log, readys)
+        # The report before other jobs: a checkpoint must not delay acknowledgements.
         if readys:
             self._call(self._done, readys)
         for job in jobs:
@@ -122,6 +127,8 @@ def _merge(readys: list[Ready]) -> list[_Write]:
     for ready in readys:
         if not ready.must_persist:
             continue
+        # A write truncates first and then appends: joined, it would append batches that the truncation removes
+        # (test_truncation_starts_new_write, test_joined_writes_equal_single_writes).
         if not writes or ready.truncate_from is not None or ready.restart is not None:
             writes.append((ready.hard_state, ready.truncate_from, list(ready.batches), _start_of(ready)))
             continue

@@ -82,7 +82,7 @@ class Link:
         self.responses: list[tuple[int, HeartbeatResponse]] = []
 
     def use(self, connection: Connection, *, by_smaller: bool) -> None:
-        """Use a connection from now on; close the one before, and a newcomer that waits."""
+        """Use a connection from now on; close the previous one, and a newcomer that waits."""
         before = (self.connection, self.claim)
         self.connection = connection
         self.uses += 1

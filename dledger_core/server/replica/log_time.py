@@ -34,6 +34,8 @@ class RunningTime:
     def tick(self) -> None:
         """Count the time since the last tick."""
         now_ms = self._monotonic_ms()
+        # A process that was stopped for an hour did not lead for an hour: counted, it would expire what is in use
+        # (test_stalls_and_suspends_do_not_count).
         self._ran_ms += min(now_ms - self._last_ms, self._stall_ms)
         self._last_ms = now_ms
 
@@ -58,10 +60,13 @@ class LogTime:
     def now_ms(self) -> int:
         """The newest log time that is known here; in office it advances, up to the highest that an entry may hold."""
         counted_ms = 0 if self._since_ms is None else self._running_ms() - self._since_ms
+        # A heartbeat with the highest time must not stop a later leader whose entries could not hold more
+        # (test_highest_log_time_of_a_heartbeat_stops_no_later_leader).
         return min(self._known_ms + counted_ms, NUMBER_MAX)
 
     def observe(self, log_time_ms: int) -> None:
         """Continue from a log time that an entry or a heartbeat carries, if it is higher."""
+        # Never back: what has expired once would be open again (test_log_time_never_falls_and_counts_in_office_only).
         if log_time_ms > self.now_ms:
             self._known_ms = log_time_ms
             if self._since_ms is not None:
@@ -74,6 +79,7 @@ class LogTime:
 
     def follow(self) -> None:
         """Stop counting: this node leads no longer."""
+        # Otherwise two nodes would count the same time (test_follower_does_not_count_after_its_office).
         self._known_ms, self._since_ms = self.now_ms, None
 
     def pack(self, fields: dict[str, Any]) -> bytes:

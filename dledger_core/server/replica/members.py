@@ -100,6 +100,8 @@ class Members:
         """
         recorded = [peer for peer in self._recorded() if peer.node_id == node_id][-1:]
         listed = [peer for peer in self._listed if peer.node_id == node_id]
+        # In turn: neither of the two is known to be right
+        # (test_node_is_dialed_at_its_recorded_and_its_listed_address_in_turn).
         return tuple(dict.fromkeys((*recorded, *listed)))
 
     def set_reached(self, node_id: NodeId, address: str | None) -> None:
@@ -119,6 +121,7 @@ class Members:
 
         def member(each: MemberId) -> Member:
             node = node_of(each)
+            # The address where the node answers now, even if another was recorded: clients get it from here.
             recorded = None if node == self._self_id or node in self._reached else found.addresses.get(each)
             address = recorded or addresses.get(node, "")
             return Member(node, store_of(each), address, "voter" if found.is_voter(each) else "learner")
@@ -130,6 +133,8 @@ class Members:
         self._groups[group] = found
         members = frozenset(map(node_of, found.configuration.members))
         listed = frozenset(peer.node_id for peer in self._listed)
+        # The log decides who is a member; the list only differs, so it is a warning, once
+        # (test_list_that_differs_from_log_is_reported_once_and_changes_nothing).
         if members in (listed, frozenset()) or self._reported.get(group) == members:
             return
         self._reported[group] = members

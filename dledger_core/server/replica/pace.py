@@ -68,6 +68,7 @@ class CatchUpPace:
         if self._ticks < _WINDOW_TICKS:
             return
         end = self._end()
+        # Below the rate of appends a member would never catch up (test_lowest_pace_is_above_rate_of_appends).
         self._lowest = min(max(_LOWEST_BYTES, 2 * (end - self._appended_to) // _WINDOW_TICKS), _HIGHEST_BYTES)
         if self._in_flight:  # an append that takes long counts before it ends
             self._worst_ms = max(self._worst_ms, self._now_ms() - self._in_flight[0][1])
@@ -75,11 +76,15 @@ class CatchUpPace:
         self._ticks, self._worst_ms, self._appended_to, self._is_catching_up = 0, -1, end, False
 
     def _adapt(self, worst_ms: int) -> None:
+        # Clients notice the slowest append, not the mean (test_pace_falls_with_slow_appends_and_rises_with_usual_ones).
         is_slow = worst_ms > _SLOWER * self._usual_ms
+        # Not while catching up slows appends: the slow ones would become usual, and the pace would rise with the damage
+        # that it does (test_usual_latency_is_not_that_of_catching_up).
         if worst_ms >= 0 and (
             not self._is_catching_up or worst_ms < self._usual_ms or self.bytes_per_tick <= self._lowest
         ):
             self._usual_ms += (_RISE if worst_ms > self._usual_ms else _FALL) * (worst_ms - self._usual_ms)
+        # Unused, the rate proves nothing (test_pace_stays_while_no_member_lags).
         if self._is_catching_up:
             pace = self.bytes_per_tick // 2 if is_slow else self.bytes_per_tick * 5 // 4
             self.bytes_per_tick = min(max(pace, self._lowest), _HIGHEST_BYTES)

@@ -183,6 +183,7 @@ class PeerLinks:
         elif isinstance(message, HeartbeatResponse):
             link.responses.append((number, message))
             self._flush_later()
+        # Queued without a limit, the messages for one slow peer would fill the memory of a leader.
         elif link.connection.write_buffer_bytes < self._limits.link_queue_bytes:
             connection = link.connection
             send = connection.send_bulk if isinstance(message, _BULK) else connection.send_buffers
@@ -195,6 +196,8 @@ class PeerLinks:
                 link.attached.offer(group)
 
     def _flush_later(self) -> None:
+        # Hundreds of groups heartbeat at one tick: a frame for each would cost more than their appends
+        # (test_many_heartbeats_in_one_iteration_arrive_in_order).
         if not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -217,6 +220,7 @@ class PeerLinks:
             link.unsent_ticks += 1
             if link.attached is not None:
                 link.attached.tick(self._idle_ticks_max // RETRY_SHARE)
+            # A link without groups, or between followers, carries no messages of Raft (test_idle_link_stays_open).
             if link.unsent_ticks * _ALIVE_SHARE >= self._idle_ticks_max:
                 link.unsent_ticks = 0
                 connection.send_buffers(codec.alive_frame(self._wall_ms()))
@@ -227,11 +231,16 @@ class PeerLinks:
                 link.refuse_claim()
                 if link.beat_ticks > self._beat_ticks_max:
                     self._heartbeats_wait(link, connection)
+            # A peer whose machine lost power cannot close its old connection; its new process would wait for minutes
+            # (test_newcomer_replaces_silent_link_and_one_newcomer_waits).
             elif self._is_claim_due(link):
                 self._use(link, cast("Connection", link.claim), by_smaller=link.peer.node_id < self._self_id)
+            # Otherwise a node of another cluster at an old address would keep the link from the peer
+            # (test_node_of_another_cluster_at_recorded_address_does_not_keep_the_link).
             elif link.is_foreign and len(self._members.ways_to(link.peer.node_id)) > 1:
                 link.failed_dials += 1
                 connection.close(UnreachableError("a node of another cluster", connection.peer_address))
+            # Half-open: TCP notices that after minutes (test_half_open_link_is_closed_and_connected_again).
             elif link.idle_ticks >= self._idle_ticks_max:
                 values = {"ticks": link.idle_ticks}
                 connection.abort(UnreachableError("no bytes received", link.peer.address, "", values))
@@ -241,6 +250,8 @@ class PeerLinks:
 
         Both sides have to: the heartbeats that this node does not receive are those that it does not respond to.
         """
+        # Tests: test_bytes_that_delay_heartbeats_are_reported_to_both_ends,
+        # test_large_append_over_slow_links_needs_no_election.
         connection.send_buffers(codec.alive_frame(self._wall_ms(), connection.received_bytes))
         for group, member in link.members():
             self._on_receiving(group, member)
@@ -288,11 +299,13 @@ class PeerLinks:
             raise ProtocolError(f"{node_id} is this node", "", "give each node its own id")
         link = self._links.get(node_id)
         if link is None:
+            # Without security anyone may say hello under new names.
             if len(self._links) - len(self._listed) >= _UNLISTED_MAX:
                 raise UnreachableError("too many unlisted nodes are connected", "", "add the node, then retry")
             address = connection.peer_hello.address or connection.peer_address
             link = self._links[node_id] = Link(parse_peer(f"{node_id}-{address}"), self._limits)
         by_smaller = node_id < self._self_id
+        # A hello proves nothing: a link that works is never replaced (test_newcomer_displaces_no_link_that_works).
         if not link.is_open or link.is_foreign or link.prefers(connection, by_smaller=by_smaller):
             self._use(link, connection, by_smaller=by_smaller)
         elif link.claim is None:
@@ -320,6 +333,8 @@ class PeerLinks:
         link = self._links.get(cast("NodeId", connection.peer_hello.node_id))
         if link is None:
             return
+        # Two processes may claim one id; only the one with the link is the peer
+        # (test_newcomer_displaces_no_link_that_works).
         if link.connection is not connection or link.attached is None:
             self._attaches.keep(connection, frame)
             return
@@ -362,5 +377,7 @@ class PeerLinks:
             self._on_lost(link.peer.node_id)
             if link.claim is not None:
                 self._use(link, link.claim, by_smaller=link.peer.node_id < self._self_id)
+            # Kept, links of nodes that came and went would add up
+            # (test_unlisted_node_attaches_and_is_forgotten_when_it_leaves).
             elif link.peer.node_id not in self._listed:
                 del self._links[link.peer.node_id]

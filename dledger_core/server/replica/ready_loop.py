@@ -115,8 +115,8 @@ class ReadyLoop:
         try:
             result = step(*arguments)
         except ProtocolError:
-            # Malformed bytes of one peer change nothing here. If they stopped the replica, any peer could stop a group
-            # (test_malformed_message_of_a_peer_ends_its_connection_only).
+            # The core has changed nothing (test_call_that_raises_leaves_the_state_unchanged). A peer whose malformed
+            # bytes stopped the replica could stop a group.
             raise
         except BaseException as error:  # noqa: BLE001 - a broken invariant stops the replica
             self.fail(error)
@@ -197,8 +197,10 @@ class ReadyLoop:
             return
         self.has_failed = True
         self.log.reject_writes(error)
+        # Before any service is called: none of them may see a leader that has stopped.
         self.soft_state = SoftState(Role.FOLLOWER, None, self.soft_state.term)
         try:
+            # Clients that wait get their response now, and not after their timeout.
             reads, self._reads = self._reads, {}
             for reply in reads.values():
                 reply(None)

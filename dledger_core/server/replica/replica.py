@@ -132,6 +132,7 @@ class Replica:
             snapshot_payloads=snapshots,
             floor=log.floor,
             ends_below_members=log.ends_below_members,
+            # A disk that was set back must not vote before its peers have compared it (``RaftState.is_starting``).
             start_ticks=settings.raft.election_ticks_max,
         )
         self.loop = self.loop_type(
@@ -213,6 +214,8 @@ class Replica:
         self.loop.run(self._step, without_deleted(message, self.raft.first_index))
 
     def _step(self, message: Message) -> None:
+        # A full follower takes no entries, but it still follows: otherwise it would campaign against a leader that
+        # works (test_full_follower_still_follows_and_recovers).
         if self.space.admits(message, self.raft):
             self.raft.step(message)
             self.acknowledged.observe(message)
@@ -226,6 +229,7 @@ class Replica:
 
         While a leader appends, an entry with the log time precedes a batch at least each ``Limits.log_time_s``.
         """
+        # Test: test_majority_that_is_alive_stays_and_new_log_refuses_appends.
         if self.lineage.contested is not None:
             raise self.lineage.contested
         return self.loop.ask(self._propose, proposal)

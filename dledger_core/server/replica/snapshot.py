@@ -35,6 +35,8 @@ def without_deleted(message: Message, first_index: Index) -> Message:
     """
     if not isinstance(message, AppendEntries):
         return message
+    # The core would refuse a batch of which it has a part, and the follower would never continue
+    # (test_batch_across_new_first_index_is_accepted_from_there).
     for at, batch in enumerate(message.batches):
         if batch.first_index < first_index <= batch.last_index:
             records = records_of(batch).slice(first_index - batch.first_index, batch.count)
@@ -84,13 +86,19 @@ class SnapshotInstalls:
 
         The core forgets entries before the store deletes them. Until it has, its tables may not cover them yet.
         """
+        # A snapshot without their rows would make a follower that leads later accept a repeat of a deleted append
+        # (test_snapshot_waits_until_the_tables_cover_the_deleted_entries).
         if self._log.first_index() < first_index:
             return None
         if self._outgoing is None or self._outgoing[0] != first_index:
+            # Not the newest one: the follower gets later ones with their entries, and a truncation undoes them
+            # (test_snapshot_carries_the_configuration_before_its_first_entry).
             in_force = self._configuration_before(first_index)
             fields = {
                 "version": _VERSION,
                 "position": self._log.position_of(first_index),
+                # A converted log has its identity in the store alone, until its first leader records it
+                # (test_snapshot_has_the_identity_that_no_entry_of_a_converted_log_contains).
                 "log": self._tables().log_uuid or self._log.log_uuid,
                 "prefix": self._log.commitlog_prefix,
                 "members": (in_force.index, in_force.configuration.to_bytes()),
@@ -121,6 +129,8 @@ class SnapshotInstalls:
         if in_force is None or not well_formed or not isinstance(image, bytes):
             raise _malformed(first_index)
         segment_bytes, ours = self._log.config.data_segment_bytes, self._log.log_uuid
+        # Records of two logs in one store, or segments of two sizes, could not be read again
+        # (test_snapshot_that_does_not_match_is_rejected).
         if position % segment_bytes or (None not in (ours, log_uuid) and ours != log_uuid):
             raise ProtocolError(
                 "the snapshot belongs to another log, or the segment sizes differ",
@@ -128,6 +138,8 @@ class SnapshotInstalls:
                 "use the same data-segment-bytes on all nodes, and the peers of one cluster",
                 {"position": position, "segment_bytes": segment_bytes, "log": log_uuid, "ours": ours},
             )
+        # In the background: a million rows would hold heartbeats up for longer than an election timeout
+        # (test_snapshot_is_packed_and_read_in_the_background).
         if self._incoming is None or self._incoming[0] is not data:
             self._incoming = data, Work(self._background, lambda: self._read(image))
         work = self._incoming[1]

@@ -39,6 +39,8 @@ class ReplicaStore:
         The end of the files is not enough: they may still contain an old leader's tail, to be truncated, at indexes
         that are already committed with other content.
         """
+        # Tests: test_entries_to_truncate_are_never_served_as_committed,
+        # test_snapshot_install_responds_after_disk_and_hides_old_entries.
         return Index(min(self._controls.commit_index, self._raft.durable_index, self._log.last_index()) + 1)
 
     @property
@@ -86,6 +88,8 @@ class ReplicaStore:
             self._delete_forgotten()
         if (known := self._loop.acknowledged.unwritten()) is not None:
             self.run(partial(self._log.save_acknowledged, known))
+        # Hundreds of idle groups would wake their disk threads each second
+        # (test_checkpoint_is_written_only_where_something_changed).
         if self._loop.checkpoint_due:
             self._loop.checkpoint_due = False
             self.run(partial(self._log.save_checkpoint, self._controls.commit_index))
@@ -128,6 +132,7 @@ class ReplicaStore:
             DiskFailedError: a write failed, now or earlier.
         """
         self._loop.close()
+        # The loop stops first: an entry that is acknowledged after its end was read would be missing in the recovery.
         end = await asyncio.to_thread(self.close_with_end)
         stopped = RecoveryRefusedError(
             f"the store of {self._loop.node_id} has given its log up", f"group {self._loop.group}"
@@ -171,9 +176,13 @@ class ReplicaStore:
         self._loop.close()
         self._loop.disk.close()
         try:
+            # After a failed write the files may lack anything; the next start verifies them
+            # (test_stopped_replica_writes_and_sends_nothing).
             if self._log.failure is None:
                 if (known := self._loop.acknowledged.unwritten()) is not None:
                     self._log.save_acknowledged(known)
                 self._log.save_tables(self._controls.tables.take_changes())
         finally:
+            # Also after an error, so that the lock of the store is free
+            # (test_close_releases_store_when_its_last_write_fails).
             self._log.close(self._controls.commit_index)
