@@ -72,6 +72,7 @@ from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.membership import Membership
 from dledger_core.server.services.reads import OpenLogPrefix, Positions, Reads
 from dledger_core.server.services.role_events import OnRole, RoleFeed
+from dledger_core.server.services.transactions import Transactions
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
@@ -109,6 +110,7 @@ class HostedGroup:
 
     replica: Replica
     appends: Appends
+    transactions: Transactions
     reads: Reads
     positions: Positions
     roles: RoleFeed
@@ -594,11 +596,13 @@ class Group:
         log.on_sync = self.measures.sync.observe
         host.live_repairs.watch(replica)
         appends, roles = Appends(replica, host.budget, config.limits), RoleFeed(replica, host.role_listeners)
+        transactions = Transactions(appends)
         # Appends first: when a role change is reported, their clients have their response.
-        replica.observe(appends, roles, self.measures)
+        replica.observe(appends, transactions, roles, self.measures)
         self._hosted = HostedGroup(
             replica=replica,
             appends=appends,
+            transactions=transactions,
             reads=Reads(replica, host.executor, config.limits),
             positions=Positions(replica, host.executor, host.open_log_prefix),
             roles=roles,
@@ -820,7 +824,7 @@ class Group:
             return
         try:
             hosted.replica.save_checkpoint()
-            hosted.appends.abort_inactive(self._host.config.transaction_timeout_ms)
+            hosted.transactions.abort_inactive(self._host.config.transaction_timeout_ms)
             hosted.appends.expire_old()
         except Exception as error:  # noqa: BLE001 - the other groups continue
             _LOG.critical("checkpoint failed: group=%s", self.name, exc_info=error)

@@ -34,8 +34,10 @@ from dledger_core.record import MAGIC_DATA, Columns, encode
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica
-from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey
+from dledger_core.server.services.appends import AppendedRange, Appends
 from dledger_core.server.services.flow import Budget
+from dledger_core.server.services.producers_in_flight import ProducerKey
+from dledger_core.server.services.transactions import Transactions
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.group import NODES, Group
@@ -269,7 +271,8 @@ class Asker:
 
     def __init__(self, node: HandDriven, budget: Budget | None = None, limits: Limits = LIMITS) -> None:
         self.appends = Appends(node.replica, budget or Budget(1 << 30), limits)
-        node.replica.observe(self.appends)
+        self.transactions = Transactions(self.appends)
+        node.replica.observe(self.appends, self.transactions)
         self.answers: list[AppendedRange | DLedgerError] = []
 
     def plain(self, *bodies: bytes, source: object = None) -> None:
@@ -282,7 +285,7 @@ class Asker:
         self.appends.append_produced(columns, key, self.answers.append, once=once, source=source)
 
     def attempt(self, transaction: TransactionId, attempt: str, *bodies: bytes) -> None:
-        self.appends.append_attempt(Columns.from_bodies(bodies), transaction, attempt, self.answers.append)
+        self.transactions.append_attempt(Columns.from_bodies(bodies), transaction, attempt, self.answers.append)
 
     @property
     def ranges(self) -> list[tuple[int, int] | type[DLedgerError]]:
