@@ -334,7 +334,7 @@ class Group:
             return
         try:
             hosted.replica.store.save_checkpoint()
-            hosted.appends.abort_inactive(self.host.config.transaction_timeout_ms)
+            hosted.transactions.abort_inactive(self.host.config.transaction_timeout_ms)
             hosted.appends.expire_old()
         except Exception as error:  # noqa: BLE001 - the other groups continue
             _LOG.critical("checkpoint failed: group=%s", self.name, exc_info=error)

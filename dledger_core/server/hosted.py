@@ -36,6 +36,7 @@ from dledger_core.server.services.backups import Backups
 from dledger_core.server.services.membership import Membership
 from dledger_core.server.services.reads import OpenLogPrefix, Positions, Reads
 from dledger_core.server.services.role_events import OnRole, RoleFeed
+from dledger_core.server.services.transactions import Transactions
 from dledger_core.storage import CommitLog
 
 _LOG = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class HostedGroup:
 
     replica: Replica
     appends: Appends
+    transactions: Transactions
     reads: Reads
     positions: Positions
     roles: RoleFeed
@@ -218,11 +220,13 @@ def host_log(
     log.on_sync = measures.sync.observe
     host.live_repairs.watch(replica)
     appends, roles = Appends(replica, host.budget, config.limits), RoleFeed(replica, host.role_listeners)
+    transactions = Transactions(appends)
     # Appends first: when a role change is reported, their clients have their response.
-    replica.loop.observe(appends, roles, measures)
+    replica.loop.observe(appends, transactions, roles, measures)
     return HostedGroup(
         replica=replica,
         appends=appends,
+        transactions=transactions,
         reads=Reads(replica, host.executor, config.limits),
         positions=Positions(replica, host.executor, host.open_log_prefix),
         roles=roles,

@@ -291,7 +291,7 @@ def test_missing_entry_is_error_only_after_leadership_is_confirmed(n0, error, de
     commit(n0)
     ask = Asker(n0)
     if error is TransactionError:
-        ask.appends.commit(KEY, [Part(5, 5, 1, 1)], ask.answers.append)
+        ask.transactions.commit(KEY, [Part(5, 5, 1, 1)], ask.answers.append)
     else:
         ask.produced("known" if error is SequenceGapError else "stranger", 0, 7, b"x")
     settle_leadership(n0, ask, deposed)
@@ -414,7 +414,7 @@ def test_every_reply_gives_bytes_back(n0, end):
     ask.attempt(KEY, "attempt", b"d")
     if end == "reject":
         ask.produced("p", 0, 9, b"gap")
-        ask.appends.commit(KEY, [Part(9, 9, 1, 1)], ask.answers.append)
+        ask.transactions.commit(KEY, [Part(9, 9, 1, 1)], ask.answers.append)
     assert budget.taken_bytes > 0
     if end == "depose":
         n0.depose()
@@ -432,10 +432,10 @@ def test_abort_never_raises(n0):
     """A timer calls it: an error goes to the reply, and the next call tries again."""
     ask = Asker(n0, Budget(1000))
     ask.plain(bytes(2000))
-    ask.appends.abort(KEY, ask.answers.append)
-    ask.appends.abort(TransactionId("q" * (LIMITS.id_bytes + 1), 0, "r"), ask.answers.append)
+    ask.transactions.abort(KEY, ask.answers.append)
+    ask.transactions.abort(TransactionId("q" * (LIMITS.id_bytes + 1), 0, "r"), ask.answers.append)
     n0.depose()
-    ask.appends.abort(KEY, ask.answers.append)
+    ask.transactions.abort(KEY, ask.answers.append)
     assert ask.ranges == [BusyError, BadRequestError, NotLeaderError, NotLeaderError]
 
 
@@ -443,7 +443,7 @@ def test_abort_includes_attempts_in_flight(n0, ask):
     """The table does not contain them yet: otherwise readers would wait for the transaction's timeout."""
     ask.attempt(KEY, "a", b"row")
     n0.run()
-    ask.appends.abort(KEY, ask.answers.append)
+    ask.transactions.abort(KEY, ask.answers.append)
     commit(n0)
     assert not n0.replica.tables.transactions.open
     ask.attempt(KEY, "a", b"late")
@@ -461,7 +461,7 @@ def test_commit_that_another_one_overtook_is_not_confirmed(n0, ask):
     crc = column_crc(Columns.from_bodies([b"row"]).crcs)
     first, second = (Part(start, end, 1, crc) for start, end in ask.ranges)
     for part in (first, second):
-        ask.appends.commit(KEY, [part], ask.answers.append)
+        ask.transactions.commit(KEY, [part], ask.answers.append)
         n0.run()
     commit(n0)
     assert isinstance(ask.answers[2], AppendedRange)
@@ -473,11 +473,11 @@ def test_commit_that_another_one_overtook_is_not_confirmed(n0, ask):
 def test_abort_of_known_query_is_appended_once(n0, ask):
     ask.attempt(KEY, "a", b"row")
     for _ in range(2):
-        ask.appends.abort(KEY, ask.answers.append)
+        ask.transactions.abort(KEY, ask.answers.append)
         commit(n0)
     assert batches(n0) == [(0, 0), (1, 2), (3, 3)]
     assert len(ask.ranges) == 3
-    ask.appends.abort(KEY._replace(batch_id=1), ask.answers.append)
+    ask.transactions.abort(KEY._replace(batch_id=1), ask.answers.append)
     commit(n0)
     ask.attempt(KEY._replace(batch_id=1), "a", b"a straggler of it")
     n0.confirm()
@@ -488,7 +488,7 @@ def test_abort_of_known_query_is_appended_once(n0, ask):
 def test_abort_of_unknown_query_is_one_entry_and_refuses_a_late_append(n0, ask, once):
     """A driver aborts before a task's first append arrives, perhaps at the next leader: no reader waits for it."""
     for _ in range(2):
-        ask.appends.abort(KEY, ask.answers.append, once=once)
+        ask.transactions.abort(KEY, ask.answers.append, once=once)
         commit(n0)
     assert batches(n0) == [(0, 0), (1, 2)], "in one batch, and only once"
     table = n0.replica.tables.transactions
@@ -510,7 +510,7 @@ def test_abort_of_run_that_never_appeared_ends_the_open_one_of_a_dead_run(n0, as
     ask.attempt(KEY, "a", b"row")
     commit(n0)
     restart = KEY._replace(run_id="restart")
-    ask.appends.abort(restart, ask.answers.append)
+    ask.transactions.abort(restart, ask.answers.append)
     commit(n0)
     table = n0.replica.tables.transactions
     assert (dict(table.open), table.state(restart)) == ({}, "aborted")
@@ -522,10 +522,10 @@ def test_abort_of_run_that_never_appeared_ends_the_open_one_of_a_dead_run(n0, as
 
 def test_late_append_of_aborted_run_does_not_end_the_next_run(n0, ask):
     """The aborted run had not appended, so no other run had retired it."""
-    ask.appends.commit(KEY, [], ask.answers.append)
+    ask.transactions.commit(KEY, [], ask.answers.append)
     commit(n0)
     failed, restart = (KEY._replace(batch_id=1, run_id=run) for run in ("failed", "restart"))
-    ask.appends.abort(failed, ask.answers.append)
+    ask.transactions.abort(failed, ask.answers.append)
     ask.attempt(restart, "a", b"row")
     commit(n0)
     ask.attempt(failed, "a", b"late")
@@ -536,7 +536,7 @@ def test_late_append_of_aborted_run_does_not_end_the_next_run(n0, ask):
 
 
 def test_abort_of_unknown_query_without_run_leaves_nothing(n0, ask):
-    ask.appends.abort(KEY._replace(run_id=""), ask.answers.append)
+    ask.transactions.abort(KEY._replace(run_id=""), ask.answers.append)
     commit(n0)
     assert batches(n0) == [(0, 0)]
     assert not n0.replica.tables.transactions.count
@@ -545,9 +545,9 @@ def test_abort_of_unknown_query_without_run_leaves_nothing(n0, ask):
 def test_run_is_aborted_by_batch_id_before_its_first_append_of_it(n0, ask):
     """A driver without query id: its run has written earlier micro-batches, and its task is late."""
     run, second = KEY._replace(run_id="label/run"), KEY._replace(run_id="label/run", batch_id=1)
-    ask.appends.commit(run, [], ask.answers.append)
+    ask.transactions.commit(run, [], ask.answers.append)
     commit(n0)
-    ask.appends.abort(second._replace(query_id="", run_id="label/"), ask.answers.append)
+    ask.transactions.abort(second._replace(query_id="", run_id="label/"), ask.answers.append)
     commit(n0)
     ask.attempt(second, "a", b"late")
     n0.confirm()
@@ -570,8 +570,8 @@ def test_run_is_aborted_by_batch_id_without_query_id(n0, ask, in_flight):
         KEY._replace(run_id="l/"),
     )
     for other in names:
-        ask.appends.abort(other._replace(query_id=""), ask.answers.append)
-    ask.appends.abort(KEY._replace(query_id="", run_id="label/"), ask.answers.append)
+        ask.transactions.abort(other._replace(query_id=""), ask.answers.append)
+    ask.transactions.abort(KEY._replace(query_id="", run_id="label/"), ask.answers.append)
     commit(n0)
     assert list(n0.replica.tables.transactions.open) == [("other", 0), ("twin", 0)], "two runs start with l/"
 
@@ -582,13 +582,13 @@ def test_renewed_transaction_is_not_aborted_nor_soon_by_a_new_leader(n0, ask):
     commit(n0)
 
     def is_open(query_id="q"):
-        ask.appends.abort_inactive(1000)
+        ask.transactions.abort_inactive(1000)
         commit(n0)
         return (query_id, 0) in n0.replica.tables.transactions.open
 
     n0.running_ms += 900
     for run_id in ("r", "another"):
-        ask.appends.renew(KEY._replace(run_id=run_id))
+        ask.transactions.renew(KEY._replace(run_id=run_id))
     n0.running_ms += 200
     assert is_open()
     assert not is_open("other")
@@ -605,9 +605,9 @@ def test_renewal_by_another_run_counts_for_nothing(n0, ask):
     ask.attempt(KEY, "a", b"row")
     commit(n0)
     n0.running_ms += 900
-    ask.appends.renew(KEY._replace(run_id="another"))
+    ask.transactions.renew(KEY._replace(run_id="another"))
     n0.running_ms += 101
-    ask.appends.abort_inactive(1000)
+    ask.transactions.abort_inactive(1000)
     commit(n0)
     assert not n0.replica.tables.transactions.open
 
@@ -617,7 +617,7 @@ def test_query_that_no_group_knows_is_rejected_after_leadership_is_confirmed(n0,
     assert ask.answers == []
     n0.confirm()
     assert ask.ranges == [QueryUnknownError]
-    ask.appends.append_attempt(
+    ask.transactions.append_attempt(
         Columns.from_bodies([b"row"]), KEY._replace(batch_id=7), "a", ask.answers.append, elsewhere=6
     )
     commit(n0)
@@ -629,8 +629,8 @@ def test_largest_transaction_fits_and_larger_one_is_rejected(n0, ask):
     big = (1 << 63) - 1
     key = TransactionId("q" * LIMITS.id_bytes, 1, "r" * LIMITS.id_bytes)
     with pytest.raises(BadRequestError):
-        ask.appends.commit(key, [Part(big, big, big, big)] * (PARTS_MAX + 1), ask.answers.append)
-    ask.appends.commit(key, [Part(big, big, big, big)] * PARTS_MAX, ask.answers.append)
+        ask.transactions.commit(key, [Part(big, big, big, big)] * (PARTS_MAX + 1), ask.answers.append)
+    ask.transactions.commit(key, [Part(big, big, big, big)] * PARTS_MAX, ask.answers.append)
     n0.confirm()
     assert ask.ranges == [TransactionError], "it fits, but the log has no such parts"
 
@@ -642,7 +642,7 @@ def test_ids_are_limited_in_bytes(ask, field):
     requests = {
         "producer": [lambda: ask.produced(long, 0, 0, b"a")],
         "attempt": [lambda: ask.attempt(key, long, b"a")],
-    }.get(field, [lambda: ask.attempt(key, "a", b"a"), lambda: ask.appends.commit(key, [], ask.answers.append)])
+    }.get(field, [lambda: ask.attempt(key, "a", b"a"), lambda: ask.transactions.commit(key, [], ask.answers.append)])
     for request in requests:
         with pytest.raises(BadRequestError) as refused:
             request()

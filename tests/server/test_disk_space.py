@@ -136,7 +136,7 @@ def test_control_entries_may_use_reserve(leader):
     ask.attempt(TRANSACTION, "a", b"row")
     leader.run()
     leader.room(RESERVE // 2)
-    ask.appends.abort(TRANSACTION, ask.answers.append)
+    ask.transactions.abort(TRANSACTION, ask.answers.append)
     leader.run()
     assert not leader.replica.tables.transactions.open
     assert len(ask.ranges) == 2

@@ -47,11 +47,11 @@ def test_transaction_is_aborted_by_log_time_whatever_clocks_show(tmp_path, jump,
         n0.run()
         n0.wall_ms += -jump if during else jump
         n0.running_ms += TIMEOUT
-        ask.appends.abort_inactive(TIMEOUT)
+        ask.transactions.abort_inactive(TIMEOUT)
         n0.run()
         assert is_open(n0)
         n0.running_ms += 1
-        ask.appends.abort_inactive(TIMEOUT)
+        ask.transactions.abort_inactive(TIMEOUT)
         n0.run()
         assert not is_open(n0)
 
@@ -64,7 +64,7 @@ def test_transaction_is_aborted_by_ready_leader_only(tmp_path) -> None:
         n0.acknowledge()
         n0.running_ms += TIMEOUT + 1
         n0.depose()
-        ask.appends.abort_inactive(TIMEOUT)
+        ask.transactions.abort_inactive(TIMEOUT)
         n0.run()
         assert is_open(n0)
         assert len(ask.answers) == 1

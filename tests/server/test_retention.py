@@ -236,7 +236,7 @@ def test_retention_keeps_rows_of_open_transaction(tmp_path) -> None:
         begin = n0.replica.tables.transactions.open["q", 0].first_index
         retain(n0, SMALL)
         assert n0.log.first_index() <= begin
-        ask.appends.abort(transaction, ask.answers.append)
+        ask.transactions.abort(transaction, ask.answers.append)
         n0.run()
         orphaned = n0.replica.tables.transactions.orphaned_ranges
         assert len(orphaned) == 1

@@ -17,7 +17,8 @@ from dledger_core.control import Part, TransactionId, column_crc
 from dledger_core.errors import DLedgerError, FencedError, LogContestedError
 from dledger_core.ids import Index
 from dledger_core.record import Columns, merge_ranges
-from dledger_core.server.services.appends import AppendedRange, ProducerKey
+from dledger_core.server.services.appends import AppendedRange
+from dledger_core.server.services.producers_in_flight import ProducerKey
 from dledger_core.storage.read.visibility import Visibility
 from tests.sim.safety import check
 from tests.support.checker import check as check_calls
@@ -239,7 +240,7 @@ class QueryClient(SimClient):
         number, columns = self.history.append(self.name, attempt=attempt)
 
         def request(member: ReplicaMember, reply: Reply) -> None:
-            member.appends.append_attempt(columns, key, attempt, reply)
+            member.transactions.append_attempt(columns, key, attempt, reply)
 
         def done(outcome: Outcome | None) -> None:
             self.history.end(number, outcome)
@@ -266,7 +267,7 @@ class QueryClient(SimClient):
                 found[0] = member.replica.tables.transactions.state(key)
                 reply(outcome)
 
-            member.appends.abort(key, ended)
+            member.transactions.abort(key, ended)
 
         def done(outcome: Outcome | None) -> None:
             if outcome is None or (isinstance(outcome, DLedgerError) and not isinstance(outcome, FencedError)):
@@ -286,7 +287,7 @@ class QueryClient(SimClient):
         number, columns = self.history.append(self.name, attempt=attempt)
 
         def request(member: ReplicaMember, reply: Reply) -> None:
-            member.appends.append_attempt(columns, key, attempt, reply)
+            member.transactions.append_attempt(columns, key, attempt, reply)
 
         def done(outcome: Outcome | None) -> None:
             # A correct client is never fenced, but this one writes for a run that has ended.
@@ -309,7 +310,7 @@ class QueryClient(SimClient):
         number = self.history.commit(self.name, transaction, tuple(parts))
 
         def request(member: ReplicaMember, reply: Reply) -> None:
-            member.appends.commit(key, list(parts.values()), reply)
+            member.transactions.commit(key, list(parts.values()), reply)
 
         def done(outcome: Outcome | None) -> None:
             self.history.end(number, outcome)

@@ -63,6 +63,7 @@ from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.ready_loop import ReadyLoop
 from dledger_core.server.replica.replica import Replica, ReplicaSettings
 from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.transactions import Transactions
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import LogTables, TableChanges
@@ -507,7 +508,8 @@ class ReplicaMember(Member):
         )
         self.replica.loop.shown_to = self
         self.appends = Appends(self.replica, Budget(INFLIGHT_BYTES_MAX))
-        self.replica.loop.observe(self.appends)
+        self.transactions = Transactions(self.appends)
+        self.replica.loop.observe(self.appends, self.transactions)
         self.repairs.watch()
         self.joined()
         others = (other for other in self.sim.members.values() if other.up and other is not self)
@@ -522,7 +524,7 @@ class ReplicaMember(Member):
     def _checkpoint(self) -> None:
         self.sim.shared.keep_orphaned(self)
         self.input(self.replica.store.save_checkpoint)
-        self.input(lambda: self.appends.abort_inactive(TRANSACTION_TIMEOUT_MS))
+        self.input(lambda: self.transactions.abort_inactive(TRANSACTION_TIMEOUT_MS))
         self.later(CHECKPOINT_TICKS * TICK, self._checkpoint)
 
     def _compare_recovered(self) -> None:

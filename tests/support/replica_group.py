@@ -35,7 +35,9 @@ from dledger_core.record import MAGIC_DATA, Columns, encode
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica, ReplicaSettings
-from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey
+from dledger_core.server.services.appends import AppendedRange, Appends
+from dledger_core.server.services.producers_in_flight import ProducerKey
+from dledger_core.server.services.transactions import Transactions
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.group import NODES, Group
@@ -271,7 +273,8 @@ class Asker:
 
     def __init__(self, node: HandDriven, budget: Budget | None = None, limits: Limits = LIMITS) -> None:
         self.appends = Appends(node.replica, budget or Budget(1 << 30), limits)
-        node.replica.loop.observe(self.appends)
+        self.transactions = Transactions(self.appends)
+        node.replica.loop.observe(self.appends, self.transactions)
         self.answers: list[AppendedRange | DLedgerError] = []
 
     def plain(self, *bodies: bytes, source: object = None) -> None:
@@ -284,7 +287,7 @@ class Asker:
         self.appends.append_produced(columns, key, self.answers.append, once=once, source=source)
 
     def attempt(self, transaction: TransactionId, attempt: str, *bodies: bytes) -> None:
-        self.appends.append_attempt(Columns.from_bodies(bodies), transaction, attempt, self.answers.append)
+        self.transactions.append_attempt(Columns.from_bodies(bodies), transaction, attempt, self.answers.append)
 
     @property
     def ranges(self) -> list[tuple[int, int] | type[DLedgerError]]:

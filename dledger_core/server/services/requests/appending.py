@@ -8,10 +8,10 @@ from typing import Any
 from dledger_core.control import TransactionId
 from dledger_core.errors import BadRequestError, DLedgerError, one_line
 from dledger_core.net import codec, messages
-from dledger_core.net.connection import Connection
 from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.record import Columns
-from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey, Reply
+from dledger_core.server.services.appends import AppendedRange, Reply
+from dledger_core.server.services.producers_in_flight import ProducerKey
 from dledger_core.server.services.requests.calls import LogCall
 from dledger_core.tracing import AppendSpan, request_span
 
@@ -19,90 +19,83 @@ _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
 
 
+class _AppendReply:
+    """The reply to an append; the request takes of its client's shares until then."""
+
+    __slots__ = ("_call", "_nbytes", "_settle_row", "_span")
+
+    def __init__(self, call: LogCall, message: messages.AppendRequest, span: AppendSpan | None) -> None:
+        self._call = call
+        self._span = span
+        self._nbytes = len(call.frame.payload)
+        replica = call.hosted.replica
+        self._settle_row = call.node.writers.admit(call.flow.tenant, call.group.name, message, lambda: replica.tables)
+        try:
+            call.flow.hold(self._nbytes)
+        except DLedgerError:
+            self._settle_row()
+            raise
+
+    def end(self) -> None:
+        """Give the shares back."""
+        self._settle_row()
+        self._call.flow.release(self._nbytes)
+
+    def __call__(self, outcome: AppendedRange | DLedgerError) -> None:
+        self.end()
+        if isinstance(outcome, DLedgerError):
+            _end_failed(self._span, outcome)
+            self._call.refuse(outcome)
+            return
+        first, last, term = outcome.first_index, outcome.last_index, outcome.term
+        if self._span is not None:
+            self._span.committed(first, last, term)
+            self._span.end()
+        self._call.respond(messages.APPEND_OK, messages.AppendResponse(first=first, last=last, term=term))
+
+
+def _end_failed(span: AppendSpan | None, error: DLedgerError) -> None:
+    if span is not None:
+        span.failed(error)
+        span.end()
+
+
 def append(call: LogCall, message: messages.AppendRequest) -> None:
     """Append entries."""
     span = request_span(message.traceparent, call.node.config.self_id, call.group.name, message.count)
+    reply: _AppendReply | None = None
     try:
-        _append_in(span, call, message)
+        if not call.hosted.replica.is_leader:
+            raise call.hosted.replica.not_leader()
+        columns = codec.parse_columns(call.frame.payload, message.count)
+        columns.verify()
+        reply = _AppendReply(call, message, span)  # before the append: it may be called within the call
+        _append_columns(call, message, columns, reply, span)
     except DLedgerError as error:
-        if span is not None:
-            span.failed(error)
-            span.end()
+        if reply is not None:
+            reply.end()
+        _end_failed(span, error)
         raise
-
-
-def _append_in(span: AppendSpan | None, call: LogCall, message: messages.AppendRequest) -> None:
-    payload, hosted = call.frame.payload, call.hosted
-    if not hosted.replica.is_leader:
-        raise hosted.replica.not_leader()
-    columns = codec.parse_columns(payload, message.count)
-    columns.verify()
-    nbytes = len(payload)
-    tenant, replica = call.flow.tenant, hosted.replica
-    settle = call.node.writers.admit(tenant, call.group.name, message, lambda: replica.tables)
-
-    def end() -> None:
-        settle()
-        call.flow.release(nbytes)
-
-    def reply(outcome: AppendedRange | DLedgerError) -> None:
-        end()
-        if isinstance(outcome, DLedgerError):
-            call.refuse(outcome)
-        else:
-            response = messages.AppendResponse(first=outcome.first_index, last=outcome.last_index, term=outcome.term)
-            call.respond(messages.APPEND_OK, response)
-
-    try:
-        call.flow.hold(nbytes)  # before the append: its reply may be called within the call
-    except DLedgerError:
-        settle()
-        raise
-    try:
-        _append_columns(message, columns, hosted.appends, _traced(span, reply), call.connection, span)
-    except DLedgerError:
-        end()
-        raise
-
-
-def _traced(span: AppendSpan | None, reply: Reply) -> Reply:
-    """Return a reply that also ends the span."""
-    if span is None:
-        return reply
-
-    def traced(outcome: AppendedRange | DLedgerError) -> None:
-        if isinstance(outcome, DLedgerError):
-            span.failed(outcome)
-        else:
-            span.committed(outcome.first_index, outcome.last_index, outcome.term)
-        try:
-            reply(outcome)
-        finally:
-            span.end()
-
-    return traced
 
 
 def _append_columns(
-    message: messages.AppendRequest,
-    columns: Columns,
-    appends: Appends,
-    reply: Reply,
-    source: Connection,
-    span: AppendSpan | None,
+    call: LogCall, message: messages.AppendRequest, columns: Columns, reply: Reply, span: AppendSpan | None
 ) -> None:
+    hosted, source = call.hosted, call.connection
     if message.transaction is not None:
-        if "a" not in message.transaction:
+        named = message.transaction
+        if "a" not in named:
             raise BadRequestError("an append's transaction has no attempt", "", "send 'a' in field 'x'")
-        transaction, attempt = _transaction_id(message.transaction), message.transaction["a"]
-        appends.append_attempt(columns, transaction, attempt, reply, span=span, **_introduction(message.transaction))
+        hosted.transactions.append_attempt(
+            columns, _transaction_id(named), named["a"], reply, span=span, **_introduction(named)
+        )
     elif message.producer_id is not None:
         if message.epoch is None or message.sequence is None:
             raise BadRequestError("a producer's append has no epoch or sequence", "", "send 'pe' and 'ps'")
         key = ProducerKey(message.producer_id, message.epoch, message.sequence)
-        appends.append_produced(columns, key, reply, once=message.once, source=source, span=span)
+        hosted.appends.append_produced(columns, key, reply, once=message.once, source=source, span=span)
     else:
-        appends.append(columns, reply, source=source, span=span)
+        hosted.appends.append(columns, reply, source=source, span=span)
 
 
 def transaction(call: LogCall, message: messages.TransactionRequest) -> None:
@@ -118,8 +111,8 @@ def transaction(call: LogCall, message: messages.TransactionRequest) -> None:
             if (error := table.fenced(transaction)) is not None:
                 call.refuse(error)
                 return
-            hosted.appends.renew(transaction)
-        found = hosted.appends.named(transaction) or transaction
+            hosted.transactions.renew(transaction)
+        found = hosted.transactions.named(transaction) or transaction
         committed = table.committed(found)
         response = messages.TransactionResponse(
             state=table.state(found),
@@ -134,7 +127,7 @@ def transaction(call: LogCall, message: messages.TransactionRequest) -> None:
         if message.count is None:
             raise BadRequestError("a commit has no field 'n'", "", "send the parts of the committed attempts")
         parts = codec.parse_parts(call.frame.payload, message.count)
-        hosted.appends.commit(transaction, parts, reply, **_introduction(message.transaction))
+        hosted.transactions.commit(transaction, parts, reply, **_introduction(message.transaction))
     elif message.operation == "abort":
         _abort(call, message.transaction, reply)
     else:
@@ -149,7 +142,7 @@ def _abort(call: LogCall, named: dict[str, Any], reply: Reply) -> None:
         settle()
         reply(outcome)
 
-    call.hosted.appends.abort(transaction, settled, once=named.get("o", False))
+    call.hosted.transactions.abort(transaction, settled, once=named.get("o", False))
 
 
 def producer(call: LogCall, message: messages.ProducerRequest) -> None:
