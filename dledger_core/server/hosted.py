@@ -251,8 +251,6 @@ def host_log(
         limits=config.limits,
         measures=measures,
     )
-    log.on_sync = measures.sync.observe
-    host.live_repairs.watch(replica)
     appends, roles = Appends(replica, host.budget, config.limits), RoleFeed(replica, host.role_listeners)
     # Appends first: when a role change is reported, their clients have their response.
     replica.observe(appends, roles, measures)

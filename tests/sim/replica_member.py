@@ -56,7 +56,6 @@ from dledger_core.server.services.flow import Budget
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import LogTables, TableChanges
-from dledger_core.storage.write.appender import Preallocation
 from dledger_core.storage.write.trim import LogStart
 from tests.sim.clients import History, SimClient, all_clients, check_history
 from tests.sim.damage import Damages
@@ -121,17 +120,9 @@ class Writing:
     trimmed_to: int = 0
 
 
-class BesideSyncs(Preallocation):
-    """No thread: ``ReplicaMember`` preallocates before some syncs of the writer, as another thread might."""
-
-    def poke(self) -> None:
-        pass
-
-
 class WatchedLog(CommitLog):
     """A CommitLog whose writes are repeated on the member's shadow."""
 
-    preallocation_type = BesideSyncs
     member: ReplicaMember
 
     def place(self, proposal: Proposal, first_index: Index, term: Term, now_ms: int | None = None) -> Batch:
@@ -451,7 +442,6 @@ class ReplicaMember(Member):
             send=lambda _, message: self._send(message),
             on_failed=self.failed,
             environment=Environment(
-                wall_ms=self.wall_ms,
                 monotonic_ms=lambda: self.sim.time.now,
                 running_ms=lambda: self.sim.time.now,
                 call_soon=lambda action: self.later(

@@ -37,6 +37,8 @@ from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.appends import AppendedRange, Appends, ProducerKey
 from dledger_core.server.services.flow import Budget
 from dledger_core.storage import CommitLog
+from dledger_core.storage.write.append_clock import AppendClock
+from dledger_core.storage.write.log_writer import LogHooks
 from tests.support.faulty_files import FaultyFiles
 from tests.support.group import NODES, Group
 from tests.support.logs import found_store, rows_between
@@ -157,7 +159,14 @@ class HandDriven:
         self.configurations: list[ConfigurationInForce] = []
         self.stalled = False
         found_store(directory, node_id, storage, files)
-        self.log = CommitLog.open(directory, group="g", node_id=node_id, config=storage, files=files)
+        self.log = CommitLog.open(
+            directory,
+            group="g",
+            node_id=node_id,
+            config=storage,
+            files=files,
+            hooks=LogHooks(AppendClock(lambda: self.wall_ms, lambda: self.monotonic_ms)),
+        )
         self.replica = Replica(
             group="g",
             member=member_id(self.node_id),
@@ -168,7 +177,6 @@ class HandDriven:
             on_failed=self.failures.append,
             on_configuration=lambda _, found: self.configurations.append(found),
             environment=Environment(
-                wall_ms=lambda: self.wall_ms,
                 monotonic_ms=lambda: self.monotonic_ms,
                 running_ms=lambda: self.running_ms,
                 call_soon=self.turns.append,

@@ -40,8 +40,8 @@ from dledger_core.net.hello import Hello
 from dledger_core.net.log_bursts import BurstFilter
 from dledger_core.net.protocol import Type
 from dledger_core.raft import AppendEntries, Heartbeat, HeartbeatResponse, InstallSnapshot, Message
-from dledger_core.server.replica.append_clock import ClockComparison
 from dledger_core.server.replica.attachments import RETRY_SHARE, AttachHost, Attachments
+from dledger_core.server.replica.clock_comparison import ClockComparison
 from dledger_core.server.replica.environment import monotonic_ms, wall_ms
 from dledger_core.server.replica.members import Members
 

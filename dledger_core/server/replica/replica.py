@@ -54,7 +54,6 @@ from dledger_core.server.maintenance.disk_space import SpaceGuard
 from dledger_core.server.maintenance.retention import Pins
 from dledger_core.server.monitoring.measures import GroupMeasures
 from dledger_core.server.replica.acknowledged import Acknowledged
-from dledger_core.server.replica.append_clock import AppendClock
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.change_signal import ChangeSignal, response_within
 from dledger_core.server.replica.environment import Environment
@@ -239,9 +238,8 @@ class Replica:
         self._environment = environment
         self._log_time_interval_ms = int(limits.log_time_s * 1000)
         self._clock_difference_ms = limits.clock_difference_ms
-        self._append_clock = AppendClock(environment.wall_ms, environment.monotonic_ms)
+        self._append_clock = log.clock
         self._pace = CatchUpPace(environment.monotonic_ms, lambda: self.log.staged_end)
-        log.clock_ms = self._append_clock.now_ms
         self._controls = Controls(log)
         self.log_time = LogTime(environment.running_ms)
         self._log_time_recorded_ms = 0
