@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 from dledger_core.continuation import Response
 from dledger_core.errors import (
@@ -57,11 +58,14 @@ from dledger_core.server.group_state import (
 from dledger_core.server.hosted import GroupHost, HostedGroup, host_log, transfer_leadership
 from dledger_core.server.maintenance.repair import EventLoopRepairs, StoreRepairs, open_checked
 from dledger_core.server.monitoring.measures import GroupMeasures
+from dledger_core.server.replica.environment import monotonic_ms, wall_ms
 from dledger_core.server.replica.members import LogMembers
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.members_file import newest_configuration
+from dledger_core.storage.write.append_clock import AppendClock
+from dledger_core.storage.write.log_writer import LogHooks
 
 _LOG = logging.getLogger(__name__)
 
@@ -87,6 +91,12 @@ class Group:
         self.current: State = Closed()
         self.store: GroupStore | None = None
         self.store_lock = asyncio.Lock()
+        hooks = LogHooks(
+            AppendClock(wall_ms, monotonic_ms),
+            self.measures.sync.observe,
+            host.live_repairs.reporter(lambda: None if self.hosted is None else self.hosted.replica),
+        )
+        self._open_log = partial(open_checked, host.config, name, hooks)
 
     def _enter(self, state: State) -> None:
         self.current, self.hosted = state, state.hosted
@@ -193,7 +203,7 @@ class Group:
             )
             return
         try:
-            log = open_checked(self.host.config, self.name)
+            log = self._open_log()
         except CorruptRecordError as error:
             if not self._repair_first(store, error):
                 raise
@@ -209,7 +219,7 @@ class Group:
         store.release_lock()
         _LOG.info("group founded: group=%s member=%s log=%s", self.name, store.member, store.identity.log_uuid)
         try:
-            log = await asyncio.to_thread(open_checked, self.host.config, self.name)
+            log = await asyncio.to_thread(self._open_log)
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this group only
             if not (isinstance(error, CorruptRecordError) and self._repair_first(store, error)):
                 self.quarantine(error)
@@ -236,7 +246,7 @@ class Group:
 
     async def _repair(self, store: GroupStore, repairs: StoreRepairs, error: CorruptRecordError) -> None:
         try:
-            self._start(store, await repairs.repaired(self.name, error))
+            self._start(store, await repairs.repaired(self.name, error, self._open_log))
         except Exception as failure:  # noqa: BLE001 - whatever it is, it ends this group only
             self.quarantine(failure)
 

@@ -217,8 +217,6 @@ def host_log(
     )
     environment = event_loop_environment(host.running_ms, host.send)
     replica = Replica(settings, log, environment, on_failed, host.on_configuration, measures)
-    log.on_sync = measures.sync.observe
-    host.live_repairs.watch(replica)
     appends, roles = Appends(replica, host.budget, config.limits), RoleFeed(replica, host.role_listeners)
     transactions = Transactions(appends)
     # Appends first: when a role change is reported, their clients have their response.

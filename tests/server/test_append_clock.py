@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger_core.server.replica.append_clock import ClockComparison
+from dledger_core.server.replica.clock_comparison import ClockComparison
 from tests.support.replica_group import Asker, HandDriven
 
 DAY = 24 * 3_600_000

@@ -24,6 +24,9 @@ from dledger_core.storage import CommitLog
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import verification_reason
+from dledger_core.storage.write.append_clock import AppendClock
+from dledger_core.storage.write.appender import Preallocation
+from dledger_core.storage.write.log_writer import LogHooks
 from tests.sim.safety import check
 from tests.sim.virtual_time import Resume, Wait, run_task
 from tests.support.faulty_files import Crash
@@ -32,6 +35,14 @@ if TYPE_CHECKING:
     from tests.sim.replica_member import ReplicaMember
 
 T = TypeVar("T")
+
+
+class BesideSyncs(Preallocation):
+    """No thread: ``ReplicaMember`` preallocates before some syncs of the writer, as another thread might."""
+
+    def poke(self) -> None:
+        pass
+
 
 UNITS_PER_S = 100
 RESPONSE_UNITS = 100
@@ -183,16 +194,23 @@ class MemberRepairs:
         self._log_type = log_type
         self._environment = SimRepairEnvironment(member)
         self._damaged: set[int] = set()
+        self._begin: Callable[[], None] | None = None
 
     def open(self, host: Callable[[CommitLog], None]) -> None:
         """Pass the store's log to ``host``: at once if it is intact, otherwise after its repair."""
         member, sim, files = self._member, self._sim, self._member.files
         config = self._config()
         (group,) = config.groups
+        hooks = LogHooks(
+            AppendClock(member.wall_ms, lambda: sim.time.now),
+            on_damage=self._found,
+            preallocation=BesideSyncs,
+        )
+        open_log = partial(open_checked, config, group, hooks, files, self._log_type)
         try:
-            log = open_checked(config, group, files, self._log_type)
+            log = open_log()
         except CorruptRecordError as error:
-            stores = StoreRepairs(config, self._members(), self._environment, files, self._log_type)
+            stores = StoreRepairs(config, self._members(), self._environment, files)
             marked = verification_reason(files, Layout(member.path)) is not None
             repairable = stores.can_help(group, error) and (marked or member.is_damaged)
             check(repairable, "a store is damaged without a fault", member.node_id, error)
@@ -202,7 +220,7 @@ class MemberRepairs:
             member.crash_soon()
             if sim.chance(sim.mix.rates["disk_error"]) and sim.faults_on:
                 member.files.fail_at = member.files.operations + sim.source.randrange(1, 24)
-            self._run(stores.repaired(group, error), partial(self._opened, host))
+            self._run(stores.repaired(group, error, open_log), partial(self._opened, host))
         else:
             host(log)
 
@@ -223,15 +241,16 @@ class MemberRepairs:
                 sim.counters["live repairs"] += 1
                 self._run(repairs.repair(replica, self._damaged), repaired)
 
-        def found(index: int) -> None:
-            self._damaged.add(index)
-            sim.time.after(0, begin)
-
         def read_all() -> None:
             self._run(scrub.read_all(replica), lambda _: self._member.later(sim.mix.scrub_interval, read_all))
 
-        replica.log.on_damage = found
+        self._begin = begin
         self._member.later(sim.source.randrange(1, sim.mix.scrub_interval), read_all)
+
+    def _found(self, index: int) -> None:
+        if self._begin is not None:
+            self._damaged.add(index)
+            self._sim.time.after(0, self._begin)
 
     def _members(self) -> Members:
         config = self._config()

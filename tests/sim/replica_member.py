@@ -67,7 +67,6 @@ from dledger_core.server.services.transactions import Transactions
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import LogTables, TableChanges
-from dledger_core.storage.write.appender import Preallocation
 from dledger_core.storage.write.trim import LogStart
 from tests.sim.clients import History, SimClient, all_clients, check_history
 from tests.sim.damage import Damages
@@ -132,17 +131,9 @@ class Writing:
     trimmed_to: int = 0
 
 
-class BesideSyncs(Preallocation):
-    """No thread: ``ReplicaMember`` preallocates before some syncs of the writer, as another thread might."""
-
-    def poke(self) -> None:
-        pass
-
-
 class WatchedLog(CommitLog):
     """A CommitLog whose writes are repeated on the member's shadow."""
 
-    preallocation_type = BesideSyncs
     member: ReplicaMember
 
     def place(self, proposal: Proposal, first_index: Index, term: Term, now_ms: int | None = None) -> Batch:
@@ -493,7 +484,6 @@ class ReplicaMember(Member):
             ),
             log,
             Environment(
-                wall_ms=self.wall_ms,
                 monotonic_ms=lambda: self.sim.time.now,
                 running_ms=lambda: self.sim.time.now,
                 call_soon=lambda action: self.later(

@@ -9,6 +9,7 @@ from pathlib import Path
 from dledger_core.config import StorageConfig
 from dledger_core.record import INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage import CommitLog, Finding, open_store
+from dledger_core.storage.write.log_writer import LogHooks
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import STORE, append, open_log, read_all
 
@@ -55,9 +56,9 @@ class Sample:
     def clone(self) -> Sample:
         return replace(self, files=self.files.clone())
 
-    def open(self) -> CommitLog:
+    def open(self, hooks: LogHooks | None = None) -> CommitLog:
         """Open and check the store as a node does before it serves."""
-        return open_log(self.files, config=self.config).checked()
+        return open_log(self.files, config=self.config, hooks=hooks).checked()
 
     def at(self, position: int) -> memoryview:
         """The bytes of a data file from ``position`` on, to look at or to damage."""

@@ -30,6 +30,7 @@ from dledger_core.storage.files.meta_files import (
 )
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.files.twin_file import copies
+from dledger_core.storage.write.log_writer import LogHooks
 from tests.storage.sample import DATA, INDEX, META, Sample
 from tests.support.faulty_files import Crash, FaultyFile, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, read_all
@@ -513,11 +514,10 @@ def test_rewrite_restores_file_size_lost_in_failed_sync() -> None:
 
 
 def test_open_log_is_repaired_while_it_serves(store: Sample) -> None:
-    log = store.open()
+    reported: list[int] = []
+    log = store.open(LogHooks(on_damage=reported.append))
     zero_sector(store, INTACT.positions[50])
     store.row(50)[:] = bytes(32)
-    reported: list[int] = []
-    log.on_damage = reported.append
     with pytest.raises(CorruptRecordError) as caught:
         log.read(45, 70, 1 << 20)
     assert reported == [caught.value.values["index"]]

@@ -19,6 +19,7 @@ from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout, LogMeta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import LogTables, TableChanges
+from dledger_core.storage.write.log_writer import LogHooks
 
 SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, preallocate_bytes=0)
 STORE = Path("/disk/g/dledger-n0")
@@ -27,8 +28,10 @@ LOG_UUID = "f0f0f0f0f0f04f0f8f0f0f0f0f0f0f0f"
 NO_TABLES = TableChanges.complete(LogTables())
 
 
-def open_log(files: object = None, directory: Path = STORE, config: StorageConfig = SMALL) -> CommitLog:
-    return CommitLog.open(directory, group="g", node_id="n0", config=config, files=files)
+def open_log(
+    files: object = None, directory: Path = STORE, config: StorageConfig = SMALL, hooks: LogHooks | None = None
+) -> CommitLog:
+    return CommitLog.open(directory, group="g", node_id="n0", config=config, files=files, hooks=hooks)
 
 
 def found_store(

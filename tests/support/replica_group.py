@@ -39,6 +39,8 @@ from dledger_core.server.services.appends import AppendedRange, Appends
 from dledger_core.server.services.producers_in_flight import ProducerKey
 from dledger_core.server.services.transactions import Transactions
 from dledger_core.storage import CommitLog
+from dledger_core.storage.write.append_clock import AppendClock
+from dledger_core.storage.write.log_writer import LogHooks
 from tests.support.faulty_files import FaultyFiles
 from tests.support.group import NODES, Group
 from tests.support.logs import found_store, rows_between
@@ -159,7 +161,14 @@ class HandDriven:
         self.configurations: list[ConfigurationInForce] = []
         self.stalled = False
         found_store(directory, node_id, storage, files)
-        self.log = CommitLog.open(directory, group="g", node_id=node_id, config=storage, files=files)
+        self.log = CommitLog.open(
+            directory,
+            group="g",
+            node_id=node_id,
+            config=storage,
+            files=files,
+            hooks=LogHooks(AppendClock(lambda: self.wall_ms, lambda: self.monotonic_ms)),
+        )
         self.replica = Replica(
             ReplicaSettings(
                 group="g",
@@ -169,7 +178,6 @@ class HandDriven:
             ),
             self.log,
             Environment(
-                wall_ms=lambda: self.wall_ms,
                 monotonic_ms=lambda: self.monotonic_ms,
                 running_ms=lambda: self.running_ms,
                 call_soon=self.turns.append,

@@ -28,6 +28,7 @@ from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import verification_reason
 from dledger_core.storage.files.quarantine import check_not_quarantined
+from dledger_core.storage.write.log_writer import LogHooks
 
 if TYPE_CHECKING:
     from dledger_core.server.replica.replica import Replica
@@ -490,13 +491,18 @@ async def fill_holes(
 
 
 def open_checked(
-    config: ServerConfig, group: str, files: Files | None = None, log_type: type[CommitLog] = CommitLog
+    config: ServerConfig,
+    group: str,
+    hooks: LogHooks,
+    files: Files | None = None,
+    log_type: type[CommitLog] = CommitLog,
 ) -> CommitLog:
     """Open a group's log and check its newest records.
 
     Args:
         config: the node's settings.
         group: the group.
+        hooks: what the log calls of its owner.
         files: the file system.
         log_type: class of the log.
 
@@ -513,7 +519,9 @@ def open_checked(
         raise CorruptRecordError(
             f"the store needs verification ({why})", str(path), "it is verified and repaired from its peers"
         )
-    log = log_type.open(path, group=group, node_id=config.self_id, config=config.storage, files=files).checked()
+    log = log_type.open(
+        path, group=group, node_id=config.self_id, config=config.storage, files=files, hooks=hooks
+    ).checked()
     if log.recovered.written_end and len(config.peers) == 1:
         log.close()
         raise CorruptRecordError(
@@ -533,7 +541,6 @@ class StoreRepairs:
         members: the nodes that may have the records.
         environment: time, threads and connections; by default those of the running event loop.
         files: the file system.
-        log_type: class of the log that is opened at the end.
     """
 
     def __init__(
@@ -542,13 +549,11 @@ class StoreRepairs:
         members: Members,
         environment: RepairEnvironment | None = None,
         files: Files | None = None,
-        log_type: type[CommitLog] = CommitLog,
     ) -> None:
         self._config = config
         self._members = members
         self._environment = environment or EventLoopRepairs(limits=config.limits)
         self._files = files or OsFiles()
-        self._log_type = log_type
         self._logged_at: float | None = None
 
     def can_help(self, group: str, error: CorruptRecordError) -> bool:
@@ -558,8 +563,8 @@ class StoreRepairs:
         marked = verification_reason(self._files, Layout(path)) is not None
         return marked or (in_data and bool(self._members.others))
 
-    async def repaired(self, group: str, error: CorruptRecordError) -> CommitLog:
-        """Repair the store that ``error`` is about, open it and return its log.
+    async def repaired(self, group: str, error: CorruptRecordError, open_log: Callable[[], CommitLog]) -> CommitLog:
+        """Repair the store that ``error`` is about, and return its log, which ``open_log`` opens.
 
         Raises:
             CorruptRecordError: no peer has the records, and none is asked again.
@@ -594,7 +599,7 @@ class StoreRepairs:
                 damage.path,
                 damage.position,
             )
-        log = await environment.run_blocking(partial(open_checked, config, group, files, self._log_type))
+        log = await environment.run_blocking(open_log)
         _LOG.info("store verified: group=%s", group)
         return log
 

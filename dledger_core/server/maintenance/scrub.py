@@ -43,15 +43,23 @@ class LiveRepairs:
         self._logged_at: dict[str, float] = {}
         self.repaired: Counter[str] = Counter()
 
-    def watch(self, replica: Replica) -> None:
-        """Repair all damage that reads of this replica's log find from now on, in any thread."""
+    def reporter(self, replica: Callable[[], Replica | None]) -> Callable[[int], None]:
+        """Return the function that repairs the damage which a read finds near an index; any thread may call it.
+
+        Args:
+            replica: returns the replica of the damaged log, None while it is not hosted: a start repairs it then.
+        """
         loop = asyncio.get_running_loop()
 
-        def found(index: int) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._start, replica, index)
+        def start(index: int) -> None:
+            if (found := replica()) is not None:
+                self._start(found, index)
 
-        replica.log.on_damage = found
+        def report(index: int) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(start, index)
+
+        return report
 
     def damaged(self, group: str) -> int:
         """Return the number of places with damage that wait for their repair."""

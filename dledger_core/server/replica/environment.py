@@ -37,7 +37,7 @@ class Disk(Protocol):
 
 
 def wall_ms() -> int:
-    """Return the wall clock of this machine, ms since the epoch."""
+    """Return the wall clock of this machine, ms since the epoch; it may jump, so only append times follow it."""
     return time.time_ns() // 1_000_000
 
 
@@ -56,7 +56,6 @@ class Environment:
     """The environment of one replica.
 
     Attributes:
-        wall_ms: the wall clock, ms since the epoch: it may jump, so nothing but append times follows it.
         monotonic_ms: a clock that never jumps.
         running_ms: the node's running time, see ``RunningTime``.
         call_soon: runs a function after the current iteration, in order of the calls.
@@ -66,7 +65,6 @@ class Environment:
         background: runs work that may take seconds.
     """
 
-    wall_ms: Callable[[], int]
     monotonic_ms: Callable[[], int]
     running_ms: Callable[[], int]
     call_soon: Callable[[Callable[[], None]], object]
@@ -80,7 +78,6 @@ def event_loop_environment(running_ms: Callable[[], int], send: Callable[[str, M
     """Return the environment of a node's replica: the running event loop, its clocks, a thread that writes."""
     loop = asyncio.get_running_loop()
     return Environment(
-        wall_ms=wall_ms,
         monotonic_ms=monotonic_ms,
         running_ms=running_ms,
         call_soon=loop.call_soon,

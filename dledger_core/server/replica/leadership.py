@@ -12,7 +12,6 @@ from dledger_core.config import Limits
 from dledger_core.errors import DLedgerError, NotLeaderError
 from dledger_core.ids import NO_INDEX, Index, MemberId, NodeId, Term, node_of
 from dledger_core.raft import Role, SoftState
-from dledger_core.server.replica.append_clock import AppendClock
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.log_time import LogTime
 from dledger_core.server.replica.pace import CatchUpPace
@@ -53,12 +52,11 @@ class Leadership:
         self._log_time = log_time
         self._preferred = preferred
         self._has_log_time = log.config.profile == "B"
-        self._append_clock = AppendClock(environment.wall_ms, environment.monotonic_ms)
+        self._append_clock = log.clock
         self._clock_difference_ms = limits.clock_difference_ms
         self._term: Term | None = None
         self._ready_from = NO_INDEX
         self.pace = CatchUpPace(environment.monotonic_ms, lambda: log.staged_end)
-        log.clock_ms = self._append_clock.now_ms
 
     # --- what the loop reports -------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from dledger_core.net import codec
 from dledger_core.net.connection import Connection
 from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.raft import Heartbeat, HeartbeatResponse
-from dledger_core.server.replica.append_clock import ClockComparison
 from dledger_core.server.replica.attachments import Attachments
+from dledger_core.server.replica.clock_comparison import ClockComparison
 
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())

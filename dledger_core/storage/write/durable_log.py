@@ -17,10 +17,10 @@ from dledger_core.ids import Index, Position, Term
 from dledger_core.raft.batch import Batch, TermRange
 from dledger_core.record import Records
 from dledger_core.storage.check.damage import Damage, damage_near, wrong_rows
-from dledger_core.storage.files.index_file import IndexFile, term_ranges
-from dledger_core.storage.files.layout import Layout, LogMeta
+from dledger_core.storage.files.index_file import term_ranges
 from dledger_core.storage.read import log_queries
-from dledger_core.storage.read.record_reader import RecordReader, out_of_range
+from dledger_core.storage.read.record_reader import out_of_range
+from dledger_core.storage.write.recovered_store import RecoveredStore
 from dledger_core.storage.write.staging import StagedEnd
 
 RECENT_BYTES: Final = 256 << 20
@@ -29,19 +29,17 @@ T = TypeVar("T")
 
 
 class DurableLog:
-    """The reading side of ``CommitLog``, which sets the attributes."""
+    """The reading side of ``CommitLog``."""
 
-    _layout: Layout
-    _meta: LogMeta
-    _index: IndexFile
-    _reader: RecordReader
-    _first_index: int
-    _last_index: int
-    _removals: int
-    on_damage: Callable[[int], None] | None = None
-    """Called with the index near which a read found damage, in the reading thread."""
-    on_sync: Callable[[float], None] | None = None
-    """Called with the duration in seconds of each sync of appended entries, in the writing thread."""
+    def __init__(self, store: RecoveredStore, on_damage: Callable[[int], None] | None) -> None:
+        self.config: Final = store.config
+        self._layout = store.layout
+        self._meta = store.meta
+        self._index = store.index
+        self._reader = store.reader
+        self._first_index, self._last_index = store.end.first_index, store.end.last_index
+        self._removals = 0
+        self._on_damage = on_damage
 
     def first_index(self) -> Index:
         """See ``LogStore``."""
@@ -107,9 +105,9 @@ class DurableLog:
         try:
             return self._undisturbed(read)
         except CorruptRecordError as error:
-            if self.on_damage is not None:
+            if self._on_damage is not None:
                 index = error.values.get("index")
-                self.on_damage(index if isinstance(index, int) else start)
+                self._on_damage(index if isinstance(index, int) else start)
             raise
 
     def _undisturbed(self, read: Callable[[], T]) -> T:
