@@ -2,8 +2,8 @@
 
 In a third of the seeds, up to twice, some members of the newest log vanish: their machines stop, permanently or
 for a time, or the network is cut and they continue. Operators run ``dledger recover`` for the others until nothing is
-left to do: the real ``decide``, with the real functions of each store (``survivor``), among all other faults. An operator may be
-interrupted before any message, and another one may be at work. A survivor may have a hole in its log.
+left to do: the real ``decide``, with the real functions of each store (``survivor``), among all other faults. An
+operator may be interrupted before any message, and another one may be at work. A survivor may have a hole in its log.
 
 The new log is a group of its own, with its own checker and clients, and the old one continues if it can. Where no
 committed entry was lost, clients with all that they have in flight move to the new log. Once the network is healed, or
@@ -571,6 +571,7 @@ class Recoveries:
         has_known = known is None or member.sim.checker.contains(known)
         if response is Response.STAY:
             check(not has_known, "a store contests a log that has its committed entries", store.node_id, known)
+            check(member.replica.contested is not None, "a contested log takes appends", member.node_id)
         elif not has_known and member.replica.commit_index >= link.index:
             check(False, "a log lacks a committed entry and is not contested", store.node_id, member.node_id, known)
         life = store.life
