@@ -1,9 +1,9 @@
 """Recoveries: nodes are lost, or called lost, operators continue the log of the others in a new one, and stores return.
 
-In a third of the seeds, up to twice, some members of the newest log vanish: their machines stop, for a time or for
-good, or the network is cut and they continue. Operators run ``dledger recover`` for the others until nothing is left to do:
-the real ``decide``, with the real functions of each store (``survivor``), among all other faults. An operator may be
-interrupted before any message, and another one may be at work. A survivor may have a hole in its log.
+In a third of the seeds, up to twice, some members of the newest log vanish: their machines stop, permanently or
+for a time, or the network is cut and they continue. Operators run ``dledger recover`` for the others until nothing is
+left to do: the real ``decide``, with the real functions of each store (``survivor``), among all other faults. An
+operator may be interrupted before any message, and another one may be at work. A survivor may have a hole in its log.
 
 The new log is a group of its own, with its own checker and clients, and the old one continues if it can. Where no
 committed entry was lost, clients with all that they have in flight move to the new log. Once the network is healed, or
@@ -51,7 +51,7 @@ from tests.sim.network import Network
 from tests.sim.safety import SafetyChecker, check
 from tests.sim.virtual_time import Resume, Wait, run_task
 from tests.support.faulty_files import Crash
-from tests.support.history import Append
+from tests.support.history import Append, Decision
 
 if TYPE_CHECKING:
     from tests.sim.replica_member import ReplicaMember
@@ -373,7 +373,7 @@ class Recoveries:
     def _check_record(
         self, disaster: Disaster, record: ContinuationRecord, answers: dict[NodeId, SurvivorAnswer]
     ) -> None:
-        """Check that a new record continues all that its survivors know to be committed, and committed entries that one of them has."""
+        """Check that the log of a new record has what its survivors know to be committed, and what they have of it."""
         if record.log_uuid in disaster.records:
             return
         disaster.records[record.log_uuid] = record
@@ -520,11 +520,15 @@ class Recoveries:
             group.clients, old.clients = old.clients, []
         else:
             self._sim.counters["committed batches that a new log lacks"] += len(lacking)
+            lost = set()
             for at, call in enumerate(history.calls):
-                index = call.last if isinstance(call, Append) else point + 1
-                batch = old.checker.committed_batch(index)
+                batch = old.checker.committed_batch(call.last) if isinstance(call, Append) else None
                 if call.status == "ok" and (batch is None or not new.contains(batch)):
                     history.calls[at] = replace(call, status="unknown")
+                    lost.add(getattr(call, "attempt", ""))
+            for at, call in enumerate(history.calls):  # a commit is lost with an attempt that it lists
+                if isinstance(call, Decision) and lost & set(call.attempts):
+                    history.calls[at] = replace(call, status="fail")
             group.clients = []
         for each in (old, group):
             if not each.clients:
@@ -564,6 +568,7 @@ class Recoveries:
         has_known = known is None or member.sim.checker.contains(known)
         if response is Response.STAY:
             check(not has_known, "a store contests a log that has its committed entries", store.node_id, known)
+            check(member.replica.contested is not None, "a contested log takes appends", member.node_id)
         elif not has_known and member.replica.commit_index >= link.index:
             check(False, "a log lacks a committed entry and is not contested", store.node_id, member.node_id, known)
         life = store.life

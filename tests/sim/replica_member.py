@@ -434,13 +434,19 @@ class ReplicaMember(Member):
         self.life += 1
         self.stalled_until = self.sim.time.now
         self.running = True
+        self.repairs = MemberRepairs(self, WatchedLog)
+        try:
+            self._open()
+        except Crash:
+            self.die("crashes at a start")
+
+    def _open(self) -> None:
         if not self.files.names:
             check(is_waiting(self.files, self.path, self.node), "an empty store belongs to a log", self.node_id)
             voters = sorted(self.sim.founded.voters)
             prepare(self.files, self.path, self.node_id, voters, self.sim.mix.storage, self.sim.log_uuid)
         draw = Random(f"{self.sim.seed}/{self.node_id}/{self.life}")
         self.store = store_at_start(self.files, self.path, self.node_id, draw)
-        self.repairs = MemberRepairs(self, WatchedLog)
         identity = self.store.identity
         if self.waits or identity.continuation is not None:
             self.waits = not identity.is_member and identity.continuation is not None
