@@ -1,24 +1,18 @@
 """A replicated commit log in DLedger's disk format: clients, local clusters and read-only access to stores.
 
-These are the public names. The connector and the jobs use them, ``dledger_core.rocketmq`` and ``dledger_core.cli``,
-and nothing deeper.
+These are the public names; UPGRADING.md says how long they are kept.
 """
 
-from dledger_core.checksum import Buffer, crc32, crc32_column
 from dledger_core.client import (
     AppendResult,
     AsyncProducer,
     AttemptResult,
     DigestReport,
     Entry,
-    EntryCheck,
     GroupMembers,
     Lag,
     LogClient,
-    LogPosition,
     LogRange,
-    Loss,
-    LossKind,
     MemberStatus,
     Metadata,
     NodeStatus,
@@ -29,36 +23,17 @@ from dledger_core.client import (
     RoleChange,
     TableUsage,
     TransactionState,
-    check_of,
-    find_loss,
-    fingerprint_of,
-    fingerprint_sum,
     measure_lag,
-    record_at,
 )
 from dledger_core.client_config import ClientConfig
 from dledger_core.cluster import LocalCluster
 from dledger_core.config import (
     RECORD_BYTES_MAX,
     Peer,
-    check_group_name,
-    format_peers,
-    is_loopback,
-    parse_duration,
-    parse_groups,
-    parse_peers,
 )
 from dledger_core.connect import AsyncClient, Client, JavaOptions, connect, open_store
-from dledger_core.control import PARTS_MAX, Part, TransactionId
-from dledger_core.digest import RangeDigest, RangeHasher
-from dledger_core.environment import (
-    DELTA_VERSION,
-    JAVA_VERSIONS,
-    SPARK_VERSION,
-    find_java,
-    install_command,
-    java_version,
-)
+from dledger_core.control import Part, TransactionId
+from dledger_core.digest import RangeDigest
 from dledger_core.errors import (
     BadRequestError,
     BehindError,
@@ -97,50 +72,28 @@ from dledger_core.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from dledger_core.ids import Index
 from dledger_core.net.tls import TlsOptions
 from dledger_core.record import (
     DESCRIPTIONS,
-    HEADER,
-    HEADER_BYTES,
-    MAGIC_CONTROL,
-    MAGIC_DATA,
-    MAGIC_MEMBERSHIP,
     READ_SCHEMA,
     RECORD_SCHEMA,
     Fetch,
     Isolation,
     Records,
-    append_time,
-    empty_batch,
-    inside,
-    is_segment_name,
-    merge_ranges,
-    segment_name,
 )
 from dledger_core.storage import Finding, StoreReader, StoreReport, Until, Visibility
 
 __all__ = [
-    "DELTA_VERSION",
     "DESCRIPTIONS",
-    "HEADER",
-    "HEADER_BYTES",
-    "JAVA_VERSIONS",
-    "MAGIC_CONTROL",
-    "MAGIC_DATA",
-    "MAGIC_MEMBERSHIP",
-    "PARTS_MAX",
     "READ_SCHEMA",
     "RECORD_BYTES_MAX",
     "RECORD_SCHEMA",
-    "SPARK_VERSION",
     "AppendResult",
     "AsyncClient",
     "AsyncProducer",
     "AttemptResult",
     "BadRequestError",
     "BehindError",
-    "Buffer",
     "BusyError",
     "Client",
     "ClientConfig",
@@ -151,13 +104,11 @@ __all__ = [
     "DigestReport",
     "DiskFullError",
     "Entry",
-    "EntryCheck",
     "FencedError",
     "Fetch",
     "Finding",
     "ForbiddenError",
     "GroupMembers",
-    "Index",
     "IndexOutOfRangeError",
     "Isolation",
     "JavaOptions",
@@ -165,10 +116,7 @@ __all__ = [
     "LeadershipLostError",
     "LocalCluster",
     "LogClient",
-    "LogPosition",
     "LogRange",
-    "Loss",
-    "LossKind",
     "MemberChangeRefusedError",
     "MemberStatus",
     "Metadata",
@@ -189,7 +137,6 @@ __all__ = [
     "QueryUnknownError",
     "QuotaExceededError",
     "RangeDigest",
-    "RangeHasher",
     "ReadFrom",
     "Records",
     "RequestTimedOutError",
@@ -214,29 +161,7 @@ __all__ = [
     "UnsupportedError",
     "Until",
     "Visibility",
-    "append_time",
-    "check_group_name",
-    "check_of",
     "connect",
-    "crc32",
-    "crc32_column",
-    "empty_batch",
-    "find_java",
-    "find_loss",
-    "fingerprint_of",
-    "fingerprint_sum",
-    "format_peers",
-    "inside",
-    "install_command",
-    "is_loopback",
-    "is_segment_name",
-    "java_version",
     "measure_lag",
-    "merge_ranges",
     "open_store",
-    "parse_duration",
-    "parse_groups",
-    "parse_peers",
-    "record_at",
-    "segment_name",
 ]

@@ -32,8 +32,10 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from dledger_core import DELTA_VERSION, SPARK_VERSION, ConfigError, find_java, parse_duration
+from dledger_core import ConfigError
 from dledger_core.cli import say, stop_requests
+from dledger_core.config import parse_duration
+from dledger_core.environment import DELTA_VERSION, SPARK_VERSION, find_java
 from spark_connector import planned_offset
 from spark_connector.reading.tracking import Tracker
 

@@ -27,8 +27,9 @@ if __package__ in (None, ""):  # started as a script: run the package's module, 
 import click
 from pydantic import AfterValidator, BeforeValidator
 
-from dledger_core import ConfigError, parse_groups
+from dledger_core import ConfigError
 from dledger_core.cli import examples, stop_requests
+from dledger_core.config import parse_groups
 from spark_connector import LagReport, lag_reports, planned_offset, register
 from spark_connector.columns import schema_for
 from spark_connector.monitoring.outputs import parse_target

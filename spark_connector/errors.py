@@ -24,7 +24,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from dledger_core import SPARK_VERSION, ConfigError, DLedgerError, EntryCheck, Loss, LossKind
+from dledger_core import ConfigError, DLedgerError
+from dledger_core.client import EntryCheck, Loss, LossKind
+from dledger_core.environment import SPARK_VERSION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from dledger_core import EntryCheck, LogPosition
+from dledger_core.client import EntryCheck, LogPosition
 from spark_connector.errors import CheckpointError
 
 __all__ = [

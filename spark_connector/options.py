@@ -18,15 +18,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from dledger_core import (
-    ClientConfig,
-    ConfigError,
-    TlsOptions,
-    check_group_name,
-    parse_duration,
-    parse_groups,
-    parse_peers,
-)
+from dledger_core import ClientConfig, ConfigError, TlsOptions
+from dledger_core.config import check_group_name, parse_duration, parse_groups, parse_peers
 from spark_connector.errors import CheckpointError, OptionError
 from spark_connector.offsets import StreamOffset, read_offsets
 

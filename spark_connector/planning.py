@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dledger_core import EntryCheck, LogRange
+from dledger_core import LogRange
+from dledger_core.client import EntryCheck
 from spark_connector.errors import OptionError
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from dledger_core import ConfigError, parse_duration, parse_groups, parse_peers
-from dledger_core.config import format_peers
+from dledger_core import ConfigError
+from dledger_core.config import format_peers, parse_duration, parse_groups, parse_peers
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from dledger_core import Client, LocalCluster, find_java
+from dledger_core import Client, LocalCluster
+from dledger_core.environment import find_java
 from tests.rocketmq.golden import THREE, extract, units
 from tests.support.soon import soon
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 from packaging.requirements import Requirement
 
-from dledger_core import install_command
+from dledger_core.environment import install_command
 from tests.rocketmq.golden import THREE, extract, units
 
 ROOT = Path(__file__).resolve().parents[1]

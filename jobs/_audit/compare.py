@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core import DLedgerError, crc32_column, open_store
+from dledger_core import DLedgerError, open_store
+from dledger_core.checksum import crc32_column
 
 from .judge import Judgement, Seen, State, committed_end, judge
 from .model import AuditedReplica, AuditFinding, Class, consecutive, result

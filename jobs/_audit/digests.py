@@ -14,7 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core import HEADER_BYTES, DLedgerError, merge_ranges
+from dledger_core import DLedgerError
+from dledger_core.record import HEADER_BYTES, merge_ranges
 
 from .model import COVERED, KEY, OTHER, RESULTS, AuditFinding, Class, ReadTask, aligned, result
 from .replicas import READ_BYTES, Gap, RangeSeen, RateLimiter, open_source

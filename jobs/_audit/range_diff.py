@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dledger_core import READ_SCHEMA, RECORD_SCHEMA, Client, DLedgerError, UnreachableError, empty_batch, open_store
+from dledger_core import READ_SCHEMA, RECORD_SCHEMA, Client, DLedgerError, UnreachableError, open_store
 from dledger_core.cli import preview
+from dledger_core.record import empty_batch
 from dledger_core.rocketmq import ClassicCommitLog, decode_messages, field_at
 
 from .._cli import environment_access

@@ -23,7 +23,6 @@ import pyarrow as pa
 from blake3 import blake3
 
 from dledger_core import (
-    HEADER_BYTES,
     Client,
     ConfigError,
     CorruptRecordError,
@@ -31,15 +30,15 @@ from dledger_core import (
     IndexOutOfRangeError,
     NodeStatus,
     RangeDigest,
-    RangeHasher,
     StorageError,
     StoreMismatchError,
     StoreReader,
     open_store,
-    parse_groups,
-    parse_peers,
 )
 from dledger_core.cli import Access
+from dledger_core.config import parse_groups, parse_peers
+from dledger_core.digest import RangeHasher
+from dledger_core.record import HEADER_BYTES
 from dledger_core.rocketmq import ClassicCommitLog, Location, decode_messages, end_of, locate, open_log_directory
 from spark_connector.connections import store_for
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dledger_core import merge_ranges
+from dledger_core.record import merge_ranges
 
 from .._report.drill_down import RangeDiff
 from .._report.page import COLORS, Place, ReportedFinding, render_page

@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from dledger_core import ConfigError, LocalCluster, Producer, install_command
+from dledger_core import ConfigError, LocalCluster, Producer
 from dledger_core.cli import Progress
+from dledger_core.environment import install_command
 from dledger_core.rocketmq import encode_messages
 
 __all__ = [

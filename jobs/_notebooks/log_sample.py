@@ -14,8 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core import MAGIC_DATA
 from dledger_core.cli import preview
+from dledger_core.record import MAGIC_DATA
 from dledger_core.rocketmq import Damaged, Deleted, decode_messages, expanded_messages, rows_of_messages, sample_ranges
 
 from .facts import Facts, size_text

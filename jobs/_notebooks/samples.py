@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from dledger_core import HEADER_BYTES, open_store, segment_name
+from dledger_core import open_store
+from dledger_core.record import HEADER_BYTES, segment_name
 
 __all__ = ["damaged_replicas", "sample_broker"]
 

@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dledger_core import Client, ClientConfig, ConfigError, LocalCluster, LogRange, NodeStatus, parse_peers
+from dledger_core import Client, ClientConfig, ConfigError, LocalCluster, LogRange, NodeStatus
+from dledger_core.config import parse_peers
 from dledger_core.rocketmq import (
     Damaged,
     Deleted,

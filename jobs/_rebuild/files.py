@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from dledger_core import ConfigError, segment_name
+from dledger_core import ConfigError
+from dledger_core.record import segment_name
 from dledger_core.rocketmq import PREFILL, UNIT, UNIT_BYTES
 
 from .._directories import check_writable

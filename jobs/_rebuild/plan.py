@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from dledger_core import Client, ConfigError, LogRange, Until, open_store, parse_groups
+from dledger_core import Client, ConfigError, LogRange, Until, open_store
+from dledger_core.config import parse_groups
 from dledger_core.rocketmq import (
     DELAY_LEVELS_MS,
     PHYSICAL_OFFSET_DELTA,

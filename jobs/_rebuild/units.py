@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
-from dledger_core import inside
+from dledger_core.record import inside
 from dledger_core.rocketmq import (
     DELAY_LEVELS_MS,
     PHYSICAL_OFFSET_DELTA,

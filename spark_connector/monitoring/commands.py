@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from dledger_core import ConfigError, DLedgerError, find_loss
+from dledger_core import ConfigError, DLedgerError
 from dledger_core.cli import (
     EXIT_FINDING,
     EXIT_INCOMPLETE,
@@ -35,6 +35,7 @@ from dledger_core.cli import (
     show_rows,
     timeout_option,
 )
+from dledger_core.client import find_loss
 from spark_connector.errors import DataLossError, loss_error
 from spark_connector.monitoring.lag import LagReport, lag_from
 from spark_connector.offsets import GroupOffset, MicroBatch, SparkCheckpoint, StreamOffset, local_path, read_checkpoint

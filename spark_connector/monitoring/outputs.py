@@ -12,7 +12,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from dledger_core import is_loopback
+from dledger_core.config import is_loopback
 from spark_connector.columns import ddl_of
 from spark_connector.errors import OptionError
 from spark_connector.monitoring.lag import REPORT_SCHEMA, LagReport

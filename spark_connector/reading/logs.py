@@ -25,14 +25,12 @@ from dledger_core import (
     BehindError,
     CorruptRecordError,
     DLedgerError,
-    EntryCheck,
     Fetch,
     IndexOutOfRangeError,
     LogRange,
     UnreachableError,
-    check_of,
-    record_at,
 )
+from dledger_core.client import EntryCheck, check_of, record_at
 from spark_connector.connections import client_for, store_for
 from spark_connector.errors import (
     LossPolicy,

@@ -15,7 +15,8 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from dledger_core import READ_SCHEMA, empty_batch
+from dledger_core import READ_SCHEMA
+from dledger_core.record import empty_batch
 from spark_connector.columns import rows_of, schema_for, with_names
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions

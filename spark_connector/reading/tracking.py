@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
-from dledger_core import EntryCheck, LogRange, Loss, LossKind, find_loss
+from dledger_core import LogRange
+from dledger_core.client import EntryCheck, Loss, LossKind, find_loss
 from spark_connector.connections import client_for
 from spark_connector.errors import (
     GroupGoneError,

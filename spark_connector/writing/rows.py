@@ -28,7 +28,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dledger_core import HEADER_BYTES, RECORD_BYTES_MAX, BadRequestError, ConfigError, check_group_name
+from dledger_core import RECORD_BYTES_MAX, BadRequestError, ConfigError
+from dledger_core.config import check_group_name
+from dledger_core.record import HEADER_BYTES
 from dledger_core.rocketmq import encode_messages
 from spark_connector.errors import SchemaError
 from spark_connector.options import DLedgerOptions

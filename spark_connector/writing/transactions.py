@@ -36,7 +36,6 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.taskcontext import TaskContext
 
 from dledger_core import (
-    HEADER_BYTES,
     AttemptResult,
     BadRequestError,
     Client,
@@ -47,9 +46,9 @@ from dledger_core import (
     TransactionId,
     TransactionState,
     UnreachableError,
-    fingerprint_of,
-    fingerprint_sum,
 )
+from dledger_core.client import fingerprint_of, fingerprint_sum
+from dledger_core.record import HEADER_BYTES
 from spark_connector.connections import client_for
 from spark_connector.errors import OptionError, SchemaError
 from spark_connector.options import DLedgerOptions

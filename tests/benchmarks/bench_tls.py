@@ -19,8 +19,9 @@ import sys
 import time
 from collections import defaultdict
 
-from dledger_core import LocalCluster, parse_peers
+from dledger_core import LocalCluster
 from dledger_core.client.routing.channel import Channel
+from dledger_core.config import parse_peers
 from dledger_core.net.credentials import Credentials
 
 SHAPES = {"throughput": (), "latency": ("--request-bytes", "100", "--in-flight", "1")}

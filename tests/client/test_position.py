@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core import EntryCheck, LogPosition, LogRange, LossKind, check_of, find_loss
-from dledger_core.client import Lag, measure_lag
+from dledger_core import LogRange
+from dledger_core.client import EntryCheck, Lag, LogPosition, LossKind, check_of, find_loss, measure_lag
 from dledger_core.continuation import ContinuedLog
 from dledger_core.record import READ_SCHEMA
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dledger_core import Client, LocalCluster, check_of
+from dledger_core import Client, LocalCluster
+from dledger_core.client import check_of
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dledger_core import open_store, segment_name
+from dledger_core import open_store
+from dledger_core.record import segment_name
 from jobs._audit.digests import compare_digests, compared_by_replica, covered_ranges
 from jobs._audit.judge import findings_of
 from jobs._audit.model import RANGES, RESULTS, AuditedReplica, AuditFinding, Class, result

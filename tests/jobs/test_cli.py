@@ -16,17 +16,8 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from dledger_core import (
-    ConfigError,
-    CorruptRecordError,
-    DLedgerError,
-    LogPosition,
-    LogRange,
-    Loss,
-    LossKind,
-    NoLeaderError,
-    UnreachableError,
-)
+from dledger_core import ConfigError, CorruptRecordError, DLedgerError, LogRange, NoLeaderError, UnreachableError
+from dledger_core.client import LogPosition, Loss, LossKind
 from dledger_core.client_config import LOCAL_PEERS
 from jobs._cli import (
     NodeAccess,

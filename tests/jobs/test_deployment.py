@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from dledger_core import DELTA_VERSION, Client, LocalCluster, find_java
+from dledger_core import Client, LocalCluster
+from dledger_core.environment import DELTA_VERSION, find_java
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.spark_jvm import short_lived_environment
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
-from dledger_core import AsyncClient, fingerprint_of
+from dledger_core import AsyncClient
+from dledger_core.client import fingerprint_of
 from dledger_core.client.routing.retry import is_temporary, is_unknown
 from dledger_core.control import Part, TransactionId, fingerprint_sum
 from dledger_core.errors import (

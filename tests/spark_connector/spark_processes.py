@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pyspark
 
-from dledger_core import find_java
+from dledger_core.environment import find_java
 from tests.support.spark_jvm import short_lived, short_lived_environment
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core import EntryCheck
 from dledger_core.cli import main
+from dledger_core.client import EntryCheck
 from spark_connector.errors import CheckpointError
 from spark_connector.offsets import (
     GroupOffset,

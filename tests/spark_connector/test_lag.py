@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from dledger_core import Client, TransactionId, check_of
+from dledger_core import Client, TransactionId
 from dledger_core.cli import main
+from dledger_core.client import check_of
 from spark_connector import DLedgerListener, lag_reports, monitor
 from spark_connector.errors import DataLossError, OptionError
 from spark_connector.offsets import GroupOffset, StreamOffset

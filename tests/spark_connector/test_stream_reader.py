@@ -16,7 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
-from dledger_core import EntryCheck, LogPosition, LogRange, Loss, LossKind, open_store
+from dledger_core import LogRange, open_store
+from dledger_core.client import EntryCheck, LogPosition, Loss, LossKind
 from dledger_core.continuation import ContinuedLog
 from spark_connector.errors import (
     CheckpointError,

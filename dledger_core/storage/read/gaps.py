@@ -1,4 +1,4 @@
-"""Entries that a store lacks: data files missing between others, or at its end where the index goes on."""
+"""Entries that a store lacks: data files are missing between others, or at its end where the index has more entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the log of a store ends: a scan of its last records, and the index rows that its files lack."""
+"""The end of a log: a scan of the last records of a store, and the index rows that its files lack."""
 
 from __future__ import annotations
 

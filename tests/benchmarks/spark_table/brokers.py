@@ -10,8 +10,8 @@ import uuid
 from base64 import urlsafe_b64encode
 from pathlib import Path
 
-from dledger_core import find_java
 from dledger_core.cluster import free_ports
+from dledger_core.environment import find_java
 from dledger_core.errors import ConfigError
 
 CACHE = Path.home() / ".cache" / "dledger-kafka"

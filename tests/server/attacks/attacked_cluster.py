@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from dledger_core import Client, LocalCluster, parse_peers
+from dledger_core import Client, LocalCluster
 from dledger_core.certificates import digest_of
+from dledger_core.config import parse_peers
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from tests.server.attacks.attackers import Target
 from tests.support.slow_elections import SLOW_ELECTIONS
