@@ -289,11 +289,15 @@ class RaftConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of one node: memory and work that a client, a peer or a background job may occupy.
+class _Limits:
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            _check(getattr(self, limit.name) > 0, f"{limit.name} must be above 0, got {getattr(self, limit.name)}")
 
-    This is the page on tuning. The defaults fit nodes of 2 to 16 cores on one network; change one only for a measured
-    reason. Tests pass small limits.
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicationLimits(_Limits):
+    """Work between the nodes of a group: batches, links, transfers of leadership.
 
     Attributes:
         coalesced_bytes: appends joined into one batch, in bytes [1 MiB]. More makes batches larger and syncs
@@ -301,33 +305,125 @@ class Limits:
         batches_in_flight: batches without a commit above which appends wait to be joined [4].
         appends_until_ready: requests that wait until a new leader has committed an entry of its term [10,000]; more get
             NO_LEADER.
-        id_bytes: length of a producer, query, run, attempt or input id, in bytes [512].
+        transfer_s: wait for the target of a leadership transfer [3 s].
+        drain_s: a node that stops waits this long for the appends in flight, and as long for another leader [1.5 s].
+        goaway_s: and this long for its clients to leave [1 s].
+        admit_s: wait for a node whose store is admitted to a log [3 s].
+        link_queue_bytes: bytes queued for one peer [96 MiB]; messages beyond it are dropped, and Raft sends them again.
+        link_dial_s: timeout of a connection attempt to a peer [2 s].
+        link_pause_s: pause after a failed attempt [0.1 s]; it grows by half each time.
+        link_pause_max_s: longest such pause [1 s].
+        link_steady_s: a link that breaks sooner counts as a failed attempt [5 s].
+        link_unacknowledged_s: time after which the kernel breaks a link whose bytes are not acknowledged [10 s].
+        clock_difference_ms: difference to a peer's clock that is not reported [2000 ms].
+        clock_compare_ms: time for which clocks are compared before a difference is reported [10,000 ms], because a late
+            message looks like one.
+        log_time_s: a leader that appends records the log time at least this often [600 s].
+    """
+
+    coalesced_bytes: int = 1 << 20
+    batches_in_flight: int = 4
+    appends_until_ready: int = 10_000
+    transfer_s: float = 3.0
+    drain_s: float = 1.5
+    goaway_s: float = 1.0
+    admit_s: float = 3.0
+    link_queue_bytes: int = 96 << 20
+    link_dial_s: float = 2.0
+    link_pause_s: float = 0.1
+    link_pause_max_s: float = 1.0
+    link_steady_s: float = 5.0
+    link_unacknowledged_s: float = 10.0
+    clock_difference_ms: int = 2000
+    clock_compare_ms: int = 10_000
+    log_time_s: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageLimits(_Limits):
+    """Work on a node's files: tables, free space, retention, checkpoints, repairs.
+
+    Attributes:
         producers: rows of a group's producer table [1,000,000], of which ids that are used once fill at most half; the
             same on all nodes, because the leader rejects new producers above it.
+        pins: readers that pin a group's entries on one node [1000].
+        pin_ms: longest pin [86,400,000 ms = 24 h].
+        pin_name_bytes: length of a pin's name, in bytes [128].
+        disk_full_hand_over_s: a leader with a nearly full disk offers leadership to the others this often [30 s].
+        small_message_bytes: message that a follower accepts while half of the disk reserve is used [64 KiB]: a no-op,
+            the end of a transaction.
+        space_s: interval of the look at free disk space [1 s].
+        retention_s: interval of retention [10 s].
+        retention_segments: segments deleted in one round [10]: deletion of large files blocks some file systems.
+        checkpoint_s: interval of checkpoints [1 s].
+        repair_retry_s: pause before peers are asked again for damaged entries [2 s].
+        repair_log_s: interval of the message about damage that is not repaired [60 s].
+        repair_fetch_bytes: bytes fetched from a peer at once [4 MiB].
+        peer_response_s: wait for a peer's records [10 s].
+        peer_connect_s: timeout of a connection for repairs [3 s].
+    """
+
+    producers: int = 1_000_000
+    pins: int = 1000
+    pin_ms: int = 24 * 3_600_000
+    pin_name_bytes: int = 128
+    disk_full_hand_over_s: float = 30.0
+    small_message_bytes: int = 64 << 10
+    space_s: float = 1.0
+    retention_s: float = 10.0
+    retention_segments: int = 10
+    checkpoint_s: float = 1.0
+    repair_retry_s: float = 2.0
+    repair_log_s: float = 60.0
+    repair_fetch_bytes: int = 4 << 20
+    peer_response_s: float = 10.0
+    peer_connect_s: float = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientLimits(_Limits):
+    """Requests of clients: how much one may ask for, and how long it waits.
+
+    Attributes:
+        id_bytes: length of a producer, query, run, attempt or input id, in bytes [512].
         read_bytes: one response to READ or AT, in bytes [16 MiB].
         read_wait_ms: longest long poll of READ and AWAIT [30,000 ms].
         behind_wait_ms: wait for ``min_commit`` before BEHIND [200 ms]: a little above the delay of a heartbeat.
-        alone_wait_ms: longest long poll of READ on a replica that knows no leader [250 ms]: others may have more.
         read_index_s: wait for the heartbeats that confirm a linearizable read [5 s].
         read_ranges: orphaned ranges in one READ_OK, digests in one DIGEST_OK [4096], which must fit a header.
         digest_entries: entries in one DIGEST [1,048,576].
-        digest_bytes: bytes read for one DIGEST [64 MiB].
         digests_at_once: digests in progress on a node [2]; a node has one more thread to read, so that digests never
             keep reads waiting.
-        digest_damaged: damaged entries after which one DIGEST stops [1000].
         damaged_named: damaged indexes named in one DIGEST_OK [8192], which must fit a header.
         describe_rows: rows in one DESCRIBE_OK [1000], which must fit a header with the longest producer ids.
         await_groups: groups in one AWAIT [4096].
         watch_wait_ms: longest wait of WATCH [60,000 ms].
-        transfer_s: wait for the target of a leadership transfer [3 s].
-        drain_s: a node that stops waits this long for the appends in flight, and as long for another leader [1.5 s].
-        goaway_s: and this long for its clients to leave [1 s].
-        member_commit_s: wait for the commit of a change of members [5 s].
-        member_settle_s: a new leader takes no step of a change before this, nor again after a refusal [2 s].
-        admit_s: wait for a node whose store is admitted to a log [3 s].
-        pins: readers that pin a group's entries on one node [1000].
-        pin_ms: longest pin [86,400,000 ms = 24 h].
-        pin_name_bytes: length of a pin's name, in bytes [128].
+        role_command_s: time after which a command for role changes is killed [30 s].
+        role_commands: commands that run at once, of all groups together [8]: a node that loses its network must not
+            start a process per group.
+    """
+
+    id_bytes: int = 512
+    read_bytes: int = 16 << 20
+    read_wait_ms: int = 30_000
+    behind_wait_ms: int = 200
+    read_index_s: float = 5.0
+    read_ranges: int = 4096
+    digest_entries: int = 1 << 20
+    digests_at_once: int = 2
+    damaged_named: int = 8192
+    describe_rows: int = 1000
+    await_groups: int = 4096
+    watch_wait_ms: int = 60_000
+    role_command_s: float = 30.0
+    role_commands: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbuseLimits(_Limits):
+    """Shares of a node that one connection, address or principal may occupy, so that the others are served.
+
+    Attributes:
         connection_append_bytes: appends of one client connection without a response, in bytes [64 MiB]; above it
             the node stops reading from the connection.
         connection_unsent_bytes: responses that a client has not received, in bytes [8 MiB]; above it the node stops
@@ -356,66 +452,8 @@ class Limits:
         client_idle_s: time after which an unused connection of a client is closed [900 s]; above the longest request.
         large_responses_max: large responses of one connection in memory at once [4], of ``read_bytes`` each.
         retry_after_ms: pause that BUSY asks a client for [50 ms].
-        link_queue_bytes: bytes queued for one peer [96 MiB]; messages beyond it are dropped, and Raft sends them again.
-        link_dial_s: timeout of a connection attempt to a peer [2 s].
-        link_pause_s: pause after a failed attempt [0.1 s]; it grows by half each time.
-        link_pause_max_s: longest such pause [1 s].
-        link_steady_s: a link that breaks sooner counts as a failed attempt [5 s].
-        link_unacknowledged_s: time after which the kernel breaks a link whose bytes are not acknowledged [10 s].
-        clock_difference_ms: difference to a peer's clock that is not reported [2000 ms].
-        clock_compare_ms: time for which clocks are compared before a difference is reported [10,000 ms], because a late
-            message looks like one.
-        unhosted_log_s: interval of the warning about a peer's group that this node does not host [60 s].
-        disk_full_retry_ms: pause that DISK_FULL asks a client for [1000 ms].
-        disk_full_hand_over_s: a leader with a nearly full disk offers leadership to the others this often [30 s].
-        small_message_bytes: message that a follower accepts while half of the disk reserve is used [64 KiB]: a no-op,
-            the end of a transaction.
-        space_s: interval of the look at free disk space [1 s].
-        retention_s: interval of retention [10 s].
-        retention_segments: segments deleted in one round [10]: deletion of large files blocks some file systems.
-        checkpoint_s: interval of checkpoints [1 s].
-        log_time_s: a leader that appends records the log time at least this often [600 s].
-        repair_retry_s: pause before peers are asked again for damaged entries [2 s].
-        repair_log_s: interval of the message about damage that is not repaired [60 s].
-        repair_transfer_s: wait for a leadership transfer away from a damaged replica [2 s].
-        repair_fetch_bytes: bytes fetched from a peer at once [4 MiB].
-        peer_response_s: wait for a peer's records [10 s].
-        peer_connect_s: timeout of a connection for repairs [3 s].
-        scrub_bytes: bytes that the scrub reads at once [1 MiB].
-        role_command_s: time after which a command for role changes is killed [30 s].
-        role_command_end_s: time for a command to end after SIGTERM, when the node stops [2 s].
-        role_commands: commands that run at once, of all groups together [8]: a node that loses its network must not
-            start a process per group.
     """
 
-    coalesced_bytes: int = 1 << 20
-    batches_in_flight: int = 4
-    appends_until_ready: int = 10_000
-    id_bytes: int = 512
-    producers: int = 1_000_000
-    read_bytes: int = 16 << 20
-    read_wait_ms: int = 30_000
-    behind_wait_ms: int = 200
-    alone_wait_ms: int = 250
-    read_index_s: float = 5.0
-    read_ranges: int = 4096
-    digest_entries: int = 1 << 20
-    digest_bytes: int = 64 << 20
-    digests_at_once: int = 2
-    digest_damaged: int = 1000
-    damaged_named: int = 8192
-    describe_rows: int = 1000
-    await_groups: int = 4096
-    watch_wait_ms: int = 60_000
-    transfer_s: float = 3.0
-    drain_s: float = 1.5
-    goaway_s: float = 1.0
-    member_commit_s: float = 5.0
-    member_settle_s: float = 2.0
-    admit_s: float = 3.0
-    pins: int = 1000
-    pin_ms: int = 24 * 3_600_000
-    pin_name_bytes: int = 128
     connection_append_bytes: int = 64 << 20
     connection_unsent_bytes: int = 8 << 20
     connection_requests: int = 1024
@@ -437,37 +475,15 @@ class Limits:
     client_idle_s: float = 900.0
     large_responses_max: int = 4
     retry_after_ms: int = 50
-    link_queue_bytes: int = 96 << 20
-    link_dial_s: float = 2.0
-    link_pause_s: float = 0.1
-    link_pause_max_s: float = 1.0
-    link_steady_s: float = 5.0
-    link_unacknowledged_s: float = 10.0
-    clock_difference_ms: int = 2000
-    clock_compare_ms: int = 10_000
-    unhosted_log_s: float = 60.0
-    disk_full_retry_ms: int = 1000
-    disk_full_hand_over_s: float = 30.0
-    small_message_bytes: int = 64 << 10
-    space_s: float = 1.0
-    retention_s: float = 10.0
-    retention_segments: int = 10
-    checkpoint_s: float = 1.0
-    log_time_s: float = 600.0
-    repair_retry_s: float = 2.0
-    repair_log_s: float = 60.0
-    repair_transfer_s: float = 2.0
-    repair_fetch_bytes: int = 4 << 20
-    peer_response_s: float = 10.0
-    peer_connect_s: float = 3.0
-    scrub_bytes: int = 1 << 20
-    role_command_s: float = 30.0
-    role_command_end_s: float = 2.0
-    role_commands: int = 8
 
-    def __post_init__(self) -> None:
-        for limit in fields(self):
-            _check(getattr(self, limit.name) > 0, f"{limit.name} must be above 0, got {getattr(self, limit.name)}")
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(ReplicationLimits, StorageLimits, ClientLimits, AbuseLimits):
+    """Limits of one node: memory and work that a client, a peer or a background job may occupy.
+
+    The four base classes are the page on tuning. The defaults fit nodes of 2 to 16 cores on one network; change one
+    only for a measured reason. Tests pass small limits. A part of the node takes the class that it needs.
+    """
 
 
 LIMITS: Final = Limits()

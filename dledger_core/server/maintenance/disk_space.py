@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from dledger_core.config import LIMITS, Limits
+from dledger_core.config import LIMITS, StorageLimits
 from dledger_core.errors import DiskFullError
 from dledger_core.ids import Position
 from dledger_core.raft import AppendEntries, Message, RawNode, TimeoutNow
@@ -23,6 +23,8 @@ from dledger_core.storage.files.file_system import DiskSpace
 
 _LOG = logging.getLogger(__name__)
 
+_RETRY_MS: Final = 1000
+"""Pause that DISK_FULL asks a client for: free space appears by deletion, not within a retry's usual pause."""
 _NEAR: Final = 16
 """While free space is above this many reserves, staged bytes of the node's other logs are not counted."""
 
@@ -37,7 +39,7 @@ class SpaceGuard:
         limits: the node's limits.
     """
 
-    def __init__(self, group: str, log: CommitLog, reserve_bytes: int, limits: Limits = LIMITS) -> None:
+    def __init__(self, group: str, log: CommitLog, reserve_bytes: int, limits: StorageLimits = LIMITS) -> None:
         self._group = group
         self._log = log
         self._reserve_bytes = reserve_bytes
@@ -81,12 +83,11 @@ class SpaceGuard:
     def check(self) -> None:
         """Raise DiskFullError if an append would use the reserve."""
         if self.is_full:
-            retry_ms = self._limits.disk_full_retry_ms
             raise DiskFullError(
                 "the disk is nearly full",
                 str(self._log.directory),
-                f"free disk space or set a retention; retry after {retry_ms} ms",
-                {"group": self._group, "free_bytes": self._free_bytes(), "retry_after_ms": retry_ms},
+                f"free disk space or set a retention; retry after {_RETRY_MS} ms",
+                {"group": self._group, "free_bytes": self._free_bytes(), "retry_after_ms": _RETRY_MS},
             )
 
     def admits(self, message: Message, raft: RawNode) -> bool:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Final
 
 from dledger_core.config import LIMITS, Limits
 from dledger_core.errors import CorruptRecordError, DLedgerError
@@ -20,6 +21,10 @@ from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.files.segments import read_failure
 
 _LOG = logging.getLogger(__name__)
+_READ_BYTES: Final = 1 << 20
+"""Bytes that are read at once: a longer read would delay the reads of clients on the same disk."""
+_TRANSFER_S: Final = 2.0
+"""How long a damaged replica that leads waits for another leader before it asks again."""
 
 
 class LiveRepairs:
@@ -123,7 +128,7 @@ class LiveRepairs:
         for peer in self._members.others if replica.is_leader else ():
             with contextlib.suppress(DLedgerError):
                 replica.leadership.transfer(peer.node_id)
-            deadline = environment.now() + self._limits.repair_transfer_s
+            deadline = environment.now() + _TRANSFER_S
             while replica.is_leader and environment.now() < deadline:
                 await environment.wait_change(replica, deadline - environment.now())
             if not replica.is_leader:
@@ -214,7 +219,7 @@ class Scrub:
             except CorruptRecordError as error:
                 damaged = error.values.get("index")
                 at = max(at, damaged if isinstance(damaged, int) else at) + 1
-                await environment.sleep(min(self._limits.scrub_bytes / self._rate, 1.0))
+                await environment.sleep(min(_READ_BYTES / self._rate, 1.0))
                 continue
             except DLedgerError:  # trimmed or truncated meanwhile
                 return
@@ -227,6 +232,6 @@ class Scrub:
         self.rounds[replica.group] += 1
 
     def _read(self, replica: Replica, start: int, end: int) -> tuple[Records, bool]:
-        records = replica.log.read(start, end, min(self._limits.scrub_bytes, max(self._rate, 1)))
+        records = replica.log.read(start, end, min(_READ_BYTES, max(self._rate, 1)))
         replica.log.check_blanks(records, start)
         return records, replica.log.rows_fit(records, start)

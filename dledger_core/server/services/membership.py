@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger_core.client.members import DISK_FULL, RECOVERING, STALLED, WITHHOLDS
-from dledger_core.config import Limits, is_loopback
+from dledger_core.config import ReplicationLimits, is_loopback
 from dledger_core.errors import (
     BadRequestError,
     DLedgerError,
@@ -45,6 +45,10 @@ Admit = Callable[[NodeId, str | None, Configuration], Awaitable[tuple[str, str]]
 
 LOOK_S: Final = 0.2
 """Interval at which a node checks whether a step is due."""
+_COMMIT_S: Final = 5.0
+"""Wait for the commit of a change."""
+_SETTLE_S: Final = 2.0
+"""A new leader takes no step of a change before this, nor again after a refusal."""
 _RESPONSE_S: Final = 0.05
 """How often a new leader checks whether all voters have responded."""
 LEADER: Final = "leader"
@@ -136,7 +140,7 @@ class Membership:
         admit: Admit,
         admin_log: AdminLog,
         transfer: Callable[[NodeId], Awaitable[None]],
-        limits: Limits,
+        limits: ReplicationLimits,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replica = replica
@@ -379,7 +383,7 @@ class Membership:
             LeadershipLostError: another leader may have replaced it.
             RequestTimedOutError: it may be committed later.
         """
-        replica, deadline = self._replica, self._now_s() + self._limits.member_commit_s
+        replica, deadline = self._replica, self._now_s() + _COMMIT_S
         while replica.is_leader and replica.soft_state.term == batch.term:
             if replica.commit_index >= batch.last_index:
                 return
@@ -418,7 +422,7 @@ class Membership:
             self._samples.clear()
         self._sample(configuration, status, now)
         # A new leader first hears who is there: a voter that answers is not replaced.
-        heard = now - self._led_since >= self._limits.member_settle_s
+        heard = now - self._led_since >= _SETTLE_S
         if status.is_change_pending or status.transferee is not None or self._steps or not heard:
             return
         step = next_step(configuration, status.progress) or self._moved(configuration)
@@ -449,7 +453,7 @@ class Membership:
         try:
             await self._run(_command_of(step), LEADER, _given(step))
         except (MemberChangeRefusedError, TransferringError):
-            await asyncio.sleep(self._limits.member_settle_s)  # it is due again at a later look
+            await asyncio.sleep(_SETTLE_S)  # it is due again at a later look
         except DLedgerError:
             pass  # recorded; a later leader continues
 

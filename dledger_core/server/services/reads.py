@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dledger_core.config import LIMITS, Limits
+from dledger_core.config import LIMITS, ClientLimits
 from dledger_core.digest import RangeDigest, RangeHasher, damaged_indexes
 from dledger_core.errors import (
     BadRequestError,
@@ -35,6 +35,12 @@ from dledger_core.storage.read.visibility import Visibility
 from dledger_core.storage.tables import producers
 from dledger_core.storage.tables.transactions import QUERIES_END
 
+_ALONE_WAIT_S: Final = 0.25
+"""Longest long poll of READ on a replica that knows no leader: others may have more."""
+_DIGEST_BYTES: Final = 64 << 20
+"""Bytes read for one DIGEST; the rest is another request, so that other readers are served in between."""
+_DIGEST_DAMAGED: Final = 1000
+"""Damaged entries after which one DIGEST stops."""
 _KEY_KINDS: Final = {"terms": [int], "segments": [int], "producers": [bytes], "transactions": [str, int]}
 
 
@@ -57,7 +63,7 @@ class Reads:
         growth: the requests that wait for entries.
     """
 
-    def __init__(self, replica: Replica, executor: Executor | None, limits: Limits = LIMITS) -> None:
+    def __init__(self, replica: Replica, executor: Executor | None, limits: ClientLimits = LIMITS) -> None:
         self.growth = GrowthWatch(replica)
         self._replica = replica
         self._executor = executor
@@ -135,7 +141,7 @@ class Reads:
                 alone_since = None
             elif alone_since is None:
                 alone_since = now
-            until = deadline if alone_since is None else min(deadline, alone_since + self._limits.alone_wait_ms / 1000)
+            until = deadline if alone_since is None else min(deadline, alone_since + _ALONE_WAIT_S)
             if until <= now:
                 return
             await wait_grown({self.growth: request.start}, request.isolation, until - now)
@@ -243,9 +249,9 @@ class Reads:
         limits = self._limits
         while (
             start < end
-            and nbytes < limits.digest_bytes
+            and nbytes < _DIGEST_BYTES
             and len(ranges) < limits.read_ranges
-            and len(damaged) < limits.digest_damaged
+            and len(damaged) < _DIGEST_DAMAGED
         ):
             stop = min(end, start - start % span + span)
             hasher = RangeHasher(start)
@@ -263,7 +269,9 @@ def _bytes_between(position_of: Callable[[int], int], ranges: Sequence[tuple[int
     return sum(position_of(high) - position_of(low) for low, high in ranges)
 
 
-async def grown_groups(seen: Mapping[GrowthWatch, int], request: AwaitRequest, limits: Limits = LIMITS) -> list[str]:
+async def grown_groups(
+    seen: Mapping[GrowthWatch, int], request: AwaitRequest, limits: ClientLimits = LIMITS
+) -> list[str]:
     """Return the groups that have more entries than the client has seen; none if the wait times out.
 
     Args:

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from dledger_core.config import LIMITS, STOP_WITH_STDIN, Limits
+from dledger_core.config import LIMITS, STOP_WITH_STDIN, ClientLimits
 from dledger_core.errors import ConfigError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import Role, SoftState
@@ -28,6 +28,8 @@ from dledger_core.server.replica.change_signal import ChangeSignal
 from dledger_core.server.replica.replica import Replica
 
 _LOG = logging.getLogger(__name__)
+_END_S: Final = 2.0
+"""Time for a command to end after SIGTERM, when the node stops: within the 5 s in which a node ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ class RoleCommand:
         limits: the node's limits; a command that exceeds its time is killed with all its children.
     """
 
-    def __init__(self, command: Sequence[str], limits: Limits = LIMITS) -> None:
+    def __init__(self, command: Sequence[str], limits: ClientLimits = LIMITS) -> None:
         self._command = list(command)
         self._limits = limits
         self._pool = ThreadPoolExecutor(limits.role_commands, "role-command")
@@ -168,7 +170,7 @@ class RoleCommand:
         with self._changed:
             self._closed = True
             self._signal(signal.SIGTERM)
-            self._changed.wait_for(lambda: not self._running, self._limits.role_command_end_s)
+            self._changed.wait_for(lambda: not self._running, _END_S)
             self._signal(signal.SIGKILL)
         self._pool.shutdown(cancel_futures=True)
 
