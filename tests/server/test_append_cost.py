@@ -1,4 +1,4 @@
-"""What a single append costs: CPU time of a node and of a client against a measure on the same machine, and tasks.
+"""Cost of a single append: CPU time of a node and of a client against a measure on the same machine, and tasks.
 
 CPU: one node, started as users start it, on a memory file system, without fsync; ``IN_FLIGHT`` requests of one entry
 each. Rounds of appends and of ``tests.support.calibration`` alternate on one core; a figure is the median of the

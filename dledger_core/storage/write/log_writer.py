@@ -40,7 +40,7 @@ def _wall_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogHooks:
-    """What a log calls of its owner.
+    """The owner's functions that a log calls.
 
     Attributes:
         clock: append times of a leader's batches; by default the wall clock.
