@@ -568,7 +568,7 @@ class Recoveries:
         has_known = known is None or member.sim.checker.contains(known)
         if response is Response.STAY:
             check(not has_known, "a store contests a log that has its committed entries", store.node_id, known)
-            check(member.replica.contested is not None, "a contested log takes appends", member.node_id)
+            check(member.replica.lineage.contested is not None, "a contested log takes appends", member.node_id)
         elif not has_known and member.replica.commit_index >= link.index:
             check(False, "a log lacks a committed entry and is not contested", store.node_id, member.node_id, known)
         life = store.life
