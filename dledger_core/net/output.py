@@ -84,13 +84,11 @@ class Output:
 
     def close(self) -> None:
         """Pass everything to the transport, except bulk frames: they are dropped."""
-        self._bulk.clear()
+        self._bulk = BulkQueue()
         while self._tls_buffer:
             self._transport.write(self._tls_buffer.take())
 
     def clear(self) -> None:
         """Drop everything; nothing waits any longer."""
-        self._bulk.clear()
-        if self._tls_buffer is not None:
-            self._tls_buffer.clear()
+        self._bulk, self._tls_buffer = BulkQueue(), None
         self.resume_writing()

@@ -65,9 +65,3 @@ class BulkQueue:
         self.nbytes -= PIECE_BYTES - room
         invariant(self.nbytes >= 0, "more bytes leave than were added", left=self.nbytes)
         return parts
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self._frames.clear()
-        self._rest.clear()
-        self.nbytes = 0

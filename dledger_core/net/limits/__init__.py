@@ -1,6 +1,6 @@
 """Limits on how much of a node a client, a stranger or a slow peer takes: the page on denial of service.
 
-Numbers are fields of ``dledger_core.config.Limits`` (CONNECTIONS and so on below), or constants next to the code.
+Numbers are fields of ``dledger_core.config.Limits``, or constants next to the code that is named here.
 Attacks are in ``tests/server/attacks``: each runs against a cluster while another client is served.
 
 ====================  ==============================================================  =================================
@@ -28,6 +28,8 @@ waiting requests      each is woken for its own entry alone                     
 shares of principals  connections, bytes, polls, digests, pins ...: QUOTA_EXCEEDED    ``quotas``
 rows of tables        producers and open transactions of a principal                  ``server.services.row_quotas``
 lines of logs         50 of a kind in 10 s; of the admin log 256 KiB a day            ``rates``
+remoting, HTTP port   connections, requests, time for each; TLS as above              ``rocketmq.remoting.port``,
+                                                                                      ``server.monitoring.http_port``
 bytes between nodes   a slow peer gets no more messages until it receives them        ``server.replica.peers``
 ====================  ==============================================================  =================================
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from dledger_core.errors import DLedgerError, ProtocolError, UnreachableError
+from dledger_core.net.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +33,6 @@ class Deadlines:
         return min(self.frame_s, self.unsent_s, self.idle_s) / 6
 
 
-class Watched(Protocol):
-    """A connection as the deadlines see it."""
-
-    received_bytes: int
-    received_frames: int
-
-    @property
-    def is_inside_frame(self) -> bool:
-        """Whether a frame has begun and not ended."""
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether this side reads from the socket."""
-
-    @property
-    def write_buffer_bytes(self) -> int:
-        """Bytes queued that the kernel has not taken yet."""
-
-    def abort(self, error: Exception | None = None) -> None:
-        """Close at once."""
-
-
 @dataclass(slots=True)
 class _Seen:
     """A connection at the last look, and since when nothing has changed."""
@@ -75,11 +53,11 @@ class DeadlineWatch:
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
-        self._seen: dict[Watched, _Seen] = {}
+        self._seen: dict[Connection, _Seen] = {}
         self._last: float | None = None
         self._watched_s = 0.0
 
-    def look(self, connections: Iterable[Watched], now: float) -> None:
+    def look(self, connections: Iterable[Connection], now: float) -> None:
         """Compare the connections with the last look, and close those past a deadline."""
         # A node that was suspended has read nothing meanwhile, so all its clients would seem to be idle
         # (``test_connection_stays_open_if_this_node_was_stopped``).
@@ -87,7 +65,7 @@ class DeadlineWatch:
         self._last, self._watched_s = now, self._watched_s + min(since, 2 * self._deadlines.interval_s)
         self._compare(connections, self._watched_s)
 
-    def _compare(self, connections: Iterable[Watched], now: float) -> None:
+    def _compare(self, connections: Iterable[Connection], now: float) -> None:
         before, self._seen = self._seen, {}
         for connection in list(connections):
             seen = before.get(connection) or _Seen(-1, -1, 0, now, now, now)
@@ -97,7 +75,7 @@ class DeadlineWatch:
             if error is not None:
                 connection.abort(error)
 
-    def _update(self, seen: _Seen, connection: Watched, now: float) -> None:
+    def _update(self, seen: _Seen, connection: Connection, now: float) -> None:
         if seen.frames != connection.received_frames or not (connection.is_inside_frame and connection.is_reading):
             seen.frames, seen.frame_since = connection.received_frames, now
         unsent = connection.write_buffer_bytes

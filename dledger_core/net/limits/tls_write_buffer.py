@@ -47,8 +47,3 @@ class TlsWriteBuffer:
         part = self._parts.popleft()
         self.nbytes -= part.nbytes
         return part
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self._parts.clear()
-        self.nbytes = 0
