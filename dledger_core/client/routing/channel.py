@@ -304,11 +304,6 @@ class ChannelPool:
         self._retired = [channel for channel in self._retired if channel.in_flight]
         await asyncio.gather(*(channel.close() for channel in idle))
 
-    def is_open(self, node_id: str) -> bool:
-        """Whether the connection to the node is open."""
-        channel = self._channels.get(node_id)
-        return channel is not None and channel.is_open
-
     def is_silent(self, node_id: str) -> bool:
         """Whether the node is silent, on its connection or while one is opened."""
         channel = self._channels.get(node_id)
