@@ -57,7 +57,11 @@ class ClosedError(ConfigError):
 
 
 class Unanswered(Generic[_T]):
-    """The requests of one connection without a response, by number; the response of each is a ``_T``."""
+    """The requests of one connection without a response, by number; the response of each is a ``_T``.
+
+    Invariant: a number names one request of a connection, so that a late response, or one that nothing waits for,
+    reaches no other caller (``test_late_response_after_timeout_is_dropped``).
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -338,6 +342,8 @@ class ChannelPool:
         peer = self.peers.get(node_id)
         if peer is None:
             raise UnreachableError("the node is no longer a member", node_id)
+        # One attempt for all callers, and a cancelled caller does not end it: otherwise each caller of a node that is
+        # down opens a connection of its own.
         task = self._connecting.get(node_id)
         if task is None:
             self._connecting_since[node_id] = asyncio.get_running_loop().time()
