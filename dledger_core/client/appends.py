@@ -66,6 +66,9 @@ class AppendBatcher:
 
     A request is cancelled once all its callers have been cancelled.
 
+    Invariant: an append is in one request at a time, and is sent again only after a BadRequestError, which a leader
+    raises before it appends anything (``test_bad_or_cancelled_append_does_not_fail_shared_others``).
+
     Args:
         send: appends columns as one request.
     """

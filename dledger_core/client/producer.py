@@ -23,6 +23,10 @@ class AsyncProducer:
     the same bodies completes it without a duplicate. A cancelled append may have been appended: its request
     continues, and the next call first waits for the outcome; with the same bodies it returns it.
 
+    Invariant: at most one append is in flight, and a sequence number never names two different appends: the log
+    recognizes a repeat by its number alone, and would drop the second one as a repeat of the first
+    (``test_producer_continues_after_unknown_append``).
+
     Args:
         client: the client to append with.
         producer_id: unique to this stream of appends, kept over restarts of the program.

@@ -255,19 +255,25 @@ END_OF_LOG: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRequest:
-    """The arguments of ``LogClient.fetch``, which says what they mean."""
+class RecordsRequest:
+    """The arguments of ``LogClient.records``."""
 
     start: int
     end: int
     _: KW_ONLY
     max_bytes: int = READ_BYTES
     node: str | None = None
+    min_commit: int = -1
+    min_end: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest(RecordsRequest):
+    """The arguments of ``LogClient.fetch``, which says what they mean."""
+
     consistency: Consistency = "committed"
     isolation: Isolation = "read_committed"
     wait_ms: int = 0
-    min_commit: int = -1
-    min_end: int = -1
     read_from: ReadFrom = "any"
     spread: int | None = None
 
@@ -340,16 +346,8 @@ class LogClient(Protocol):
         """
         ...
 
-    async def records(
-        self,
-        start: int,
-        end: int,
-        *,
-        node: str | None = None,
-        max_bytes: int = READ_BYTES,
-        min_commit: int = -1,
-        min_end: int = -1,
-    ) -> Fetch:
+    @takes(RecordsRequest)
+    async def records(self, request: RecordsRequest) -> Fetch:
         """Read all committed entries of [start, end), control entries and orphaned attempts too.
 
         The batch has the column ``magic``; arguments as for ``fetch``.

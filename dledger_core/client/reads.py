@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -13,7 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.client.protocol import END_OF_LOG, READ_BYTES, DigestReport, Entry, PositionFetch, ReadRequest
+from dledger_core.client.protocol import (
+    END_OF_LOG,
+    READ_BYTES,
+    DigestReport,
+    Entry,
+    PositionFetch,
+    ReadRequest,
+    RecordsRequest,
+)
 from dledger_core.client.routing.known_log import KnownLog
 from dledger_core.client.routing.replica_order import ReplicaChoice
 from dledger_core.client.routing.requests import Requests
@@ -90,19 +98,10 @@ class Reader:
         """See ``LogClient.fetch``."""
         return await self._fetch(read)
 
-    async def records(
-        self,
-        start: int,
-        end: int,
-        *,
-        node: str | None = None,
-        max_bytes: int = READ_BYTES,
-        min_commit: int = -1,
-        min_end: int = -1,
-    ) -> Fetch:
+    @takes(RecordsRequest)
+    async def records(self, request: RecordsRequest) -> Fetch:
         """See ``LogClient.records``."""
-        read = ReadRequest(start, end, node=node, max_bytes=max_bytes, min_commit=min_commit, min_end=min_end)
-        return await self._fetch(read, records=True)
+        return await self._fetch(ReadRequest(**asdict(request)), records=True)
 
     async def _fetch(self, read: ReadRequest, *, records: bool = False) -> Fetch:
         start, known_end = read.start, min(read.end, read.min_end)

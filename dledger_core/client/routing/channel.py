@@ -58,7 +58,11 @@ class ClosedError(ConfigError):
 
 
 class Unanswered(Generic[_T]):
-    """The requests of one connection without a response, by number; the response of each is a ``_T``."""
+    """The requests of one connection without a response, by number; the response of each is a ``_T``.
+
+    Invariant: a number names one request of a connection, so that a late response, or one that nothing waits for,
+    reaches no other caller (``test_late_response_after_timeout_is_dropped``).
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -305,11 +309,6 @@ class ChannelPool:
         self._retired = [channel for channel in self._retired if channel.in_flight]
         await asyncio.gather(*(channel.close() for channel in idle))
 
-    def is_open(self, node_id: str) -> bool:
-        """Whether the connection to the node is open."""
-        channel = self._channels.get(node_id)
-        return channel is not None and channel.is_open
-
     def is_silent(self, node_id: str) -> bool:
         """Whether the node is silent, on its connection or while one is opened."""
         channel = self._channels.get(node_id)
@@ -344,6 +343,8 @@ class ChannelPool:
         peer = self.peers.get(node_id)
         if peer is None:
             raise UnreachableError("the node is no longer a member", node_id)
+        # One attempt for all callers, and a cancelled caller does not end it: otherwise each caller of a node that is
+        # down opens a connection of its own.
         task = self._connecting.get(node_id)
         if task is None:
             self._connecting_since[node_id] = asyncio.get_running_loop().time()

@@ -113,7 +113,7 @@ class LeaderSearch:
         """Return the leader that the responses of the newest term name.
 
         A deposed leader, and nodes that did not hear of its successor, name the old one. A leader has a majority's
-        votes (Raft, 5.2), so of any majority one node knows its term: a majority of responses is enough
+        votes (dissertation, 3.4), so of any majority one node knows its term: a majority of responses is enough
         (``test_client_follows_leader_of_newest_term``). The others get a moment more, so that an unresponsive node
         costs no second.
         """

@@ -2,6 +2,14 @@
 
 Three kinds of failure: *rejected* (no effect; ``retriable``), *unknown* (``outcome_unknown``, or the connection
 was lost after sending: retried only if the call is idempotent), and *final* (all other errors).
+
+Invariants; Raft leaves both to clients, because a leader may commit an entry and fail before it responds
+(dissertation, 6.3):
+
+* An attempt with an unknown outcome is the last one of a call that is not idempotent: another one could write the
+  entries twice (``test_append_is_retried_only_without_harm``).
+* A call with such an attempt never ends with an error that says it had no effect
+  (``test_unknown_outcome_stays_unknown_after_timeout``).
 """
 
 from __future__ import annotations

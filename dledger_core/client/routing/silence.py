@@ -4,6 +4,10 @@ While a connection has requests without a response, a client counts the ticks in
 direction: a large response on a slow network is no silence. Ticks and not seconds, so that a client that stalls
 itself does not count that time. A quiet node is asked whether it runs, because a long poll is quiet too. Without a
 response to that the node is silent until a byte arrives.
+
+Invariant: silence alone never ends a plain append, which only its deadline or its connection's end makes an unknown
+outcome (``test_plain_append_in_flight_waits_for_its_outcome_and_later_ones_follow``): a silent node may only be slow,
+and a repeat of the append would then be written twice.
 """
 
 from __future__ import annotations

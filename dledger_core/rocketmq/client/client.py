@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -16,7 +17,6 @@ import pyarrow as pa
 
 from dledger_core.client.appends import columns_of
 from dledger_core.client.protocol import (
-    READ_BYTES,
     AppendResult,
     Bodies,
     Entry,
@@ -24,6 +24,7 @@ from dledger_core.client.protocol import (
     Metadata,
     NodeStatus,
     ReadRequest,
+    RecordsRequest,
 )
 from dledger_core.client.reads import check_numbers, check_progress, entry_of, wire_isolation
 from dledger_core.client.routing.outcomes import plain_append
@@ -255,20 +256,12 @@ class JavaClient:
                 {"index": start - 1, "term": found, "read": term},
             )
 
-    async def records(
-        self,
-        start: int,
-        end: int,
-        *,
-        node: str | None = None,
-        max_bytes: int = READ_BYTES,
-        min_commit: int = -1,
-        min_end: int = -1,
-    ) -> Fetch:
-        # No-ops and probes too, and without the safety lag.
-        del min_commit, min_end
-        _check(ReadRequest(start, end, max_bytes=max_bytes, node=node))
-        return await self._retrying(partial(self._fetch, start, end, max_bytes, records=True))
+    @takes(RecordsRequest)
+    async def records(self, request: RecordsRequest) -> Fetch:
+        # No-ops and probes too, and without the safety lag; min_commit and min_end have no effect.
+        _check(ReadRequest(**asdict(request)))
+        fetch = partial(self._fetch, request.start, request.end, request.max_bytes, records=True)
+        return await self._retrying(fetch)
 
     async def get(self, index: int) -> Entry:
         bounds = await self.bounds()
