@@ -89,7 +89,6 @@ class IngestOptions(NodeAccess):
     lag_json: Annotated[str, AfterValidator(lambda path: check_file(path, "--lag-json"))] | None
     lag_prometheus: str | None
     insecure: bool
-    lag_table: Annotated[str, AfterValidator(lambda path: check_table(path, "--lag-table"))] | None
     verbose: bool
     dry_run: bool
 
@@ -115,8 +114,14 @@ class IngestOptions(NodeAccess):
 
     def lag_outputs(self) -> dict[str, Any]:
         """Return the given outputs of ``spark_connector.monitor``."""
-        outputs = {"json": self.lag_json, "prometheus": self.lag_prometheus, "table": self.lag_table}
+        outputs = {"json": self.lag_json, "prometheus": self.lag_prometheus}
         return {name: target for name, target in outputs.items() if target is not None}
+
+
+def _no_lag_table(_context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        remedy = "write --lag-json FILE, and append it to a table with spark.read.json"
+        raise ConfigError("--lag-table was withdrawn in 0.3.0", "", remedy)
 
 
 @dataclass
@@ -235,7 +240,7 @@ _EXAMPLES = examples(
 @click.option(
     "--insecure", is_flag=True, help="Allow --lag-prometheus on a host that other machines reach, in plaintext."
 )
-@click.option("--lag-table", metavar="DELTA", help="Append the lag to this Delta table.")
+@click.option("--lag-table", hidden=True, expose_value=False, callback=_no_lag_table)
 @click.option(
     "--protocol",
     type=click.Choice(["dledger", "dledger-java"]),
@@ -267,7 +272,7 @@ def _check(options: IngestOptions) -> tuple[dict[str, dict[str, int]], dict[str,
     Returns:
         Per group the readable range; and the first index of each group that the checkpoint does not have.
     """
-    check_apart({"--table": options.table, "--checkpoint": options.checkpoint, "--lag-table": options.lag_table})
+    check_apart({"--table": options.table, "--checkpoint": options.checkpoint})
     target = None if options.lag_prometheus is None else parse_target(options.lag_prometheus, insecure=options.insecure)
     if isinstance(target, str):
         check_file(target, "--lag-prometheus")

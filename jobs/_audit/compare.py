@@ -23,7 +23,8 @@ from dledger_core.checksum import crc32_column
 
 from .judge import Judgement, Seen, State, committed_end, judge
 from .model import AuditedReplica, AuditFinding, Class, consecutive, result
-from .replicas import Gap, RateLimiter, Source, open_source
+from .replicas import open_source
+from .source import Gap, RateLimiter, Source
 
 REREAD_DELAY_S: Final = 0.3
 WINDOW_BYTES: Final = 32

@@ -18,7 +18,8 @@ from dledger_core import DLedgerError
 from dledger_core.record import HEADER_BYTES, merge_ranges
 
 from .model import COVERED, KEY, OTHER, RESULTS, AuditFinding, Class, ReadTask, aligned, result
-from .replicas import READ_BYTES, Gap, RangeSeen, RateLimiter, open_source
+from .replicas import open_source
+from .source import READ_BYTES, Gap, RangeSeen, RateLimiter
 
 _READABLE: Final = pa.array(["", "damaged"])
 _SUMS: Final = [("entries", "sum"), ("bytes", "sum"), ("read_at", "min"), ("read_at", "max")]

@@ -39,8 +39,8 @@ from .digests import (
 )
 from .model import DIGESTS, RESULTS, AuditedReplica, AuditFinding, Options, ReadTask, Snapshot, result
 from .plan import bundles, chain_of, of_replicas, plan_ranges, reading_tasks, sections, steps, trust_proven
-from .replicas import RateLimiter
 from .report import Report, findings_table, page, report_groups, runs_table, summarize
+from .source import RateLimiter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -82,32 +82,6 @@ def lag_from(log: Log, start: int, bounds: LogRange) -> Lag:
     return measure_lag(start, bounds.end, rows, lambda index: log.record(index).end_position)
 
 
-REPORT_SCHEMA: Final = pa.schema(
-    [
-        ("time", pa.timestamp("us", "UTC")),
-        ("query", pa.string()),
-        ("query_id", pa.string()),
-        ("run_id", pa.string()),
-        ("batch_id", pa.int64()),
-        ("source", pa.int32()),
-        ("group", pa.string()),
-        ("start_index", pa.int64()),
-        ("next_index", pa.int64()),
-        ("end_index", pa.int64()),
-        ("lag_records", pa.int64()),
-        ("lag_bytes", pa.int64()),
-        ("lag_seconds", pa.float64()),
-        ("records_per_second", pa.float64()),
-        ("rows", pa.int64()),
-        ("input_rows_per_second", pa.float64()),
-        ("processed_rows_per_second", pa.float64()),
-        ("losses", pa.int64()),
-        ("lost_records", pa.int64()),
-    ]
-)
-"""The fields of a report as columns, in their order."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagReport:
     """The lag of one group of one query after a micro-batch.

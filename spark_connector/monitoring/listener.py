@@ -23,7 +23,7 @@ from pyspark.sql.streaming.listener import (
 
 from spark_connector.errors import OptionError, check_spark
 from spark_connector.monitoring.lag import LagReport, lag_reports
-from spark_connector.monitoring.outputs import JsonOutput, LogOutput, Output, PrometheusOutput, TableOutput
+from spark_connector.monitoring.outputs import JsonOutput, LogOutput, Output, PrometheusOutput
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -149,9 +149,9 @@ def monitor(
     log: bool = True,
     json: str | Path | None = None,
     prometheus: str | int | Path | None = None,
-    table: str | None = None,
-    table_seconds: float = 60,
     insecure: bool = False,
+    table: str | None = None,
+    table_seconds: float | None = None,
 ) -> DLedgerListener:
     """Report the lag of every streaming query of the session that reads logs with this connector.
 
@@ -160,9 +160,9 @@ def monitor(
         log: write log lines (``spark_connector.lag``, INFO; to stderr if the logging of the program drops them).
         json: append one JSON object per line to this file.
         prometheus: serve metrics on this port or ``host:port``, or write them to this file that ends in ``.prom``.
-        table: append rows to the Delta table in this directory.
-        table_seconds: interval between these appends.
         insecure: allow ``prometheus`` on a host that other machines reach: plaintext, without authentication.
+        table: withdrawn in 0.3.0: an error that names ``json``.
+        table_seconds: as ``table``.
 
     Returns:
         The listener, already added. Call its ``close()``, or use it in ``with``, so that pending reports are written.
@@ -172,8 +172,12 @@ def monitor(
         SparkVersionError: the session's Spark, or PySpark, is not 4.2.
     """
     check_spark(spark)
-    if table_seconds <= 0:
-        raise OptionError(f"table_seconds must be above 0, got {table_seconds}", "", "leave it out")
+    if table is not None or table_seconds is not None:
+        raise OptionError(
+            "monitor(table=) was withdrawn in 0.3.0",
+            "",
+            "write json=FILE, and append it to a table with spark.read.json",
+        )
     outputs: list[Output] = []
     try:
         if log:
@@ -182,8 +186,6 @@ def monitor(
             outputs.append(JsonOutput(json))
         if prometheus is not None:
             outputs.append(PrometheusOutput(prometheus, insecure=insecure))
-        if table is not None:
-            outputs.append(TableOutput(spark, table, table_seconds))
         listener = DLedgerListener(outputs)
         listener.spark = spark
         spark.streams.addListener(listener)

@@ -1,33 +1,25 @@
-"""Outputs of lag reports: log lines, JSON lines, a Delta table, and metrics for Prometheus."""
+"""Outputs of lag reports: log lines, JSON lines, and metrics for Prometheus."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-from dledger_core.config import is_loopback
-from spark_connector.columns import ddl_of
-from spark_connector.errors import OptionError
-from spark_connector.monitoring.lag import REPORT_SCHEMA, LagReport
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server, write_to_textfile
 
-__all__ = ["JsonOutput", "LogOutput", "Output", "PrometheusOutput", "TableOutput", "parse_target"]
+from dledger_core.config import is_loopback
+from spark_connector.errors import OptionError
+from spark_connector.monitoring.lag import LagReport
+
+__all__ = ["JsonOutput", "LogOutput", "Output", "PrometheusOutput", "parse_target"]
 
 _log = logging.getLogger("spark_connector.lag")
 _LOG_EVERY_S: Final = 10.0
-_ROWS_KEPT_MAX: Final = 100_000
-_CLOSE_S: Final = 60.0
 
 
 class Output(Protocol):
@@ -119,74 +111,6 @@ class JsonOutput:
 
     def close(self) -> None:
         """See Output."""
-
-
-class TableOutput:
-    """Appends rows to a Delta table, in a thread: periodically and at the end of a query."""
-
-    def __init__(self, spark: SparkSession, path: str, every_s: float) -> None:
-        self._spark = spark
-        self._path = path
-        self._every_s = every_s
-        self._rows: list[tuple[Any, ...]] = []
-        self._lock = threading.Lock()
-        self._due = threading.Event()
-        self._closed = False
-        try:
-            self._append([])  # creates the table, and raises now on errors of later appends
-        except Exception as error:  # noqa: BLE001  (PySpark raises errors of several families)
-            raise OptionError(
-                f"table: {path} cannot be written as a Delta table: {_reason(error)}",
-                "",
-                "name a directory for the lag alone, and start the session with Delta",
-            ) from None
-        self._thread = threading.Thread(target=self._run, name="dledger-lag-table", daemon=True)
-        self._thread.start()
-
-    def take(self, reports: Sequence[LagReport]) -> None:
-        """See Output."""
-        with self._lock:
-            self._rows = (self._rows + [astuple(report) for report in reports])[-_ROWS_KEPT_MAX:]
-
-    def idle(self, run_id: str) -> None:
-        """See Output."""
-
-    def ended(self, run_id: str) -> None:
-        """See Output."""
-        self._due.set()
-
-    def close(self) -> None:
-        """See Output."""
-        self._closed = True
-        self._due.set()
-        self._thread.join(_CLOSE_S)
-
-    def _run(self) -> None:
-        while not self._closed:
-            self._due.wait(self._every_s)
-            self._due.clear()
-            self._flush()
-
-    def _flush(self) -> None:
-        with self._lock:
-            rows, self._rows = self._rows, []
-        if not rows:
-            return
-        try:
-            self._append(rows)
-        except Exception as error:  # noqa: BLE001  (no error of Spark here may fail the query)
-            _log.warning("lag table not written: path=%s error=%s", self._path, _reason(error))
-            with self._lock:
-                self._rows = (rows + self._rows)[-_ROWS_KEPT_MAX:]
-
-    def _append(self, rows: list[tuple[Any, ...]]) -> None:
-        frame = self._spark.createDataFrame(rows, ddl_of(REPORT_SCHEMA)).coalesce(1)
-        frame.write.format("delta").mode("append").save(self._path)
-
-
-def _reason(error: Exception) -> str:
-    """Return one line; of a Java exception its message without the stack trace."""
-    return str(getattr(error, "java_exception", None) or error).partition("\n")[0]
 
 
 _LOOPBACK: Final = "127.0.0.1"

@@ -22,7 +22,8 @@ from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.survey import survey_directory
 from dledger_core.storage.files.file_system import OsFile, OsFiles
 from dledger_core.storage.read import store_reader
-from jobs._audit.replicas import Gap, open_source, stored_logs
+from jobs._audit.replicas import open_source, stored_logs
+from jobs._audit.source import Gap
 from tests.cli import command
 from tests.contracts.test_damage_table import TARGET, bodies
 from tests.contracts.test_damage_table import classic as classic_files

@@ -12,9 +12,10 @@ import pytest
 
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import ClassicCommitLog, decode_messages
+from jobs._audit.classic import BLOCK_BYTES
 from jobs._audit.judge import verdict_of
 from jobs._audit.model import AuditFinding
-from jobs._audit.replicas import BLOCK_BYTES, store_replicas, stored_logs
+from jobs._audit.replicas import store_replicas, stored_logs
 from jobs._audit.report import alignment, alignment_note
 from jobs.audit_replicas import command
 from tests.jobs.auditing import audit, brief

@@ -23,7 +23,7 @@ from jobs._audit.plan import (
     steps,
     trust_proven,
 )
-from jobs._audit.replicas import RateLimiter
+from jobs._audit.source import RateLimiter
 from tests.jobs.auditing import NOW, digest_row, digest_table, replica
 
 HOUR = timedelta(hours=1)

@@ -32,8 +32,9 @@ from jobs._audit.plan import (
     reading_tasks,
     sections,
 )
-from jobs._audit.replicas import Gap, parse_replicas, read_past_damage
+from jobs._audit.replicas import parse_replicas
 from jobs._audit.report import coverage, report_groups, runs_table, summarize
+from jobs._audit.source import Gap, read_past_damage
 from tests.jobs.auditing import digest_row, digest_table, finding, replica
 
 # --- plan ---------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from tests.kept.make import VERSIONS
 from tests.kept.public_names import public_names, required_parameters
 
 UPGRADING: Final = Path(__file__).parents[2] / "UPGRADING.md"
-NOT_IN_NAMES: Final = "format "
-"""Start of a withdrawn line about a format, which ``names.txt`` does not list."""
+NOT_IN_NAMES: Final = "use "
+"""Start of a withdrawn line about a value or an argument: its option or parameter stays, and raises an error."""
 RELEASES = pytest.mark.parametrize("release", VERSIONS, ids=lambda path: path.name)
 
 
