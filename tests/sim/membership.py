@@ -62,8 +62,8 @@ class MembershipMix:
     lost_ends: float
 
 
-STILL = MembershipMix(0, 0.0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""The members change only as an operator wants it, who replaces lost ones."""
+STILL = MembershipMix(5, 0.0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+"""The members change only as an operator wants it, who replaces lost ones. Of five, more than one may survive."""
 
 
 def draw_membership(seed: int) -> MembershipMix | None:

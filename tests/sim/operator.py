@@ -1,7 +1,8 @@
 """The group that waits for an operator: only a floor keeps it from electing a leader.
 
 It has a candidate and as many voters as a majority needs, and too many of them have a floor. ``dledger
-recover`` continues its log in a new one; tests/sim/search covers that. Any other group without a leader is a failure.
+recover`` continues its log in a new one; ``recoveries`` and ``search`` cover that. Any other group without a leader is
+a failure.
 """
 
 from __future__ import annotations

@@ -235,13 +235,13 @@ class Simulator:
         self.time = VirtualTime()
         self.faults_on = True
         self.client_pause = mix.client_pause
-        voters = mix.nodes if membership is None else membership.voters
-        spares = 0 if membership is None else SPARES
-        self.names: list[MemberId] = [member_type.name_of(at) for at in range(voters + spares)]
-        self.founded = founded(self.names, voters)
         recovery = draw_recovery(seed) if member_type.drives_changes else None
         if recovery is not None and membership is None:
             membership = STILL
+        voters = mix.nodes if membership is None else membership.voters
+        spares = 0 if membership in (None, STILL) else SPARES
+        self.names: list[MemberId] = [member_type.name_of(at) for at in range(voters + spares)]
+        self.founded = founded(self.names, voters)
         self.changes = None if membership is None else MemberChanges(self, membership)
         self.recoveries = Recoveries(self, recovery)
         off = {kind: 0.0 for kind in NETWORK_FAULTS if kind not in self._continuous}
