@@ -40,7 +40,7 @@ def _wall_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogHooks:
-    """What a log calls of its owner.
+    """Clock and callbacks that the owner of a log passes to it.
 
     Attributes:
         clock: append times of a leader's batches; by default the wall clock.
