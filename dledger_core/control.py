@@ -51,6 +51,11 @@ class TransactionId(NamedTuple):
     batch_id: int
     run_id: str = ""
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The micro-batch in the values of an error."""
+        return {"query_id": self.query_id, "batch_id": self.batch_id}
+
 
 class Part(NamedTuple):
     """A range of data entries appended by one attempt: [first, last] inclusive, with the CRC of its CRC column."""

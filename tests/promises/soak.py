@@ -27,7 +27,8 @@ import uvloop
 from dledger_core import AsyncClient, Metadata, open_store
 from dledger_core.errors import DLedgerError
 from dledger_core.storage.files.file_system import OsFiles
-from dledger_core.storage.tables.transactions import ORPHANED, QUERY
+from dledger_core.storage.tables.orphaned import ORPHANED
+from dledger_core.storage.tables.queries import QUERY
 from tests.promises.auditor import DAY_MS, Auditor
 from tests.promises.fast_cluster import FastCluster
 from tests.promises.ledger import Ledger

@@ -492,7 +492,7 @@ def test_abort_of_unknown_query_is_one_entry_and_refuses_a_late_append(n0, ask, 
         commit(n0)
     assert batches(n0) == [(0, 0), (1, 2)], "in one batch, and only once"
     table = n0.replica.tables.transactions
-    assert (table.state(KEY), table.count, table.once_count) == ("aborted", 1, int(once))
+    assert (table.state(KEY), len(table.queries), table.queries.once_count) == ("aborted", 1, int(once))
     n0.depose()
     n0.lead()
     commit(n0)
@@ -539,7 +539,7 @@ def test_abort_of_unknown_query_without_run_leaves_nothing(n0, ask):
     ask.transactions.abort(KEY._replace(run_id=""), ask.answers.append)
     commit(n0)
     assert batches(n0) == [(0, 0)]
-    assert not n0.replica.tables.transactions.count
+    assert not n0.replica.tables.transactions.queries
 
 
 def test_run_is_aborted_by_batch_id_before_its_first_append_of_it(n0, ask):

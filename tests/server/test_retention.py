@@ -238,7 +238,7 @@ def test_retention_keeps_rows_of_open_transaction(tmp_path) -> None:
         assert n0.log.first_index() <= begin
         ask.transactions.abort(transaction, ask.answers.append)
         n0.run()
-        orphaned = n0.replica.tables.transactions.orphaned_ranges
+        orphaned = n0.replica.tables.transactions.orphaned.ranges
         assert len(orphaned) == 1
         retain(n0, SMALL)
         assert n0.log.first_index() > begin

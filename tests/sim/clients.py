@@ -365,7 +365,7 @@ def check_history(
     check(all(index in deleted for index in range(first)), "an entry is missing that no member trimmed", first)
     rows = [*(deleted[index] for index in range(first)), *rows_between(member.log, first, end)]
     tables = member.replica.tables.transactions
-    orphaned = merge_ranges([*forgotten, *tables.orphaned_ranges])
+    orphaned = merge_ranges([*forgotten, *tables.orphaned.ranges])
     log = ReplicaLog.of(0, rows, Visibility(end, None, orphaned))
     undecided = {f"{query}/{batch}" for query, batch in tables.open}
     hidden = [

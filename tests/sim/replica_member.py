@@ -799,9 +799,9 @@ class Shared:
     def compare_tables(self, member: ReplicaMember) -> None:
         self._sim.counters["tables compared"] += 1
         applied, first = member.replica.tables.applied_index, member.replica.raft.first_index
-        orphaned = tuple(member.replica.tables.transactions.orphaned_ranges)
+        orphaned = tuple(member.replica.tables.transactions.orphaned.ranges)
         rest = LogTables.restore(member.replica.tables.snapshot())
-        rest.transactions.trim(NUMBER_MAX)
+        rest.transactions.orphaned.trim(NUMBER_MAX)
         found = crc32(rest.snapshot()), first, orphaned
         known = self._tables.setdefault(applied, found)
         # Each member forgets the orphaned ranges that it has trimmed.
@@ -818,7 +818,7 @@ class Shared:
 
     def keep_orphaned(self, member: ReplicaMember) -> None:
         """Record the orphaned ranges of a member, which forgets those that it has trimmed."""
-        self.orphaned = merge_ranges([*self.orphaned, *member.replica.tables.transactions.orphaned_ranges])
+        self.orphaned = merge_ranges([*self.orphaned, *member.replica.tables.transactions.orphaned.ranges])
 
     def isolate_leader(self) -> None:
         """Perhaps isolate the leader, so that a member that lost the end of its log would have to elect another."""

@@ -21,8 +21,8 @@ from dledger_core.storage import CommitLog
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.table_store import DamagedTablesError
 from dledger_core.storage.files.twin_file import copies
+from dledger_core.storage.tables.orphaned import ORPHANED
 from dledger_core.storage.tables.tables import LogTables, TableChanges
-from dledger_core.storage.tables.transactions import ORPHANED
 from tests.storage.sample import Sample
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log

@@ -30,16 +30,12 @@ from dledger_core.errors import (
 )
 from dledger_core.record import Columns
 from dledger_core.storage.read.visibility import Visibility
-from dledger_core.storage.tables import transactions
+from dledger_core.storage.tables import open_transactions, queries
+from dledger_core.storage.tables.open_transactions import OPEN_PER_QUERY_MAX
 from dledger_core.storage.tables.producers import EXPIRED_PER_ENTRY, EXPIRY_MS, ONCE_EXPIRY_MS, ProducerTable
+from dledger_core.storage.tables.queries import ACTIVE_MS, NEWEST_MS, ONCE_MS
 from dledger_core.storage.tables.tables import LogTables
-from dledger_core.storage.tables.transactions import (
-    ACTIVE_MS,
-    NEWEST_MS,
-    ONCE_MS,
-    OPEN_PER_QUERY_MAX,
-    TransactionTable,
-)
+from dledger_core.storage.tables.transactions import TransactionTable
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -262,7 +258,7 @@ def test_commit_shows_winners_and_orphans_all_other_attempts(table: TransactionT
     commit(table, won)
     attempt(table, 40, 3)  # was in flight when the commit was appended
     assert (visible_end(table), table.state(T0)) == (100, "committed")
-    assert table.orphaned_ranges == [(21, 26), (41, 44)]
+    assert table.orphaned.ranges == [(21, 26), (41, 44)]
     assert Visibility.of(table, 100).orphaned(22, 23) == [(21, 26)]
     assert Visibility.of(table, 100).orphaned(26, 41) == []
     assert table.check_commit(T0, won) is True, "a repeat of what took effect"
@@ -318,7 +314,7 @@ def test_abort_orphans_all_parts_until_a_newer_run_writes(table: TransactionTabl
         table.check_commit(T0, [*parts, late])
     commit(table, [*parts, late])
     assert (visible_end(table), table.state(T0)) == (100, "aborted")
-    assert table.orphaned_ranges == [(part.first, part.last + 1) for part in (*parts, late)]
+    assert table.orphaned.ranges == [(part.first, part.last + 1) for part in (*parts, late)]
     table.check_attempt(NEWER)
     assert table.state(NEWER) == "unknown"
     won = attempt(table, 60, 5, NEWER)
@@ -343,7 +339,7 @@ def test_new_run_retires_the_old_one_and_orphans_its_attempts(table: Transaction
     part = attempt(table, 30, 5, next_batch)
     attempt(table, 40)  # the old run's, in flight
     assert sorted(table.open) == [("another query", 0), ("q", 1)]
-    assert (visible_end(table), table.orphaned_ranges) == (20, [(11, 16), (41, 46)])
+    assert (visible_end(table), table.orphaned.ranges) == (20, [(11, 16), (41, 46)])
     for check in (lambda: table.check_attempt(T0), lambda: table.check_commit(T0, [])):
         with pytest.raises(FencedError):
             check()
@@ -391,7 +387,7 @@ def test_attempt_before_the_newest_committed_micro_batch_is_fenced(table: Transa
         table.check_attempt(T0)
     assert caught.value.values["newest"] == 4
     attempt(table, 20, 5, NEWER)  # was in flight
-    assert (visible_end(table), table.orphaned_ranges) == (100, [(21, 26)])
+    assert (visible_end(table), table.orphaned.ranges) == (100, [(21, 26)])
     table.check_attempt(T0._replace(batch_id=5))
 
 
@@ -465,14 +461,14 @@ def test_no_number_of_other_queries_makes_the_log_forget_one(table: TransactionT
         abort_of = T0._replace(query_id=f"unknown {other}")
         table.apply_abort(fields_of(abort_of), 0)
     assert table.state(T0) == "committed"
-    assert table.count == 12_001
+    assert len(table.queries) == 12_001
 
 
 def test_full_table_rejects_newcomers_until_others_expire(
     table: TransactionTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "QUERIES_MAX", 6)
-    monkeypatch.setattr(transactions, "ONCE_MAX", 3)
+    monkeypatch.setattr(queries, "QUERIES_MAX", 6)
+    monkeypatch.setattr(queries, "ONCE_MAX", 3)
     for number in range(3):
         commit(table, [], T0._replace(query_id=f"write {number}"), o=True)
     newcomer = T0._replace(query_id="newcomer")
@@ -503,8 +499,8 @@ def test_streams_are_yielded_with_the_most_recently_active_first(table: Transact
     commit(table, [], T0._replace(query_id="write"), ACTIVE_MS + 3, o=True)
     commit(table, [], T0._replace(query_id="active again", batch_id=1), ACTIVE_MS + 4)
     table.expire(ACTIVE_MS + 4)
-    assert [name for name, _ in table.streams()] == ["active again", "newer", "older", "dormant"]
-    assert dict(table.streams())["active again"].newest == 1
+    assert [name for name, _ in table.queries.streams()] == ["active again", "newer", "older", "dormant"]
+    assert dict(table.queries.streams())["active again"].newest == 1
 
 
 # --- open transactions ------------------------------------------------------------------------------------------------
@@ -514,18 +510,18 @@ def test_open_batches_are_those_of_the_query_until_they_end(table: TransactionTa
     for number, batch_id in enumerate((7, 3, 5)):
         part = attempt(table, 10 * number, 5, T0._replace(batch_id=batch_id), w=2)
     attempt(table, 30, 5, T0._replace(query_id="other"))
-    assert (table.open_batches("q"), table.open_batches("other")) == ([3, 5, 7], [0])
+    assert (table.open.batches("q"), table.open.batches("other")) == ([3, 5, 7], [0])
     commit(table, [part], T0._replace(batch_id=5))
     abort(table, batch_id=7)
-    assert table.open_batches("q") == [3]
+    assert table.open.batches("q") == [3]
     abort(table, batch_id=3)
-    assert (table.open_batches("q"), table.open_batches("unknown")) == ([], [])
+    assert (table.open.batches("q"), table.open.batches("unknown")) == ([], [])
 
 
 def test_open_transactions_are_limited_per_query_and_in_total(
     table: TransactionTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "OPEN_MAX", OPEN_PER_QUERY_MAX + 2)
+    monkeypatch.setattr(open_transactions, "OPEN_MAX", OPEN_PER_QUERY_MAX + 2)
     for batch_id in range(OPEN_PER_QUERY_MAX):
         attempt(table, 10 * batch_id, 5, T0._replace(batch_id=batch_id))
     with pytest.raises(OpenTransactionsError) as caught:
@@ -556,8 +552,8 @@ def test_inactivity_counts_from_the_newest_append(table: TransactionTable) -> No
     attempt(table, 10, at_ms=0)
     attempt(table, 20, 5, other, at_ms=400)
     attempt(table, 30, at_ms=900)
-    assert [key for key, _ in table.inactive(1000, 500)] == [("other", 0)]
-    assert [key for key, _ in table.inactive(1401, 500)] == [("other", 0), ("q", 0)]
+    assert [key for key, _ in table.open.inactive(1000, 500)] == [("other", 0)]
+    assert [key for key, _ in table.open.inactive(1401, 500)] == [("other", 0), ("q", 0)]
     assert visible_end(table) == 10
 
 
@@ -574,7 +570,7 @@ def test_visible_end_walks_no_open_transactions(table: TransactionTable, number:
                 walked.append(item[0])
                 yield item
 
-    table._open = Watched(table._open)
+    table.open._open = Watched(table.open._open)
     for at in (*range(1, number - 1, 2), *range(0, number - 1, 2)):
         commit(table, [], T0._replace(query_id=str(at)))
         walked.clear()
@@ -587,12 +583,12 @@ def test_orphaned_ranges_of_trimmed_entries_are_forgotten(table: TransactionTabl
     for index in (10, 20, 30):
         attempt(table, index)
     commit(table, [])
-    table.trim(16)
-    assert table.orphaned_ranges == [(21, 26), (31, 36)]
-    table.trim(33)
-    assert table.orphaned_ranges == [(31, 36)]
-    table.trim(1000)
-    assert table.orphaned_ranges == []
+    table.orphaned.trim(16)
+    assert table.orphaned.ranges == [(21, 26), (31, 36)]
+    table.orphaned.trim(33)
+    assert table.orphaned.ranges == [(31, 36)]
+    table.orphaned.trim(1000)
+    assert table.orphaned.ranges == []
 
 
 @given(
@@ -618,7 +614,7 @@ def test_orphaned_ranges_are_those_without_a_commit_in_any_order(steps: list[tup
             table.apply_abort({"q": key.query_id, "b": key.batch_id, "r": key.run_id}, 0)
         lost.update(at for part in parts if part not in won for at in range(part.first, part.last + 1))
         numbers[query] += 1
-    found = table.orphaned_ranges
+    found = table.orphaned.ranges
     assert [at for start, stop in found for at in range(start, stop)] == sorted(lost)
     assert all(before[1] < after[0] for before, after in pairwise(found))
 

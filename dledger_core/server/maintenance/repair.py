@@ -502,7 +502,7 @@ def open_checked(
     Args:
         config: the node's settings.
         group: the group.
-        hooks: what the log calls of its owner.
+        hooks: clock and callbacks of the owner.
         files: the file system.
         log_type: class of the log.
 

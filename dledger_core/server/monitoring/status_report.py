@@ -150,9 +150,9 @@ class StatusReport:
 
 def _streams(transactions: TransactionTable, now_ms: int) -> Iterator[dict[str, Any]]:
     """Yield the streams that write, as of this log time, the most recently active first."""
-    for query, found in transactions.streams():
+    for query, found in transactions.queries.streams():
         inactive_s = round(max(now_ms - found.active_ms, 0) / 1000)
-        opened = transactions.open_batches(query)
+        opened = transactions.open.batches(query)
         # The newest control entry of a query is that commit, unless it wrote or aborted a later micro-batch.
         is_commit_newest = found.newest in found.committed and not opened
         is_commit_newest &= all(batch <= found.newest for batch, _ in found.aborted)

@@ -33,7 +33,7 @@ from dledger_core.server.services.growth import GrowthWatch, wait_grown
 from dledger_core.storage.read.log_queries import segment_rows, stored_producer_rows, term_rows, transaction_rows
 from dledger_core.storage.read.visibility import Visibility
 from dledger_core.storage.tables import producers
-from dledger_core.storage.tables.transactions import QUERIES_END
+from dledger_core.storage.tables.queries import QUERIES_END
 
 _ALONE_WAIT_S: Final = 0.25
 """Longest long poll of READ on a replica that knows no leader: others may have more."""

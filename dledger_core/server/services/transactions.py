@@ -273,7 +273,7 @@ class Transactions:
         if not found:
             found = {
                 TransactionId(query_id, batch_id, query.run_id)
-                for query_id, query in islice(self.table.streams(), _RUNS_LOOKED_AT)
+                for query_id, query in islice(self.table.queries.streams(), _RUNS_LOOKED_AT)
                 if query.run_id.startswith(run_id) and query.newest <= batch_id
             }
         return found.pop() if len(found) == 1 else None
@@ -298,7 +298,7 @@ class Transactions:
         self._renewed_ms = {key: at_ms for key, at_ms in self._renewed_ms.items() if key in is_open}
         if now_ms - self._leading_since_ms <= timeout_ms:
             return  # it may not have heard of the newest activity
-        for (query_id, batch_id), found in list(self.table.inactive(now_ms, timeout_ms)):
+        for (query_id, batch_id), found in list(self.table.open.inactive(now_ms, timeout_ms)):
             if now_ms - self._renewed_ms.get((query_id, batch_id), found.active_ms) <= timeout_ms:
                 continue
             _LOG.warning(

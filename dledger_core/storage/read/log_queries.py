@@ -22,8 +22,8 @@ from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.tables import producers
 from dledger_core.storage.tables.producers import ProducerEntry, ProducerTable
+from dledger_core.storage.tables.queries import Query, unpack_query
 from dledger_core.storage.tables.tables import LogTables
-from dledger_core.storage.tables.transactions import Query, TransactionTable
 
 _ROWS_PER_STEP: Final = 1 << 16
 _BACK_BYTES: Final = 1 << 20
@@ -282,7 +282,7 @@ def stored_producer_rows(stored: Iterable[tuple[bytes, bytes]]) -> Rows:
     for key, value in stored:
         if key[:1] == producers.PREFIX:
             rows.append(_producer_row(*ProducerTable.unpack(value)))
-        elif (found := TransactionTable.unpack(key, value))[1].committed:
+        elif (found := unpack_query(key, value))[1].committed:
             rows.append(_query_row(*found))
     return rows
 

@@ -60,11 +60,11 @@ class Visibility:
     @classmethod
     def of(cls, transactions: TransactionTable, committed_end: int) -> Visibility:
         """Return the visible part of a log whose control entries before ``committed_end`` are applied."""
-        oldest = transactions.oldest_open
+        oldest = transactions.open.oldest
         if oldest is None or oldest[1].first_index >= committed_end:
-            return cls(Index(committed_end), None, transactions.orphaned_ranges)
+            return cls(Index(committed_end), None, transactions.orphaned.ranges)
         (query_id, batch_id), found = oldest
-        return cls(found.first_index, TransactionId(query_id, batch_id, found.run_id), transactions.orphaned_ranges)
+        return cls(found.first_index, TransactionId(query_id, batch_id, found.run_id), transactions.orphaned.ranges)
 
     def orphaned(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of orphaned attempts that overlap [start, end), in order."""

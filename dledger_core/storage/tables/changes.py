@@ -32,3 +32,8 @@ class RowChanges:
         """Return the changes and forget them; takes no time, however many there are."""
         rows, self._rows = self._rows, {}
         return rows
+
+
+def packed(index: int) -> bytes:
+    """Return an index as a part of a key: keys are in the order of their indexes."""
+    return index.to_bytes(8, "big")

@@ -27,8 +27,10 @@ from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta
 from dledger_core.storage.files.table_store import DamagedTablesError, Rows
 from dledger_core.storage.tables import producers
 from dledger_core.storage.tables.changes import RowChanges
+from dledger_core.storage.tables.open_transactions import OPEN_MAX
 from dledger_core.storage.tables.producers import ProducerTable
-from dledger_core.storage.tables.transactions import ONCE_MAX, OPEN_MAX, QUERIES_MAX, TransactionTable
+from dledger_core.storage.tables.queries import ONCE_MAX, QUERIES_MAX
+from dledger_core.storage.tables.transactions import TransactionTable
 
 _VERSION: Final = 4
 _META: Final = b"m"
@@ -92,8 +94,8 @@ class LogTables:
         return [
             ("producers", len(self.producers), rows_max),
             ("producers used once", self.producers.once_count, rows_max // 2),
-            ("queries", self.transactions.count, QUERIES_MAX),
-            ("queries used once", self.transactions.once_count, ONCE_MAX),
+            ("queries", len(self.transactions.queries), QUERIES_MAX),
+            ("queries used once", self.transactions.queries.once_count, ONCE_MAX),
             ("open transactions", len(self.transactions.open), OPEN_MAX),
         ]
 
@@ -172,7 +174,7 @@ class LogTables:
 
     def trim(self, first_index: Index) -> None:
         """Forget what is only about entries that this store has deleted; unlike the rest it depends on the store."""
-        self.transactions.trim(first_index)
+        self.transactions.orphaned.trim(first_index)
 
     def forget_after(self, index: Index) -> None:
         """Forget the entries after the end of a log that has lost them permanently; their producers are unknown then.

@@ -76,7 +76,7 @@ class CommitLog(LogWriter):
             node_id: the node it must belong to.
             config: segment sizes and profile apply only to a new store; an old one keeps its own.
             files: the file system.
-            hooks: what the log calls of its owner.
+            hooks: clock and callbacks of the owner.
 
         Raises:
             StoreMismatchError: the directory belongs to another node or group, or is not a store; nothing was written.

@@ -40,7 +40,7 @@ def _wall_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogHooks:
-    """The owner's functions that a log calls.
+    """Clock and callbacks that the owner of a log passes to it.
 
     Attributes:
         clock: append times of a leader's batches; by default the wall clock.
