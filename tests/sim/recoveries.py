@@ -453,6 +453,8 @@ class Recoveries:
 
     @staticmethod
     def _plain(batch: Batch) -> Batch:
+        if getattr(batch.payload, "configuration", None) is None:
+            return batch
         payload = type(batch.payload)(batch.payload)  # type: ignore[call-arg]
         payload.configuration = None  # type: ignore[attr-defined]
         return replace(batch, payload=payload)
