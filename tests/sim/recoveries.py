@@ -270,7 +270,7 @@ class Recoveries:
             sim.counters[f"recoveries: {type(action).__name__}"] += 1
             sim.note("operator", sorted(lost), repr(action))
             match action:
-                case Continued():  # a survivor that did not answer still has to be told
+                case Continued():  # a survivor that did not answer is still to be asked
                     started = any(group.log_uuid in disaster.records for group in sim.groups)
                     disaster.is_over = not started or self._is_complete(disaster)
                 case Electable(_, leader, replaced):
