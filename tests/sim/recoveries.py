@@ -268,8 +268,9 @@ class Recoveries:
             sim.counters[f"recoveries: {type(action).__name__}"] += 1
             sim.note("operator", sorted(lost), repr(action))
             match action:
-                case Continued():
-                    disaster.is_over = True
+                case Continued():  # a survivor that did not answer is still to be asked
+                    started = any(group.log_uuid in disaster.records for group in sim.groups)
+                    disaster.is_over = not started or self._is_complete(disaster)
                 case Electable(_, leader, replaced):
                     # A person replaces a lost member then, or waits for the election.
                     disaster.is_over = not sim.faults_on or bool(leader or replaced or lost)
@@ -450,6 +451,8 @@ class Recoveries:
 
     @staticmethod
     def _plain(batch: Batch) -> Batch:
+        if getattr(batch.payload, "configuration", None) is None:
+            return batch
         payload = type(batch.payload)(batch.payload)  # type: ignore[call-arg]
         payload.configuration = None  # type: ignore[attr-defined]
         return replace(batch, payload=payload)
