@@ -226,6 +226,21 @@ def _check_regex(_context: click.Context, _parameter: click.Parameter, value: st
     return value
 
 
+_SEVERAL: Final[dict[str, Any]] = {"multiple": True}
+_CONDITIONS: Final[tuple[tuple[str, str, str, dict[str, Any]], ...]] = (
+    ("--grep", "REGEX", "Entries whose body matches this regular expression (RE2).", {"callback": _check_regex}),
+    ("--msg-id", "ID", "The message with this message id; repeat the option for several.", _SEVERAL),
+    ("--key", "KEY", "Messages with this key or unique key; repeat the option for several.", _SEVERAL),
+    ("--tag", "TAG", "Messages with this tag; repeat the option or write 'a || b'; '*' for all.", _SEVERAL),
+    (
+        *("--queue", "NUMBER", "Messages of this queue; repeat the option for several."),
+        _SEVERAL | {"type": click.IntRange(0, (1 << 31) - 1)},
+    ),
+    ("--topic", "TOPIC", "Messages of this topic; repeat the option for several.", _SEVERAL),
+)
+"""Options with conditions, last one first: name, metavar, help, and what else ``option`` gets."""
+
+
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add options that select entries, passed on as ``filters`` and ``count``."""
     counted = option(
@@ -264,52 +279,8 @@ def condition_options(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         return command(filters=filters, **others)
 
-    for add in (
-        option(
-            "--grep",
-            metavar="REGEX",
-            callback=_check_regex,
-            section="Selection",
-            help="Entries whose body matches this regular expression (RE2).",
-        ),
-        option(
-            "--msg-id",
-            multiple=True,
-            metavar="ID",
-            section="Selection",
-            help="The message with this message id; repeat the option for several.",
-        ),
-        option(
-            "--key",
-            multiple=True,
-            metavar="KEY",
-            section="Selection",
-            help="Messages with this key or unique key; repeat the option for several.",
-        ),
-        option(
-            "--tag",
-            multiple=True,
-            metavar="TAG",
-            section="Selection",
-            help="Messages with this tag; repeat the option or write 'a || b'; '*' for all.",
-        ),
-        option(
-            "--queue",
-            multiple=True,
-            metavar="NUMBER",
-            type=click.IntRange(0, (1 << 31) - 1),
-            section="Selection",
-            help="Messages of this queue; repeat the option for several.",
-        ),
-        option(
-            "--topic",
-            multiple=True,
-            metavar="TOPIC",
-            section="Selection",
-            help="Messages of this topic; repeat the option for several.",
-        ),
-    ):
-        filtered = add(filtered)
+    for name, metavar, described, kind in _CONDITIONS:
+        filtered = option(name, metavar=metavar, section="Selection", help=described, **kind)(filtered)
     return filtered
 
 

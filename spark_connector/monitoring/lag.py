@@ -76,7 +76,7 @@ def lag_from(log: Log, start: int, bounds: LogRange) -> Lag:
     """Return the lag of a reader at ``start``."""
 
     def rows(low: int, high: int) -> tuple[pa.RecordBatch, int]:
-        chunk = log.chunk(Range(log.group, low, high, bounds.commit_index, bounds.log_uuid), low, max_bytes=_READ_BYTES)
+        chunk = log.read(Range(log.group, low, high, bounds.commit_index, bounds.log_uuid), low, max_bytes=_READ_BYTES)
         return chunk.batch, chunk.next_index
 
     return measure_lag(start, bounds.end, rows, lambda index: log.record(index).end_position)

@@ -105,7 +105,7 @@ class Log(Protocol):
     def pin(self, name: str, start: int, seconds: float) -> None:
         """Pin the entries from ``start`` on against retention; 0 s releases the pin. No effect without servers."""
 
-    def chunk(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
         """Return entries from ``start`` on, up to the end of the range; advance by at least one index.
 
         Args:
@@ -155,7 +155,7 @@ class _ClientLog:
         """See ``Log``."""
         return _info_of(self._client.records(index, index + 1, max_bytes=1, min_commit=index).batch, index, self.group)
 
-    def chunk(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
         """See ``Log``."""
         self._use_log(part.log)
         try:
@@ -317,7 +317,7 @@ class StoreLog:
     def pin(self, name: str, start: int, seconds: float) -> None:
         """Do nothing: a store is read without a node."""
 
-    def chunk(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
         """See ``Log``."""
         most = max_bytes or self._options.read_bytes(files=True)
         try:

@@ -100,7 +100,7 @@ def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, po
         if start >= part.end:
             return Chunk(_NOTHING, start)
         try:
-            return log.chunk(part, start, number)
+            return log.read(part, start, number)
         except RetentionError as error:
             policy.report(error)
             return Chunk(_NOTHING, error.end)

@@ -74,7 +74,7 @@ def read(log: Log, start: int, end: int, max_bytes: int | None = None) -> list[d
     bounds, rows, at = log.bounds(), list[dict[str, Any]](), start
     part = Range(log.group, start, end, bounds.commit_index, bounds.log_uuid)
     while at < end:
-        chunk = log.chunk(part, at, max_bytes=max_bytes)
+        chunk = log.read(part, at, max_bytes=max_bytes)
         assert at < chunk.next_index <= end
         rows += chunk.batch.to_pylist()
         at = chunk.next_index

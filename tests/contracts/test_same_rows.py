@@ -86,7 +86,7 @@ def by_messages(kind: Kind, _directory: Path) -> Rows:
         return rows_from(reader.messages().read_all(), raw=False)
 
 
-def by_read_visible(kind: Kind, _directory: Path) -> Rows:
+def by_visible_entries(kind: Kind, _directory: Path) -> Rows:
     with open_store(kind.path) as reader:
         return rows_from(visible(reader), raw=True)
 
@@ -123,14 +123,14 @@ def by_notebook_log(kind: Kind, _directory: Path) -> Rows:
 
 OFFLINE: tuple[Callable[[Kind, Path], Rows], ...] = (
     by_messages,
-    by_read_visible,
+    by_visible_entries,
     by_export_to_parquet,
     by_export_to_jsonl,
     by_dump,
     by_notebook_source,
     by_notebook_log,
 )
-OF_STORES_ONLY = (by_messages, by_read_visible)
+OF_STORES_ONLY = (by_messages, by_visible_entries)
 
 
 # --- kinds of store ---------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_uncommitted_reads_end_at_stored_end(group: JavaGroup) -> None:
     more = {"groups": "g", "safetyLag": "1h", "isolation": "read_uncommitted"}
     log = open_log(DLedgerOptions.for_reading(options(group, **more)), "g")
     assert log.bounds().end == last + 1
-    assert log.chunk(Range("g", last, last + 1), last, 0).batch.column("body").to_pylist() == [b"just now"]
+    assert log.read(Range("g", last, last + 1), last, 0).batch.column("body").to_pylist() == [b"just now"]
 
 
 def test_decoded_messages_keep_offsets_of_their_broker(group: JavaGroup) -> None:

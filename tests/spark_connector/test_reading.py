@@ -174,7 +174,7 @@ class CountingLog:
         self.ahead: list[int] = []
         self._fails_at = fails_at
 
-    def chunk(self, part: Range, start: int, replica: int) -> Chunk:
+    def read(self, part: Range, start: int, replica: int) -> Chunk:
         self.asked.append(start)
         self.ahead.append(len(self.asked) - self.given)
         if start >= self._fails_at:
@@ -182,7 +182,7 @@ class CountingLog:
         row = {"index": start, "term": 1, "position": start, "timestamp": None, "body": bytes(1 << 20)}
         return Chunk(pa.RecordBatch.from_pylist([row], schema=READ_SCHEMA), start + 1)
 
-    def read(self) -> Generator[list[int]]:
+    def indexes(self) -> Generator[list[int]]:
         """Yield the indexes of each batch."""
         options = DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1"})
         log: Any = self
@@ -194,14 +194,14 @@ class CountingLog:
 
 def test_chunks_come_in_order_and_at_most_three_are_in_memory() -> None:
     log = CountingLog()
-    assert list(log.read()) == [[index] for index in range(END)]
+    assert list(log.indexes()) == [[index] for index in range(END)]
     assert log.asked == list(range(END))
     assert max(log.ahead) <= 3
 
 
 def test_prefetch_stops_with_task() -> None:
     log = CountingLog()
-    batches = log.read()
+    batches = log.indexes()
     next(batches)
     batches.close()
     assert 1 <= len(log.asked) <= 3
@@ -210,7 +210,7 @@ def test_prefetch_stops_with_task() -> None:
 def test_error_comes_after_earlier_chunks() -> None:
     log = CountingLog(fails_at=5)
     with pytest.raises(ValueError, match="at 5"):
-        list(log.read())
+        list(log.indexes())
     assert (log.asked, log.given) == (list(range(6)), 5)
 
 

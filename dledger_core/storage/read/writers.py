@@ -73,9 +73,8 @@ class Native:
     @property
     def rules(self) -> Rules:
         """See ``Writer``; only committed entries are compared, the others may be overwritten while a view is open."""
-        return replace(
-            native_rules(self.meta), cross_checked_to=(-1 if self.commit_index is None else self.commit_index) + 1
-        )
+        committed = -1 if self.checkpoint is None else self.checkpoint.commit_index
+        return replace(native_rules(self.meta), cross_checked_to=committed + 1)
 
     @property
     def commit_index(self) -> Index | None:
