@@ -158,7 +158,7 @@ def replace_tail(log: CommitLog) -> None:
     log.persist(HardState(Term(2), None), Index(2), [batch])
 
 
-def test_crash_of_a_truncation_takes_no_vote_and_no_configuration_stays_in_force() -> None:
+def test_crash_of_a_truncation_leaves_no_floor_and_no_truncated_configuration() -> None:
     seen = set()
 
     def look(log: CommitLog) -> None:

@@ -188,7 +188,7 @@ class LogWriter(DurableLog):
         if self._checkpoint is not None and self._checkpoint.durable_index >= index:
             self._save(Checkpoint(index - 1, min(self._commit_index, index - 1), end.position))
         # Before the truncation too: a file that names an entry which the log lacks means a lost end, and a power cut
-        # would take a vote (test_crash_of_a_truncation_takes_no_vote_and_no_configuration_stays_in_force). An entry
+        # would take a vote (test_crash_of_a_truncation_leaves_no_floor_and_no_truncated_configuration). An entry
         # that is still there is found in the log: the checkpoint does not cover it.
         self._know(members)
         self._appender.truncate(end.position, index)
