@@ -145,10 +145,12 @@ class SnapshotPayloads(Protocol):
     Both functions may need longer than the core may wait: then they return None, and the core calls them again.
     """
 
-    def pack(self, first_index: Index) -> bytes | None:
+    def pack(self, first_index: Index, in_force: ConfigurationInForce) -> bytes | None:
         """Return the state of all committed entries before ``first_index``, perhaps of later ones too.
 
-        ``RawNode.configuration_before(first_index)`` is a part of it.
+        Args:
+            first_index: the first entry that the follower will have.
+            in_force: the configuration in force before it.
         """
 
     def install(self, first_index: Index, previous_term: Term, data: bytes) -> InstalledSnapshot | None:

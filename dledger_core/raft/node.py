@@ -78,6 +78,9 @@ class Status:
 class RawNode:
     """One replica of one group, without I/O, clock or threads; one event loop owns it.
 
+    It has many methods because it is the only interface: each is one input or one fact, and the modules of the package
+    have the rules.
+
     A call that raises a DLedgerError leaves the state unchanged.
     InvariantViolationError means that a safety property is broken: the replica must stop and must not be used again.
 

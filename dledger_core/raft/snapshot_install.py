@@ -43,7 +43,9 @@ def send_snapshot(state: RaftState, member: MemberId, progress: Progress) -> Non
     # After another trim the follower would restart where no leader can continue
     # (test_install_starts_again_if_the_leader_deletes_more).
     if outgoing is None or outgoing.first_index != first_index:
-        data = state.snapshot_payloads.pack(first_index)
+        # Not the newest configuration: the follower gets later ones with their entries, and a truncation undoes them
+        # (test_snapshot_replaces_the_configuration).
+        data = state.snapshot_payloads.pack(first_index, state.log.configurations.before(first_index))
         if data is None:  # it is being made; the next heartbeat response asks again
             return
         state.snapshot_number += 1

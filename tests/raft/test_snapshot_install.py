@@ -223,7 +223,7 @@ def test_follower_discards_no_log_that_its_leader_does_not_replace(first_index: 
     leader = group.elect(N0)
     leader.propose("x")
     group.deliver()
-    data = Snapshots().pack(Index(first_index))
+    data = Snapshots().pack(Index(first_index), leader.raw.configuration_before(Index(first_index)))
     changes = {"sender": N0, "target": N1, "term": leader.term, "first_index": first_index, "previous_term": 0}
     group.deliver(group[N1].step(snapshot(**changes, data=data, total=len(data))))
     group.tick(4 * CONFIG.heartbeat_ticks)

@@ -89,10 +89,11 @@ class Trimmed:
 def test_snapshot_carries_the_configuration_before_its_first_entry() -> None:
     n0, index = changed(FaultyFiles())
     log = cast("CommitLog", Trimmed(n0.log))
-    installs = SnapshotInstalls(
-        log, lambda: n0.replica.tables, n0.replica.raft.configuration_before, lambda work: work()
-    )
-    packed = [msgpack.unpackb(installs.pack(Index(first)) or b"")["members"] for first in (index, index + 1)]
+    installs = SnapshotInstalls(log, lambda: n0.replica.tables, lambda work: work())
+    packed = [
+        msgpack.unpackb(installs.pack(first, n0.replica.raft.configuration_before(first)) or b"")["members"]
+        for first in (Index(index), Index(index + 1))
+    ]
     before, after = (n0.configurations[at].configuration.to_bytes() for at in (0, 1))
     assert packed == [[-1, before], [index, after]]
 

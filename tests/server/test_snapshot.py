@@ -62,13 +62,15 @@ def delete(n0: HandDriven, segments: int = 2) -> Index:
 
 
 def installs(n0: HandDriven) -> SnapshotInstalls:
-    return SnapshotInstalls(
-        n0.log, lambda: n0.replica.tables, n0.replica.raft.configuration_before, lambda work: work()
-    )
+    return SnapshotInstalls(n0.log, lambda: n0.replica.tables, lambda work: work())
+
+
+def packed(n0: HandDriven, installs: SnapshotInstalls, first_index: Index) -> bytes | None:
+    return installs.pack(first_index, n0.replica.raft.configuration_before(first_index))
 
 
 def snapshot_of(n0: HandDriven, **changes: object) -> bytes:
-    return msgpack.packb(msgpack.unpackb(installs(n0).pack(n0.log.first_index())) | changes)
+    return msgpack.packb(msgpack.unpackb(packed(n0, installs(n0), n0.log.first_index())) | changes)
 
 
 def installed(n0: HandDriven, first_index: Index, **changes: object) -> NewLog:
@@ -106,9 +108,9 @@ def test_snapshot_waits_until_the_tables_cover_the_deleted_entries(leader):
     leader.replica.store.trim(first)
     packing = installs(leader)
     assert leader.replica.raft.first_index == first
-    assert packing.pack(first) is None
+    assert packed(leader, packing, first) is None
     leader.run()
-    found = packing.install(first, Term(1), packing.pack(first)).payload
+    found = packing.install(first, Term(1), packed(leader, packing, first)).payload
     assert found.tables.snapshot() == leader.replica.tables.snapshot()
 
 
@@ -151,11 +153,11 @@ def test_snapshot_has_the_identity_that_no_entry_of_a_converted_log_contains(lea
 def test_snapshot_is_packed_and_read_in_the_background(leader):
     first, waiting = delete(leader), []
     replica = leader.replica
-    installs = SnapshotInstalls(leader.log, lambda: replica.tables, replica.raft.configuration_before, waiting.append)
-    assert installs.pack(first) is None
-    assert installs.pack(first) is None, "it is being packed"
+    installs = SnapshotInstalls(leader.log, lambda: replica.tables, waiting.append)
+    assert packed(leader, installs, first) is None
+    assert packed(leader, installs, first) is None, "it is being packed"
     waiting.pop()()
-    data = installs.pack(first)
+    data = packed(leader, installs, first)
     assert data is not None
     assert installs.install(first, Term(1), data) is None
     assert installs.install(first, Term(1), data) is None, "it is being read"

@@ -208,7 +208,6 @@ class CoreMember(Member):
             if other.up and other is not self:
                 self.core.report_attached(other.node_id)
                 other.core.report_attached(self.node_id)
-        self._snapshots.core = self.core
         self.joined()
 
     def die(self, how: str) -> None:

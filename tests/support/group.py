@@ -48,11 +48,9 @@ class Snapshots:
     """Snapshots of ``nbytes`` bytes that contain their first index, and the configuration unless it is ``founded``.
 
     Attributes:
-        core: the core that packs them.
         calls_until_done: calls of each function that return None before one has a result.
     """
 
-    core: RawNode | None = None
     calls_until_done: int = 0
 
     def __init__(self, nbytes: int = 5, founded: Iterable[NodeId] = NODES[:3]) -> None:
@@ -64,10 +62,9 @@ class Snapshots:
         self._calls[function] += 1
         return self._calls[function] > self.calls_until_done
 
-    def pack(self, first_index: Index) -> bytes | None:
+    def pack(self, first_index: Index, in_force: ConfigurationInForce) -> bytes | None:
         if not self._is_done("pack"):
             return None
-        in_force = self._founded if self.core is None else self.core.configuration_before(first_index)
         return self._head(first_index) + (
             b"" if in_force.index == NO_INDEX else b"|%d|" % in_force.index + in_force.configuration.to_bytes()
         )
@@ -140,8 +137,6 @@ class Member:
             snapshot_payloads=self.snapshots,
             **self._options,
         )
-        if self.snapshots is not None:
-            self.snapshots.core = self.raw
 
     crash = start
 

@@ -117,7 +117,6 @@ class Replica:
         self._on_configuration = on_configuration
         self._entries = TimedEntries(self.log_time, int(limits.log_time_s * 1000) if self.profile_b else None)
         self._controls = Controls(log)
-        snapshots = SnapshotInstalls(log, lambda: self.tables, self._configuration_before, environment.background)
         self.raft = RawNode(
             member=settings.member,
             configurations=known_configurations(log, settings.founded),
@@ -129,7 +128,7 @@ class Replica:
             noop=self._noop,
             configuration_entry=self._entries.configuration,
             log_time=lambda: self.log_time.now_ms,
-            snapshot_payloads=snapshots,
+            snapshot_payloads=SnapshotInstalls(log, lambda: self.tables, environment.background),
             floor=log.floor,
             ends_below_members=log.ends_below_members,
             # A disk that was set back must not vote before its peers have compared it (``RaftState.is_starting``).
@@ -167,9 +166,6 @@ class Replica:
         # (test_new_leader_continues_from_uncommitted_entry).
         self.log_time.observe(self._controls.log_time_ms)
         return self._entries.entry(self.lineage.unrecorded())
-
-    def _configuration_before(self, index: Index) -> ConfigurationInForce:
-        return self.raft.configuration_before(index)
 
     def _send(self, message: Message) -> None:
         # A member that says nothing of its full disk looks like one that is slow, and the leader would count on it.

@@ -63,7 +63,6 @@ class SnapshotInstalls:
     Args:
         log: its store.
         tables: returns its tables.
-        configuration_before: returns the configuration in force before an index.
         background: see ``Environment``.
     """
 
@@ -71,17 +70,15 @@ class SnapshotInstalls:
         self,
         log: CommitLog,
         tables: Callable[[], LogTables],
-        configuration_before: Callable[[Index], ConfigurationInForce],
         background: Background,
     ) -> None:
         self._log = log
         self._tables = tables
-        self._configuration_before = configuration_before
         self._background = background
         self._outgoing: tuple[Index, Work[bytes]] | None = None
         self._incoming: tuple[bytes, Work[tuple[LogTables, TableChanges] | None]] | None = None
 
-    def pack(self, first_index: Index) -> bytes | None:
+    def pack(self, first_index: Index, in_force: ConfigurationInForce) -> bytes | None:
         """See ``SnapshotPayloads``.
 
         The core forgets entries before the store deletes them. Until it has, its tables may not cover them yet.
@@ -91,9 +88,6 @@ class SnapshotInstalls:
         if self._log.first_index() < first_index:
             return None
         if self._outgoing is None or self._outgoing[0] != first_index:
-            # Not the newest one: the follower gets later ones with their entries, and a truncation undoes them
-            # (test_snapshot_carries_the_configuration_before_its_first_entry).
-            in_force = self._configuration_before(first_index)
             fields = {
                 "version": _VERSION,
                 "position": self._log.position_of(first_index),
