@@ -63,7 +63,7 @@ snapshots: $(READY)
 
 # With a floor for each package. Not part of `make test`: the reason is in the script.
 coverage: $(READY)
-	@.ci/java .ci/coverage
+	@.ci/java .ci/coverage $(ARGS)
 
 site: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

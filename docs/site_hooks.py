@@ -1,4 +1,4 @@
-"""What mkdocs.yml adds to MkDocs: the guides where they are, and a page of each module's public names.
+"""The part of the site that mkdocs.yml does not name: guides where they are, and a page of each module's public names.
 
 A guide is a file of Git and stays in its folder, so that a link in it works there and on the site. Other files that a
 guide links to are copied. Each name in the ``__all__`` of a public module needs a docstring, and so do the public
