@@ -11,7 +11,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo notebooks test check lint jars snapshots bench soak clean
+.PHONY: help demo notebooks test check lint jars snapshots coverage site bench soak clean
 
 help:
 	@echo 'make demo    the whole pipeline on 336,776 real flight events (ARGS="--keep DIR" and others are passed on)'
@@ -19,6 +19,8 @@ help:
 	@echo 'make test    all checks and all tests, as CI runs them'
 	@echo 'make check   the quick part: format, lint, types, imports, words, unit tests; under a minute'
 	@echo 'make snapshots  accept the present help pages and errors as snapshots of the tests'
+	@echo 'make coverage  the branches that the quick tests take, with a floor for each package'
+	@echo 'make site    the guides and the reference of the public names as pages, in build/site'
 	@echo 'make bench   the benchmarks of appends and of the store on this machine; tests/README.md has the others'
 	@echo 'make soak    long runs: simulation with mutations, chaos, promises, fuzzing; two and a half hours (MINUTES=60)'
 	@echo 'make clean   remove caches and build outputs; .venv stays'
@@ -58,6 +60,14 @@ check: lint
 # Review the difference with git afterwards.
 snapshots: $(READY)
 	@DLEDGER_SNAPSHOTS=accept $(BIN)/python -m pytest -q tests/cli/test_snapshots.py
+
+# With a floor for each package. Not part of `make test`: the reason is in the script.
+coverage: $(READY)
+	@.ci/java .ci/coverage $(ARGS)
+
+site: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo 'wrote build/site/index.html'
 
 bench: $(READY)
 	@$(BIN)/dledger perf append $(ARGS)

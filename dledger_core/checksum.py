@@ -19,6 +19,7 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 Buffer = bytes | bytearray | memoryview
+"""Bytes in whatever object."""
 _U32 = npt.NDArray[np.uint32]
 _U8 = npt.NDArray[np.uint8]
 _CRC_BYTES: Final = 4

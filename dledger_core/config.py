@@ -18,6 +18,7 @@ DATA_SEGMENT_BYTES: Final = 1 << 30
 INDEX_SEGMENT_BYTES: Final = 5_242_880 * 32
 OPEN_SEGMENTS_MAX: Final = 128
 RECORD_BYTES_MAX: Final = 4 << 20
+"""The most bytes of a record, header and body."""
 BATCH_BYTES_MAX: Final = 8 << 20
 STOP_WITH_STDIN: Final = "DLEDGER_STOP_WITH_STDIN"
 """Environment variable: the node stops when its standard input ends, that is, when its parent process exits."""

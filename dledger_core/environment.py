@@ -26,6 +26,7 @@ __all__ = [
 SPARK_VERSION: Final = "4.2"
 """Major and minor version of PySpark and of Spark's servers."""
 DELTA_VERSION: Final = "4.4.0"
+"""Delta's version, of its package for Python and of its jar."""
 JAVA_VERSIONS: Final = (17, 21)
 """Major versions of Java."""
 SYSTEM_JAVA: Final = Path("/usr/lib/jvm")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 EXIT_OK: Final = 0
+"""The command did what it says, and found nothing wrong."""
 EXIT_FINDING: Final = 1
 """A finding: damage, a missing node, replicas that differ."""
 EXIT_INCOMPLETE: Final = 2

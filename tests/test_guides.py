@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +123,18 @@ def test_spark_snippet_of_readme_runs_in_session_that_it_prints(tmp_path: Path) 
 def test_shell_blocks_of_readme_are_valid_bash() -> None:
     for block in re.findall(r"```\n([a-z].*?)```", README, re.DOTALL):
         subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+
+
+@pytest.mark.integration
+def test_python_recipes_of_cookbook_run_as_printed() -> None:
+    recipes = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/cookbook.md").read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    with LocalCluster(1, groups=("default", "empty"), memory=True) as cluster:
+        names["peers"] = cluster.peers
+        for recipe in recipes:
+            exec(recipe, names)
+        with cluster.client("empty") as client:
+            names["test_orders_are_appended"](SimpleNamespace(client=client))
 
 
 # --- a log in your own program ----------------------------------------------------------------------------------------

@@ -64,7 +64,9 @@ class CommandGroup(click.Group):
 
 
 command: Final = partial(click.command, cls=Command)
+"""The decorator of a command, as ``click.command``; its help page has sections and the environment variables."""
 option: Final[Callable[..., Callable[[Any], Any]]] = partial(click.option, cls=Option)
+"""The decorator of an option, as ``click.option``, with ``section`` and ``missing``."""
 
 
 def examples(*lines: str) -> str:

@@ -53,6 +53,7 @@ def stop_requests() -> Iterator[threading.Event]:
 
 
 Format = Literal["table", "json"]
+"""The values of ``--format``."""
 
 _MIB: Final = 1 << 20
 _UNCUT_WIDTH = 1000

@@ -249,6 +249,7 @@ class DigestReport:
 Bodies: TypeAlias = Sequence[Buffer] | pa.Array | pa.ChunkedArray
 Consistency: TypeAlias = Literal["committed", "linearizable"]
 ReadFrom: TypeAlias = Literal["any", "leader", "follower"]
+"""The nodes that a client reads from."""
 
 READ_BYTES: Final = 8 << 20
 END_OF_LOG: Final = 1 << 62

@@ -65,6 +65,7 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 
 Isolation = Literal["read_committed", "read_uncommitted"]
+"""Whether uncommitted, open and aborted entries are left out of a read, or returned."""
 
 
 @dataclass(frozen=True, slots=True)

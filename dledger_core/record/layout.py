@@ -18,9 +18,13 @@ from dledger_core.ids import NUMBER_MAX
 
 MAGIC_BLANK: Final = -1
 MAGIC_DATA: Final = 1
+"""The magic of an entry with data."""
 MAGIC_CONTROL: Final = 2
+"""The magic of an entry that a leader, a transaction or a producer wrote about the log itself."""
 MAGIC_MEMBERSHIP: Final = 3
+"""The magic of an entry with a configuration."""
 HEADER_BYTES: Final = 48
+"""Bytes of a record before its body."""
 INDEX_RECORD_BYTES: Final = 32
 BATCH_END: Final = 1 << 48
 """Bit of the field ``flags``: the last entry of its batch."""
@@ -41,6 +45,7 @@ HEADER: Final = np.dtype(
         ("length", ">i4"),
     ]
 )
+"""The fields of a record before its body."""
 _HEADER_STRUCT: Final = struct.Struct(">iiqqqQIi")
 pack_header = _HEADER_STRUCT.pack
 """Returns the bytes of one record's header: arguments in the order of ``Header``."""
@@ -95,7 +100,9 @@ READ_SCHEMA: Final = pa.schema(
         ("body", pa.binary()),
     ]
 )
+"""The columns of entries that a client reads."""
 RECORD_SCHEMA: Final = READ_SCHEMA.append(pa.field("magic", pa.int32()))
+"""The columns of entries that a store is read with."""
 
 
 def append_time(flags: int) -> int:

@@ -97,7 +97,12 @@ def run_python(directory: Path, *arguments: str) -> subprocess.CompletedProcess[
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(directory), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(directory),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "DLEDGER_CHECKOUT": str(ROOT),  # a copy has no history
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -48,6 +48,7 @@ PHYSICAL_OFFSET_DELTA: Final = HEADER_BYTES
 """A message's physical offset is its entry's position plus the entry's header."""
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+"""The topic in which a broker keeps delayed messages."""
 CRC_PROPERTY: Final = "__CRC32#"
 """The last property of a message: the CRC of the record before it."""
 MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"

@@ -31,6 +31,7 @@ from dledger_core.storage.read.store_reader import StoreReader
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 """One slot of a consume queue file."""
 UNIT_BYTES: Final = UNIT.itemsize
+"""Bytes of a unit in a file."""
 PREFILL: Final = np.array((0, 0x7FFFFFFF, 0), UNIT)
 """RocketMQ's content of the slots before a queue's first unit."""
 
