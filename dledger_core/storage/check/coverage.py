@@ -87,6 +87,7 @@ class OpaqueInspection:
 
     def add(self, records: Records, positions: _I64, good: _Bools) -> None:
         """See ``Inspection``."""
+        # Java writes no CRC of a record: what covers its bodies, only their format knows.
         sizes, verifiable = records.sizes.astype(np.int64) - HEADER_BYTES, records.verifiable()
         self.coverage += Coverage(int(sizes[verifiable].sum()), 0, int(sizes[~verifiable].sum()))
 

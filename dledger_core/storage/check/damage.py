@@ -63,6 +63,8 @@ def write_wrong_rows(index: IndexFile, records: Records, first_index: int) -> No
     """Correct, durably, the index rows of these good records."""
     wrong = wrong_rows(index, records, first_index)
     if wrong is not None:
+        # Synced: no CRC covers a term, so the row may be all that confirms it (mutation "rewritten rows are not made
+        # durable").
         index.write(*wrong)
         index.sync(wrong[0], wrong[0] + len(wrong[1]))
 
@@ -85,6 +87,8 @@ def next_record(
     """
 
     def found(position: int, wanted: int | None = None) -> ScanCursor | None:
+        # A header has no CRC: it counts only with an index that is expected here. Any bytes of a body could look like
+        # one.
         with contextlib.suppress(CorruptRecordError):
             header = reader.header_at(position)
             if header is not None and (header.index == wanted if wanted is not None else at <= header.index < upto):
@@ -92,6 +96,7 @@ def next_record(
         return None
 
     position, upto = stop.cursor.position, end if end is not None else 1 << 63
+    # The nearest record first: whatever is skipped counts as damaged, and is fetched from a peer.
     row = index.read(at, at + 1)[0]
     sizes = [stop.size] if stop.size else []
     if int(row["index"]) == at and int(row["position"]) == position:
@@ -107,6 +112,7 @@ def next_record(
         for number in known.tolist():
             if cursor := found(int(rows["position"][number]), low + number):
                 return cursor
+    # The first bytes of a segment are always those of a record.
     later = (cursor for base in reader.data.bases if base > position and (cursor := found(base)))
     return next(later, None)
 
@@ -162,6 +168,8 @@ class _Search:
                 self.on_block(block)
                 if found.end_index >= self.end:
                     return None, 0
+        # The size of the next record cannot be read either, so the largest one is skipped; the index finds the records
+        # in between.
         except CorruptRecordError:  # the disk cannot read some of the bytes that come next
             return ScanStop(Fault.BODY, scanner.cursor), RECORD_BYTES_MAX
         stop = scanner.stop or ScanStop(Fault.END, scanner.cursor)
@@ -170,6 +178,8 @@ class _Search:
     def _contradicted(self, block: RecordBlock) -> ScanStop | None:
         if not block.records.count:
             return None
+        # No CRC covers term and magic. Where header and row differ one of them is damaged, and only a peer can say
+        # which one (test_reader_rejects_a_record_that_its_row_contradicts).
         rows = self.index.read(block.first_index, block.end_index)
         wrong = np.flatnonzero(contradiction(rows, index_records(block.records)))
         if not len(wrong):
@@ -182,6 +192,8 @@ class _Search:
 
     def _blame(self, stop: ScanStop) -> ScanStop:
         """Return the record to blame for a falling term: the previous one, unless its row confirms it."""
+        # Terms in a log never fall (dissertation 3.5), so one of two records is wrong: the earlier one, unless its row
+        # confirms it (test_flipped_bit_of_a_header_is_damage_with_its_place).
         before, index = self.before, stop.cursor.index
         if before is None or index is None or before.end_index != index:
             return stop
@@ -231,9 +243,12 @@ def damage_near(
     """
 
     def on_block(block: RecordBlock) -> None:
+        # A read that found damage waits for its repair: the rest of the log is the scrub's work.
         if block.first_index > near + _NEAR:
             raise _FarEnough
 
+    # Only an entry that header and row agree about is a start: from a wrong place good entries would be damage, and
+    # would be overwritten.
     cursor = ScanCursor(first[1], first[0])
     for at in range(min(near, end[0]) - 1, max(first[0], near - _ROWS_PER_STEP) - 1, -1):
         row, header = index.read(at, at + 1)[0], None

@@ -62,6 +62,7 @@ def survey(reader: RecordReader, index: IndexFile, meta: LogMeta, durable: tuple
         meta: its identity.
         durable: ends (index, position) of the durable entries; None if they are unknown.
     """
+    # The later of the two: a crash may have left out rows, and a checkpoint may be older than the entries.
     end, end_position = max(_row_end(index, meta), durable or (meta.first_index, meta.first_position))
     found = LastBatch(meta)
     damaged = list(find_damage(reader, index, found.cursor, end, end_position, found.on_block))
@@ -71,6 +72,8 @@ def survey(reader: RecordReader, index: IndexFile, meta: LogMeta, durable: tuple
                 found.on_block(block)  # records whose rows a crash has left out
     last_index, last_term, last = found.last_index, found.term, found.record
     durable_last = meta.first_index - 1 if durable is None else durable[0] - 1
+    # A durable entry may be acknowledged, so its loss is a hole at the end, and no shorter log
+    # (test_survey_counts_torn_tail_as_no_hole_but_damaged_durable_end).
     if durable_last > last_index:
         row = index.read(durable_last, durable_last + 1)[0]
         last_term = max(last_term, int(row["term"]) if int(row["index"]) == durable_last else NO_TERM)
@@ -84,6 +87,7 @@ def _joined(holes: Sequence[Damage]) -> list[Damage]:
     joined: list[Damage] = []
     for hole in holes:
         before = joined[-1] if joined else None
+        # Fewer requests to the other survivors, and one line for the operator.
         if before is not None and (before.end, before.position + before.length) == (hole.start, hole.position):
             joined[-1] = replace(before, end=hole.end, length=before.length + hole.length)
         else:
@@ -114,6 +118,7 @@ class LastBatch:
 
     def on_block(self, block: RecordBlock) -> None:
         """Take good records; see ``find_damage``."""
+        # Only whole batches, as in a recovery: the survivors must agree about the end.
         if (at := complete_end(block.records)) is not None:
             self.last_index, self.record = block.first_index + at, block.records.slice(at, at + 1)
             self.position = int(block.positions[at]) + int(block.records.sizes[at])
@@ -149,8 +154,12 @@ def agreed_end(
         with contextlib.suppress(CorruptRecordError, IndexOutOfRangeError):
             theirs = behind.first
             ours = reader.read(theirs.index, theirs.index + 1, 1).first
+            # Log matching (dissertation 3.5): two logs with the same index and term in one entry are equal up to it. So
+            # the first record after the hole proves all records in it (test_two_survivors_fill_each_other).
             if (ours.index, ours.term) == (theirs.index, theirs.term):
                 return last
+    # Else the entry's own row has to confirm it (test_last_entry_of_filler_is_taken_by_its_row), or that it is
+    # committed: then every log that has an entry there has this one (dissertation 3.6).
     rows = index.read(start, start + records.count)
     same = agreement(rows, index_records(records), magic=True)
     confirmed = records.count if bool(same.all()) else int(np.argmin(same))
@@ -177,6 +186,7 @@ def keep_bytes(files: Files, layout: Layout, data: Segments, log_uuid: str | Non
         for base in data.bases:
             at = max(position, base)
             while at < (stop := min(end, base + data.segment_bytes)):
+                # A copy with zeros for unreadable bytes is better than none: a human searches it.
                 with contextlib.suppress(CorruptRecordError):  # the disk cannot read them
                     file.pwritev([data.read(at, min(_CHUNK_BYTES, stop - at))], at - position)
                 at += _CHUNK_BYTES
@@ -184,5 +194,6 @@ def keep_bytes(files: Files, layout: Layout, data: Segments, log_uuid: str | Non
     finally:
         file.close()
     files.sync_dir(layout.meta)
+    # Last: this file says that the copy is complete (test_cut_interrupted_anywhere_is_continued_and_keeps_all_bytes).
     write_checked(files, named, {"first_index": index, "position": position, "bytes": end - position})
     return path

@@ -81,6 +81,7 @@ JAVA_B = Rules(position_checked=False, blank="skip")
 
 def native_rules(meta: LogMeta) -> Rules:
     """Return the rules of a native store."""
+    # Profile A has the bytes that Java writes: without append times and CRCs no rule can demand them.
     return Rules(marked_from=meta.foreign_end if meta.profile == "B" else None, cross_checked_to=_ALL)
 
 
@@ -193,16 +194,21 @@ def first_fault(
     if rules.marked_from is not None:
         formed &= (append_times(headers) != 0) | (indexes < rules.marked_from)
     continues = indexes == np.arange(first_index, first_index + records.count)
+    # Terms in a log never fall (dissertation 3.5): a lower one is a record of another log, or a flipped bit that no CRC
+    # covers.
     previous = np.empty_like(terms)
     previous[0], previous[1:] = term, terms[:-1]
     good = formed & continues & (terms >= previous)
     if rows is not None and first_index < rules.cross_checked_to:
+        # A cheap comparison first, because rows hardly ever differ; the place decides whether a row is about this
+        # record.
         differs = (rows["term"] != terms) | (rows["magic"] != headers["magic"])
         if bool(differs.any()):
             good &= ~(contradiction(rows, _rows_of(records, positions)) & (indexes < rules.cross_checked_to))
     found: tuple[int, Fault] | None = None
     if not bool(good.all()):
         bad = int(np.argmin(good))
+        # In this order: in a damaged header neither index nor term means anything.
         if not formed[bad]:
             fault = Fault.HEADER
         elif not continues[bad]:
@@ -211,6 +217,7 @@ def first_fault(
             fault = Fault.TERM if terms[bad] < previous[bad] else Fault.ROW
         found = bad, fault
         records = records.slice(0, bad)
+    # Last, because it costs most; and only records that are good otherwise have a size to trust.
     if body_crc and records.count:
         wrong = records.first_bad_body()
         if wrong is not None:
@@ -240,8 +247,13 @@ def verdict(position: int, *, covered_end: int, written_end: int, unsynced_bytes
         written_end: end of the last byte in the data files that is not zero.
         unsynced_bytes_max: limit on unsynced bytes; None in a store that has none (Java's).
     """
+    # A torn record was never acknowledged; a damaged one may be committed, and if a node cut it off a majority could
+    # lose it (Alagappan et al., "Protocol-Aware Recovery for Consensus-Based Storage", FAST 2018;
+    # test_verdict_is_damage_where_the_record_was_durable).
     if position < covered_end:
         return Verdict.DAMAGED
+    # The writer never has more unsynced bytes, so a record further from the end was synced
+    # (test_bad_record_far_from_the_end_is_damage).
     if unsynced_bytes_max is not None and written_end - position > unsynced_bytes_max:
         return Verdict.DAMAGED
     return Verdict.TORN

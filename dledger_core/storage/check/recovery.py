@@ -58,6 +58,7 @@ def truncate_tail(data: Segments, position: int, written_end: int) -> None:
     Zeros, because old bytes after a shorter log would look like its next records.
     """
     data.drop([base for base in reversed(data.bases) if base >= position and base != data.bases[0]])
+    # The log may end where a segment does, with no file after it.
     if not data.covers(position):
         return
     base = data.base_of(position)
@@ -111,6 +112,7 @@ class _Recovery:
             self._reject_loss(checkpoint, self.meta.first_position)
             self.index.segments.drop(tuple(reversed(self.index.segments.bases)))
             return RecoveredEnd(self.meta.first_index, self.meta.first_index - 1, self.meta.first_position, 0, 0)
+        # A trim renames the start of the log before it deletes files, so a log whose files begin later has lost some.
         lost = missing_start(self.data, self.meta)
         if lost is not None:
             raise CorruptRecordError(
@@ -186,8 +188,11 @@ class _Recovery:
         if not self.data.covers(checkpoint.position - 1):
             self._reject_loss(checkpoint, self.data.bases[-1])
         if self._index_has_gaps(first, checkpoint.durable_index):
+            # A missing file of rows is no damage: all rows follow from the data
+            # (test_recovery_rebuilds_the_index_from_the_data).
             self._reindex(ScanCursor(position, first), checkpoint.position, checkpoint)
         known = self._check_segments(checkpoint, ScanCursor(position, first))
+        # The fast way of a normal start: one row and one record instead of a scan of the last segment.
         if self._durable_row_fits(checkpoint):
             last = checkpoint.durable_index
             record = self._durable_record(last)
@@ -254,6 +259,7 @@ class _Recovery:
         Nothing is written before all of these records are found good, in order and not contradicted: a row is the
         only copy of a term that has no CRC.
         """
+        # Two passes, the first of which writes nothing (test_wrong_index_in_a_first_record_creates_no_index_files).
         for block in self._blocks(known, upto):
             self.reader.cross_check(block)
             self._check_end(block, checkpoint)
@@ -294,8 +300,12 @@ class _Recovery:
         cursor = ScanCursor(end.position, end.last_index + 1, end.term)
         scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
         for found in scanner.blocks():
+            # Before rows are corrected: a row that contradicts its record is evidence (mutation "a row that contradicts
+            # a kept record is overwritten").
             block = self._uncontradicted(found) if self.keep_tail else found
             self._correct_index(block)
+            # The log ends after a whole batch: the rest of one that was torn would be a part of an append that was
+            # never acknowledged (mutation "a torn batch keeps its first entries").
             at = complete_end(block.records) if block.records.count else None
             if at is not None:
                 last = block.records.slice(0, at + 1).last
@@ -304,6 +314,8 @@ class _Recovery:
             if block.records.count < found.records.count:
                 break
         written_end = self.data.written_end(end.position)
+        # These bytes may be entries that others need: they stay until a leader has compared the log
+        # (test_lost_checkpoint_makes_recovering_voter_that_cuts_nothing).
         if self.keep_tail and written_end > end.position:
             return replace(end, written_end=written_end)
         stop = scanner.stop

@@ -95,6 +95,8 @@ def write_back(
         raise
     try:
         at = damage.start
+        # Read back: a disk that returns other bytes than were written has failed, and nothing it holds is repaired
+        # (test_repair_on_disk_that_fails_all_reads_is_a_failed_disk).
         while records is not None and at < damage.start + records.count:
             at = Index(at + reader.read(at, damage.start + records.count, records.nbytes).count)
     except CorruptRecordError as error:
@@ -116,6 +118,8 @@ def _write_fitting(
     positions = records.headers["position"].astype(np.int64)
     end = int(positions[-1]) + int(records.sizes[-1])
     stop = damage.start + records.count
+    # From here on only bytes of the damaged range are written, so a crash leaves at most the damage there was
+    # (test_repair_resumes_after_a_crash_at_any_step).
     touched = _write_records(data, damage.position, records)
     if stop == damage.end and end < damage.position + damage.length:
         _write_blank(data, end)
@@ -132,6 +136,8 @@ def _write_fitting(
 def _check(reader: RecordReader, index: IndexFile, damage: Damage, records: Records, commit_index: int) -> None:
     """Raise unless the records fit; nothing is written yet."""
     data, stop = reader.data, damage.start + records.count
+    # A later leader may replace an uncommitted entry (dissertation 3.6.2), so only a committed one of a peer is
+    # certainly this log's too (test_repair_rejects_records_that_do_not_fit).
     if stop > damage.end or stop - 1 > commit_index:
         raise _misfit(damage, "they are not known to be committed", stop - 1)
     if int(records.sizes.max()) > data.segment_bytes - PREFIX.size:
@@ -289,6 +295,8 @@ class StoreRepair:
         """
         term = load_hard_state(self._files, self._layout, last_term=0).term
         with self._writing():
+            # The floor first: a crash in between leaves a quarantined replica, never one that votes
+            # (test_repaired_replica_is_a_recovering_voter_after_its_quarantine).
             raise_floor(self._files, self._layout, Floor(term), term)
             end_quarantine(self._files, self._layout)
 
@@ -311,6 +319,8 @@ class StoreRepair:
             DiskFailedError: the write failed.
         """
         last_term = self._last_term()
+        # At or below the last entry's term the node may have voted already (dissertation 3.8;
+        # test_term_is_set_above_the_entries_and_without_a_vote).
         if not last_term < term <= NUMBER_MAX - TERM_JUMP_MAX:
             raise ConfigError(
                 f"the term must be above {last_term}, the last entry's, and at most {NUMBER_MAX - TERM_JUMP_MAX}, "
@@ -374,6 +384,7 @@ class StoreRepair:
 
     def _durable_end(self) -> tuple[int, int] | None:
         """Return the ends (index, position) of the durable entries by the checkpoint, or else by the index."""
+        # Without a checkpoint only the last row shows the end (test_find_without_checkpoint_trusts_the_last_row).
         if self._checkpoint is not None:
             return self._checkpoint.durable_index + 1, self._checkpoint.position
         rows = self._index.segments
@@ -395,6 +406,7 @@ class StoreRepair:
             return
         data = self._data
         with self._writing():
+            # Zeros in place of missing bytes are damage with a place and a size, which the search then finds.
             for base in range(data.base_of(self.meta.first_position), end[1], data.segment_bytes):
                 if base not in data.bases:
                     data.create(base)
@@ -412,6 +424,8 @@ class StoreRepair:
             DiskFailedError: writing the marker failed.
         """
         end = self._durable_end()
+        # If the last durable entry is damaged, later ones may be too, and nothing counts them: the node may have
+        # acknowledged them (test_repair_marks_recovering_voter_before_repairing_damaged_end).
         if end is not None and any(damage.end >= end[0] for damage in found) and not self._end_is_known(*end):
             self._set_open_floor()
 
@@ -424,9 +438,13 @@ class StoreRepair:
                 at = complete_end(block.records)
                 if at is not None:
                     position = int(block.positions[at]) + int(block.records.sizes[at])
+        # Appended after the lost bytes, and complete up to the last one: nothing behind them can be missing
+        # (test_damage_before_complete_records_up_to_clean_end_is_no_lost_end).
         return position > end_position and position == self._data.written_end(end_position)
 
     def _set_open_floor(self) -> None:
+        # A vote that was lost altogether is refused here: a term that is too low would let the floor end too early
+        # (test_recovering_marker_needs_the_nodes_term).
         known = hard_state_file(self._layout.hard_state).load(self._files).exists
         term = load_hard_state(self._files, self._layout, last_term=0 if known else 1).term
         with self._writing():
@@ -454,6 +472,8 @@ class StoreRepair:
             record = self._reader.read(last, last + 1, 1).first
             position = record.position + record.size
         checkpoint = Checkpoint(last, last, position)
+        # The floor first: with a lower checkpoint alone the node would vote as if its log ended there
+        # (test_log_ends_before_damage_to_uncommitted_entries_for_now).
         self._set_open_floor()
         with self._writing():
             save_checkpoint(self._files, self._layout.checkpoint, checkpoint)
@@ -507,6 +527,8 @@ class StoreRepair:
         before = LastBatch(self.meta)
         list(find_damage(self._reader, self._index, before.cursor, start, before.position, before.on_block))
         with self._writing():
+            # The copy is durable before anything is cut off, and the checkpoint is lowered before the data is: above
+            # the end of the log it means damage.
             path = keep_bytes(
                 self._files, self._layout, self._data, self.meta.log_uuid, before.last_index + 1, before.position
             )
@@ -537,6 +559,8 @@ class StoreRepair:
             DiskFailedError: a write failed.
         """
         with self._writing():
+            # After a failed sync the kernel calls lost pages clean: a sync alone would write nothing (mutation "the
+            # page cache after a failed sync is trusted"). The marker goes last, so that a crash repeats all of it.
             if self.verification_reason is not None:
                 rewrite_unconfirmed(self._files, self._layout, self._data, self._index.segments)
             clear_needs_verification(self._files, self._layout)

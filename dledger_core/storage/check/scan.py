@@ -102,11 +102,15 @@ class Scanner:
         length = min(_BUFFER_BYTES, self._data.base_of(position) + self._data.segment_bytes - position)
         buffer = self._data.read(position, length)
         in_file = len(buffer)
+        # A crash may leave the last file short, and its records may still be complete: their CRCs decide
+        # (test_first_fault_requires_a_crc_for_bytes_that_the_file_lacks).
         return (buffer + bytes(length - in_file) if in_file < length else buffer), in_file
 
     def _skip_blank(self, size: int) -> bool:
         position = self.cursor.position
         left = self._data.base_of(position) + self._data.segment_bytes - position
+        # A native BLANK ends with its segment: any other length is damage (test_damaged_blank_is_found_and_repaired).
+        # Java's generation A wrote any length.
         if self._rules.blank == "jump" or size == left:
             step = left
         elif self._rules.blank == "skip" and 8 <= size < left:
@@ -145,6 +149,8 @@ class Scanner:
         if not count:
             return np.empty(0, np.uint32)
         chain = sizes[:count].astype(np.uint32)
+        # The index only guesses. A size counts if the record itself has it, so a damaged row changes no result
+        # (mutation "a batch ends where a row is lost").
         real = Records(chain, memoryview(buffer)[: int(ends[count - 1])]).headers["size"]
         same = real == sizes[:count]
         return chain if bool(same.all()) else chain[: int(np.argmin(same))]
@@ -172,6 +178,7 @@ class Scanner:
             self.cursor = ScanCursor(block.end_position, block.end_index, block.last_term)
             yield block
         if found is not None:
+            # The size in a damaged header leads into the middle of a record.
             size = 0 if found[1] is Fault.HEADER else int(sizes[found[0]])
             self.stop = ScanStop(found[1], self.cursor, size)
         return found is not None

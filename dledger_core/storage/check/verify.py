@@ -169,6 +169,7 @@ class _Verifier:
             self._recheck()
         if self.first is None:
             self.first = block.first_index
+        # After a falling term the end of the log is open: the records after it may be remains of an older log.
         if self.needs_recheck is None:
             self.highest_term = max(self.highest_term, block.last_term)
             self.end, self.end_position = block.end_index, block.end_position
@@ -183,6 +184,8 @@ class _Verifier:
         wrong = ~agreement(rows, expected, magic=self.meta is not None)
         if bool(wrong.any()):
             durable = self.checkpoint.durable_index if self.checkpoint is not None and self.meta is not None else -1
+            # Below the checkpoint the row was durable, so one of the two is damaged. Later rows are written again at
+            # the next start.
             contradicted = wrong & contradiction(rows, expected) & (expected["index"] <= durable)
             for at in np.flatnonzero(contradicted).tolist():
                 index = block.first_index + at
@@ -236,6 +239,7 @@ class _Verifier:
         """Report why a scan stopped and return where to continue, or None at the end."""
         cursor = stop.cursor
         index = self.end if cursor.index is None else cursor.index
+        # Whether the record of the lower term belongs to the log shows only after it: if terms rise again, it does.
         if stop.fault is Fault.TERM and self.needs_recheck is None:
             if not self._blame_record_before(index):
                 self.needs_recheck = stop
@@ -258,6 +262,7 @@ class _Verifier:
         Raises:
             CorruptRecordError: the file no longer exists.
         """
+        # Retention of a running node has deleted the file, which is not damage.
         if isinstance(read_failure(error), FileNotFoundError):
             raise error
         index, position = self.end if cursor.index is None else cursor.index, cursor.position
@@ -278,11 +283,14 @@ class _Verifier:
         if header is None:
             return None
         rows = self.index.read(index, index + 2)
+        # The row and the next record decide: a flipped bit in one index must not be reported as a gap of missing
+        # entries.
         own = (int(rows[0]["index"]), int(rows[0]["position"]), int(rows[0]["size"]))
         after = self.reader.header_at(cursor.position + header.size)
         if own == (index, cursor.position, header.size) and (after is None or after.index != header.index + 1):
             self._report("CORRUPT", index, index + 1, cursor.position, Fault.INDEX.value)
             return ScanCursor(cursor.position + header.size, index + 1, cursor.term)
+        # If the next entry follows by either size, this one is there and only its own index is wrong.
         for at in (cursor.position + header.size, int(rows[1]["position"])):
             following = self.reader.header_at(at) if at > cursor.position else None
             if following is not None and following.index == index + 1:
@@ -325,6 +333,8 @@ class _Verifier:
             unsynced_bytes_max=None if self.meta is None else StorageConfig().unsynced_bytes_max,
         )
         end = max(self.end, self.complete_end + 1)
+        # A warning only: the next start truncates it, and nothing acknowledged is in it
+        # (test_verify_reports_a_torn_tail_as_a_warning).
         if found is Verdict.TORN:
             message = f"{written_end - start} bytes after the last complete batch ({stop.fault.value})"
             self._report("TORN_TAIL", self.complete_end, end, start, message)
@@ -408,6 +418,7 @@ def start_findings(
 
 def _check_hard_state(files: Files, layout: Layout, last_term: int) -> None:
     """Raise CorruptRecordError if a store that may vote has lost its vote; one that gave its log up never votes."""
+    # A store that gave its log up never votes in it, so it may have lost its vote.
     identity = load_identity(files, layout)
     if identity.continuation is None or identity.is_member:
         load_hard_state(files, layout, last_term)

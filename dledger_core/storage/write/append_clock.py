@@ -27,6 +27,8 @@ class AppendClock:
 
     def lead(self) -> None:
         """Start an office."""
+        # One sample of the wall clock for a whole leadership: a second one would follow a jump
+        # (test_append_time_follows_no_jump_of_a_leaders_clock).
         if self._ahead_ms is None:
             self._ahead_ms = self._wall_ms() - self._monotonic_ms()
 

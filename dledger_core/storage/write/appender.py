@@ -71,6 +71,8 @@ class Appender:
             self._plan(records_of(batch), writes)
         # The file's name is durable before its content: after a crash a synced record is found only by its file's name.
         rolled = self._open_segments([at for at, _ in writes])
+        # Without the claim the thread of preallocation could write zeros over a record
+        # (test_preallocation_during_appends_changes_no_entry).
         self._claim(self.position)
         for at, buffers in writes:
             self.data.write(at, buffers)
@@ -81,11 +83,14 @@ class Appender:
 
     def _plan(self, records: Records, writes: list[tuple[int, list[Buffer]]]) -> None:
         """Add the writes of one batch, joined to the last one where they continue it, and move the end of the log."""
+        # An entry has one position on all replicas: consume queues contain positions, and a repair copies records by
+        # them (test_follower_writes_the_leaders_bytes).
         positions = records.headers["position"].astype(np.int64)
         expected = place(records.sizes, self.position, self.data.segment_bytes)
         invariant(bool((positions == expected).all()), "a batch is not at the end of the log", position=self.position)
         view, offset = memoryview(records.data), 0
         for at, length in contiguous(positions, records.sizes):
+            # No record spans two segments, because a trim deletes whole files.
             if at != self.position:
                 blank = PREFIX.pack(MAGIC_BLANK, at - self.position)
                 self._join(writes, self.position, blank)
@@ -127,6 +132,8 @@ class Appender:
 
     def sync(self) -> None:
         """Make all data written so far durable."""
+        # Entries are durable, and count for a majority, only after this; a leader too counts itself only then
+        # (dissertation 10.2.1; mutation "entries count as durable before the sync").
         self.data.sync(sorted(self._unsynced))
         self._unsynced.clear()
         # Only after every sync succeeded: a failed one leaves the log unusable, with the bytes still counted.
@@ -147,12 +154,17 @@ class Appender:
         invariant(position <= self.position, "truncation past the end", position=position, end=self.position)
         written_end = max(self.position, self._kept_end)
         self.position = position
+        # Under the lock, because the thread of preallocation goes by ``_zeroed_to`` too. Zeros up to the last written
+        # byte: old records after a shorter log would look like its next ones
+        # (test_truncation_and_restart_remove_a_kept_tail).
         with self._zero_lock:
             truncate_tail(self.data, position, written_end)
             self._zeroed_to = min(self._zeroed_to, self._segment_end(position))
             self._kept_end = 0
         self._unsynced.intersection_update(self.data.bases)
         truncate_rows(self.index, first_index - 1)
+        # The next checkpoint syncs the zeros: an old row that returns would contradict the record that replaces its own
+        # (test_no_file_is_closed_with_unsynced_writes).
         self._unsynced_index.update(self.index.segments.bases[-1:])
 
     def restart(self, position: int) -> None:

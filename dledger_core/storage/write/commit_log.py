@@ -90,6 +90,8 @@ class CommitLog(LogWriter):
             try:
                 store = recover_store(files, layout, meta, meta.effective(config), lock)
                 log = cls(store, hooks or LogHooks())
+                # Recovery has made durable what it found. From now on damage to it is damage, and never a torn tail
+                # (test_state_found_at_a_start_survives_a_power_loss).
                 log._write_checkpoint()
             except BaseException:
                 lock.close()
@@ -145,6 +147,7 @@ class CommitLog(LogWriter):
 
     def load_tables(self) -> LogTables:
         """Return the stored tables; later control entries of the log are not applied yet."""
+        # Once only: the caller changes them, and any later caller needs the stored rows.
         tables, self._tables = self._tables, None
         return tables if tables is not None else self._stored_tables()
 
@@ -249,6 +252,7 @@ class CommitLog(LogWriter):
 
     def close(self, commit_index: int | None = None) -> None:
         """Sync, save a last checkpoint and close the store; the log is not usable afterwards."""
+        # First, because its thread writes to the files that are closed next.
         self._preallocation.close()
         try:
             if self._fail_stop.failure is None:
@@ -257,5 +261,6 @@ class CommitLog(LogWriter):
             self._table_store.close()
             self._reader.data.close()
             self._index.segments.close()
+            # Last, because another process may open the store from here on.
             self._lock.close()
             self._fail_stop.reject("the log is closed")

@@ -56,6 +56,8 @@ class DurableLog:
 
     def term_ranges(self) -> Sequence[TermRange]:
         """See ``LogStore``; found by bisecting the index."""
+        # The term before the first entry stays known: AppendEntries compares it for the first entry after the start
+        # (dissertation 5.1; test_restart_without_a_known_previous_term).
         ranges = term_ranges(self._reader.term_at, self._first_index, self._last_index)
         before = self._meta.previous_term
         if before is not None and self._meta.first_index == self._first_index:
@@ -112,6 +114,8 @@ class DurableLog:
 
     def _undisturbed(self, read: Callable[[], T]) -> T:
         """Return the result of ``read``; retry if the entries may have been removed meanwhile."""
+        # No lock: readers must not wait for the disk of the writer. So a truncation or a trim may remove the entries
+        # that a reader reads, which is not damage (test_other_threads_read_during_appends_and_truncations).
         while True:
             removals = self._removals
             try:
@@ -222,6 +226,8 @@ class DurableLog:
 
     def _certain_end_of(self, index: int) -> StagedEnd:
         """Return ``_end_of`` an entry to truncate after; raise CorruptRecordError if the entry is damaged."""
+        # A damaged row names another place, and a truncation there would cut through a record
+        # (test_truncation_does_not_trust_a_damaged_row, test_checkpoint_does_not_trust_a_damaged_row).
         if index >= self._first_index:
             self._reader.read(index, index + 1, 1, body_crc=False)
         return self._end_of(index)
@@ -231,5 +237,6 @@ class DurableLog:
         try:
             return log_queries.place_of(self._reader, index)
         except CorruptRecordError:
+            # Good enough to find a damaged entry; whatever is written goes by ``_certain_end_of``.
             row = self._index.read(index, index + 1)[0]
             return int(row["position"]), int(row["size"]), 0

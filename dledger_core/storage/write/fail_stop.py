@@ -30,6 +30,8 @@ class FailStop:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Allow a write; raise DiskFailedError if it fails, or one before, or one of another thread meanwhile."""
+        # Before and after: the kernel reports a failed sync once per open file, so another thread may have got the
+        # report of a lost write of this one (test_write_returns_no_success_after_failure_of_another_thread).
         if self.failure is not None:
             raise self.failure
         try:
@@ -41,6 +43,9 @@ class FailStop:
 
     def fail(self, error: OSError) -> DiskFailedError:
         """Reject all writes because one failed; the next start verifies the store."""
+        # The marker outlives the process. Without it a restart would read pages that the kernel calls clean and that
+        # never reached the disk (test_failed_sync_marks_the_store_until_a_repair_makes_it_durable; Rebello et al., "Can
+        # Applications Recover from fsync Failures?", ATC 2020).
         if self.failure is None:
             mark_needs_verification(
                 self._files, self._layout, f"{error.strerror or error} at {error.filename or 'a file'}"

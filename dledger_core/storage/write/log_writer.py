@@ -117,6 +117,8 @@ class LogWriter(DurableLog):
             DiskFailedError: a write or sync failed, now or earlier.
         """
         with self._fail_stop.writing():
+            # Term and vote are durable before any message of the Ready leaves (dissertation 3.8). A node that forgot a
+            # vote could vote twice in one term (mutation "a vote is not written").
             if hard_state is not None:
                 invariant(
                     hard_state.term >= self._hard_state.term,
@@ -126,11 +128,15 @@ class LogWriter(DurableLog):
                 )
                 save_hard_state(self._files, self._layout, hard_state)
                 self._hard_state = hard_state
+            # Before the batches: they follow the entries of the snapshot
+            # (test_restart_and_later_batches_are_persisted_together).
             if restart is not None:
                 self._restart(restart)
             if truncate_from is not None:
                 self._truncate(truncate_from)
             if batches:
+                # Before the records: a record of Java's has no flags, and recovery takes it for damage unless the
+                # identity says that such records exist up to here.
                 self._save_meta(with_java_entries(self._meta, batches))
                 self._append(batches)
 
@@ -151,7 +157,10 @@ class LogWriter(DurableLog):
                 self._sync_measured()
             self._last_index = share[-1].last_index
             self._staging.persisted(share)
+        # A configuration is in force from its append on (dissertation 4.1), so a restart must find it: the file names
+        # it before its acknowledgement leaves (test_configuration_entry_is_durable_and_named_before_persist_returns).
         self._know(self._members.appended(batches))
+        # Recovery scans everything after the checkpoint: about one segment at most.
         if rolled:
             self._write_checkpoint()
         if self.config.preallocate_bytes:
@@ -165,6 +174,8 @@ class LogWriter(DurableLog):
 
     def _know(self, members: KnownConfigurations) -> None:
         """Replace the members file after the log is durable, whatever ``durability`` says."""
+        # The entry first: if the file named an entry that a crash has lost, the store would count as one that lost
+        # acknowledged entries (test_log_that_ends_below_the_file_is_a_recovering_voter).
         if members != self._members:
             self._appender.sync()
             self._appender.sync_index()
@@ -174,6 +185,7 @@ class LogWriter(DurableLog):
     def _truncate(self, index: int) -> None:
         if index > self._last_index:
             return
+        # A new leader has all committed entries (dissertation 3.6), so no conflict is ever among them.
         invariant(
             index > self._commit_index,
             "a committed entry would be truncated",
@@ -206,6 +218,7 @@ class LogWriter(DurableLog):
         also after a restart.
         """
         with self._fail_stop.writing():
+            # The configurations that it has lost may be newer than those that it knows.
             if floor.is_open:
                 self._know(replace(self._members, lost=True))
             self._floor_file.raise_to(floor)
@@ -219,12 +232,16 @@ class LogWriter(DurableLog):
         """Remove the floor (``Ready.floor_changed``). Raises like ``persist``."""
         with self._fail_stop.writing():
             self._appender.remove_kept_tail(self._last_index + 1)  # without the floor it is damage
+        # The floor goes last. While it is there the node does not vote, whatever a crash leaves of the rest
+        # (test_end_of_recovery_removes_a_kept_tail, test_store_forgets_its_lost_end_only_when_recovery_ends).
         self.save_checkpoint(commit_index)
         with self._fail_stop.writing():
             self._know(KnownConfigurations(self._members.of_log(self._last_index)))
             self._floor_file.remove()
 
     def _write_checkpoint(self) -> None:
+        # What the checkpoint covers is never truncated, so it covers only what is synced, rows too: no CRC covers a
+        # term, and only they repeat it.
         self._appender.sync()
         self._appender.sync_index()
         last = self._last_index
@@ -246,6 +263,9 @@ class LogWriter(DurableLog):
             commit_index: the log starts here at the latest, because the position of a committed entry never changes.
         """
         with self._fail_stop.writing():
+            # The tables are the snapshot of the deleted entries (dissertation 5): durable first, or nothing could
+            # derive them again (test_trim_is_atomic_across_crashes_and_keeps_the_tables,
+            # test_trimmed_log_without_its_tables_is_corrupt).
             self._save_tables(tables)
             found = log_queries.segment_before(self._reader, min(index, commit_index))
             if found is None:
@@ -269,6 +289,7 @@ class LogWriter(DurableLog):
                 first=first,
                 commit_index=self._commit_index,
             )
+            # Before the files go: a reader that fails now finds that the range has changed, and no damage.
             self._first_index = first
             self._removals += 1
             data, rows = self._reader.data, self._index.segments
@@ -294,6 +315,8 @@ class LogWriter(DurableLog):
                 discarding=True,
             )
         )
+        # A leader installs a snapshot only where entries are missing (dissertation 5.1); committed entries of this log
+        # would be lost from a majority.
         invariant(
             start.first_index > self._commit_index,
             "a restart would discard committed entries",
@@ -345,6 +368,7 @@ class LogWriter(DurableLog):
     def rewrite_rows(self, records: Records, first_index: int) -> None:
         """Correct index rows that do not agree with good committed records. Called by the writer thread."""
         with self._fail_stop.writing():
+            # A trim may have deleted the records since they were read.
             if first_index >= self._first_index:
                 write_wrong_rows(self._index, records, first_index)
 

@@ -93,6 +93,8 @@ def recover_store(files: Files, layout: Layout, meta: LogMeta, config: StorageCo
     data = load(layout.data, config.data_segment_bytes)
     index = IndexFile(load(layout.index, config.index_segment_bytes, gaps=True))
     reader = RecordReader(data, index, native_rules(meta))
+    # Both copies are there before one of them is replaced: a power cut in that write may cost it
+    # (test_power_cut_in_any_write_leaves_old_or_new_content_in_both_copies).
     for twin in (hard_state_file(layout.hard_state), checkpoint_file(layout.checkpoint), members_file(layout)):
         twin.make_equal(files)
     checkpoint = load_checkpoint(files, layout.checkpoint)
@@ -113,6 +115,9 @@ def recover_store(files: Files, layout: Layout, meta: LogMeta, config: StorageCo
         covered = NO_INDEX if checkpoint is None else checkpoint.durable_index
         return newest > max(covered, meta.first_index - 1) and recover_end(keep_tail=True).last_index < newest
 
+    # A node without entries that it acknowledged must not help to elect a leader that lacks them too: the election
+    # restriction (dissertation 3.6.1) counts on each voter's log. It votes again once a leader has sent what it may
+    # have had (test_lost_checkpoint_makes_recovering_voter_that_cuts_nothing).
     if not is_new and (checkpoint is None or saved is None or has_lost_entries()):
         # Before recovery changes anything: the end is lost, although the files may not show it.
         raise_floor(files, layout, Floor(hard_state.term), hard_state.term)
@@ -122,6 +127,7 @@ def recover_store(files: Files, layout: Layout, meta: LogMeta, config: StorageCo
     members = _configurations(members, reader, meta, checkpoint, end)
     if members != saved:
         members_file(layout).save(files, members)
+    # A term below that of an own entry is a hard state that was lost: the node could vote twice in one term.
     load_hard_state(files, layout, end.term or meta.previous_term or 0)  # raises if it is older than the log
     return RecoveredStore(
         config=config,
@@ -153,6 +159,8 @@ def _configurations(
     known = known.started(meta.first_index).trimmed(end.first_index)
     known = known.checked(end.first_index, end.last_index, reader.term_at)
     covered = NO_INDEX if known.lost or checkpoint is None else checkpoint.durable_index
+    # Without the file every entry may be a configuration
+    # (test_store_that_lost_both_copies_recovers_until_a_leader_compared_its_log).
     begin = max(end.first_index, covered + 1)
     found = log_queries.configuration_entries(reader, begin, end.last_index + 1)
     entries = {entry.index: entry for entry in (*found, *known.entries)}.values()
@@ -166,6 +174,8 @@ def _cut_back(tables: LogTables, table_store: TableStore, meta: LogMeta, last_in
     """
     if tables.durable_index <= last_index:
         return tables
+    # With them a retry of a lost append would count as a repeat, and the response would have the index of another entry
+    # (test_tables_ahead_of_log_are_cut_back_durably_before_other_entries_get_indexes).
     if meta.tables_index is None:
         tables = LogTables()
     else:

@@ -179,6 +179,7 @@ class Staging:
         headers = records.headers
         positions = place(records.sizes, self._end.position, self._config.data_segment_bytes)
         ends = ends_batch(headers)
+        # One mark, at the end: recovery keeps whole batches only, because a batch is acknowledged as a whole.
         one_batch = bool(ends[-1]) and not bool(ends[:-1].any())
         fits = (
             int(headers["index"][0]) == batch.first_index
@@ -197,6 +198,8 @@ class Staging:
                     "expected": int(positions[0]),
                 },
             )
+        # Before the acknowledgement: a node that skipped such an entry would count for a majority whose log means
+        # something else (test_received_entry_that_must_be_understood_is_refused_if_unknown).
         check_understood(records)
 
     @property
@@ -207,6 +210,7 @@ class Staging:
     def truncate(self, index: int) -> None:
         """Move the staged end back to before entry ``index``; see ``CommitLog.stage_truncate``."""
         invariant(index <= self._end.index, "truncation point is past the end of the log", index=index)
+        # The writer thread removes what is on disk at the same time.
         with self._lock:
             while self._staged and self._staged[-1].first_index >= index:
                 self._staged.pop()
@@ -229,6 +233,8 @@ class Staging:
         """Drop batches that are on disk now."""
         with self._lock:
             for batch in batches:
+                # By identity: after a truncation another batch of the same indexes may be staged, and that one is not
+                # on disk.
                 if self._staged and self._staged[0] is batch:
                     self._staged.popleft()
 

@@ -48,6 +48,8 @@ def end_interrupted(files: Files, layout: Layout, meta: LogMeta) -> LogMeta:
     Segments before the start of the log that a trim left are removed: neither checkpoint nor repair covers them. They
     stay only if the first segment itself is missing, for analysis.
     """
+    # The identity decides which log there is. With this mark the files are those of no log, and an entry of them that
+    # returned would follow entries of the new one (test_restart_is_atomic_across_crashes).
     if meta.discarding:
         return remove_everything(files, layout, meta)
     _remove_new_tables(files, layout)
@@ -77,6 +79,7 @@ def _remove(files: Files, layout: Layout, names: Sequence[str]) -> None:
 def remove_everything(files: Files, layout: Layout, meta: LogMeta) -> LogMeta:
     """Remove all segments and take the new tables, so that the store is like its identity; idempotent."""
     files.move_tables(layout.new_tables, layout.tables)
+    # Before the segments: a checkpoint above the end of the log means damage.
     start = Checkpoint(meta.first_index - 1, meta.first_index - 1, meta.first_position)
     save_checkpoint(files, layout.checkpoint, start)
     for directory in (layout.data, layout.index):
@@ -84,6 +87,7 @@ def remove_everything(files: Files, layout: Layout, meta: LogMeta) -> LogMeta:
             if is_segment_name(name):
                 files.unlink(directory / name)
         files.sync_dir(directory)
+    # The mark goes last: until then each step is repeated (test_repair_completes_a_restart_with_a_failed_write).
     meta = replace(meta, discarding=False)
     save_log_meta(files, layout.log_meta, meta)
     return meta
