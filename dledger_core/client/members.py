@@ -130,3 +130,31 @@ def members_of(response: messages.MemberResponse) -> GroupMembers:
     return GroupMembers(
         response.configuration, response.is_change_pending, members, tuple(response.voters_before), response.warning
     )
+
+
+def response_of(found: GroupMembers, commits: list[int] | None = None) -> messages.MemberResponse:
+    """Return the response that reports members, and how long commits took if that is asked for."""
+    return messages.MemberResponse(
+        configuration=found.configuration_index,
+        is_change_pending=found.is_change_pending,
+        members=[
+            [
+                each.node_id,
+                each.store_uuid,
+                each.address,
+                each.role,
+                each.is_promoted,
+                each.replaces or "",
+                each.is_active,
+                each.match_index,
+                each.lag_entries,
+                each.lag_bytes,
+                -1 if each.seconds_left is None else int(1000 * each.seconds_left),
+            ]
+            for each in found.members
+        ],
+        voters_before=list(found.voters_before),
+        warning=found.warning,
+        conditions=[[each.node_id, name] for each in found.members for name in each.conditions] or None,
+        commits=commits,
+    )

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from dledger_core.client.members import GroupMembers
 from dledger_core.config import LIMITS
 from dledger_core.errors import MemberChangeRefusedError, NotLeaderError
 from dledger_core.ids import Index, MemberId, NodeId
 from dledger_core.raft import Configuration, ProgressState, ProgressStatus, Promote, Remove
 from dledger_core.server.admin_log import FILE_NAME, AdminLog
-from dledger_core.server.services.membership import Membership, MembersReport, next_step
+from dledger_core.server.services.membership import Membership, next_step
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import HandDriven, ReplicaGroup
 from tests.support.server_group import run
@@ -120,7 +121,7 @@ class Cluster(ReplicaGroup):
             await self.step()
         return found, self.services[found.node_id]
 
-    async def done(self, change: Awaitable[MembersReport]) -> MembersReport:
+    async def done(self, change: Awaitable[GroupMembers]) -> GroupMembers:
         task = asyncio.ensure_future(change)
         await self.when(task.done)
         return task.result()
@@ -149,7 +150,8 @@ def test_added_node_becomes_voter_once_it_has_caught_up(tmp_path: Path) -> None:
         report = await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=False, who="someone"))
         new = MemberId("n3/store")
         assert report.warning is not None, "four voters survive no more failures than three"
-        assert [(each.is_voter, each.promote) for each in report.members if each.member == new] == [(False, True)]
+        (added,) = [each for each in report.members if each.store_uuid == "store"]
+        assert (added.role, added.is_promoted) == ("learner", True)
         await cluster.when(lambda: new in cluster.configuration().voters)
         await cluster.when(lambda: len(actions(tmp_path)) == 2)
         assert cluster.lost(cluster.members[NodeId(new)]) == []
@@ -173,7 +175,8 @@ def test_dead_voter_is_replaced_in_three_entries_by_any_leader(tmp_path: Path, l
         cluster.waiting[dead] = "new", ADDRESS
         report = await cluster.done(service.replace(NodeId(dead), None, who="someone"))
         new = MemberId(f"{dead}/new")
-        assert [each.replaces for each in report.members if each.member == new] == [dead]
+        assert [each.role for each in report.members if each.store_uuid == "new"] == ["learner"]
+        assert cluster.configuration().replaces == {new: dead}
         if leader_changes:
             leader.replica.leadership.transfer(next(n for n in cluster.members if n not in (leader.node_id, new)))
         seen = []
@@ -223,7 +226,7 @@ def test_removed_leader_transfers_leadership_first(tmp_path: Path) -> None:
         successor, other = await cluster.led()
         assert successor is not leader
         report = await cluster.done(other.remove(NodeId(leader.node_id), who="someone"))
-        assert leader.node_id not in [each.member for each in report.members]
+        assert leader.node_id not in [each.node_id for each in report.members]
 
     run(work())
 
@@ -359,11 +362,11 @@ def test_lag_and_time_left_of_a_learner_are_reported(tmp_path: Path) -> None:
         cluster.drop = lambda message: "n3/store" in (message.sender, message.target)
         cluster.append(leader, bytes(1000))
         report = await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=False, who="someone"))
-        (new,) = [each for each in report.members if each.member == "n3/store"]
+        (new,) = [each for each in report.members if each.store_uuid == "store"]
         assert (new.is_active, new.match_index) == (False, -1)
         assert new.lag_entries == leader.replica.raft.last_index + 1
         assert new.lag_bytes == leader.log.staged_end
-        (own,) = [each for each in report.members if each.member == leader.replica.member]
-        assert (own.lag_entries, own.lag_bytes, own.left_ms) == (0, 0, 0)
+        (own,) = [each for each in report.members if each.node_id == leader.node_id]
+        assert (own.lag_entries, own.lag_bytes, own.seconds_left) == (0, 0, 0)
 
     run(work())

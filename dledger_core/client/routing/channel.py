@@ -202,6 +202,7 @@ class Channel:
         *payload: Buffer,
         timeout_s: float,
         when_silent: WhenSilent = WhenSilent.WAIT,
+        response_type: int | None = None,
     ) -> Frame:
         """Send a request and return its response.
 
@@ -210,6 +211,7 @@ class Channel:
             payload: buffers that do not change until the response arrives.
             timeout_s: how long to wait for the response.
             when_silent: what becomes of it if the node is silent.
+            response_type: number of the response; that of the request plus 1 by default.
 
         Raises:
             UnreachableError: not sent.
@@ -227,7 +229,7 @@ class Channel:
             frame = await self._unanswered.response(number, send, timeout_s, when_silent)
         finally:
             self._leave()
-        if frame.header["t"] != header["t"] + 1:
+        if frame.header["t"] != (response_type or header["t"] + 1):
             error = ProtocolError("the response is of another type", self.peer.address, "", {"type": frame.header["t"]})
             connection.close(error)
             raise error

@@ -16,8 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from dledger_core.client.routing.channel import Channel
 from dledger_core.config import LIMITS, Limits, Peer
-from dledger_core.errors import CorruptRecordError
+from dledger_core.errors import CorruptRecordError, DLedgerError, RequestTimedOutError, UnreachableError
+from dledger_core.net import codec, messages
+from dledger_core.net.credentials import PLAINTEXT, Credentials
+from dledger_core.net.protocol import Type
 from dledger_core.record import Records
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.replica.members import Members
@@ -32,18 +36,6 @@ from dledger_core.storage.write.log_writer import LogHooks
 
 if TYPE_CHECKING:
     from dledger_core.server.replica.replica import Replica
-from dledger_core.errors import (
-    DLedgerError,
-    UnreachableError,
-    error_from_wire,
-)
-from dledger_core.net import codec, messages
-from dledger_core.net.connection import Connection
-from dledger_core.net.credentials import PLAINTEXT, Credentials
-from dledger_core.net.dialing import connect
-from dledger_core.net.frame import Frame
-from dledger_core.net.hello import Hello
-from dledger_core.net.protocol import Type
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -74,37 +66,24 @@ class PeerConnection:
 
     def __init__(self, peer: Peer, limits: Limits = LIMITS, credentials: Credentials = PLAINTEXT) -> None:
         self.peer = peer
-        self._credentials = credentials
         self._limits = limits
-        self._connection: Connection | None = None
-        self._response: asyncio.Future[Frame] | None = None
-        self._number = 0
+        self._channel = Channel(peer, credentials=credentials)
         self._log: dict[str, Any] = {}
 
     async def open(self, group: str, log_uuid: str | None) -> None:
         """See ``PeerRecordSource``."""
         self._log = {} if log_uuid is None else {"lu": log_uuid}
-        if self._connection is None:
-            self._connection = await connect(
-                self.peer.host,
-                self.peer.port,
-                Hello(),
-                self,
-                timeout_s=self._limits.peer_connect_s,
-                credentials=self._credentials,
-                identity=self.peer.node_id,
-            )
+        if not self._channel.is_open:
+            await self._channel.open(self._limits.peer_connect_s)
 
     async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
         """See ``PeerRecordSource``."""
-        assert self._connection is not None
-        self._number += 1
-        self._response = asyncio.get_running_loop().create_future()
+        header = self._request(group, start, end)
         try:
-            async with asyncio.timeout(self._limits.peer_response_s):
-                self._connection.send(self._request(group, start, end))
-                frame = await self._response
-        except TimeoutError:
+            frame = await self._channel.request(
+                header, timeout_s=self._limits.peer_response_s, response_type=Type.READ_OK
+            )
+        except RequestTimedOutError:
             raise UnreachableError("no response in time", self.peer.address) from None
         response = messages.READ_OK.decode(frame.header)
         return codec.parse_records(frame.payload, response.count), response.commit_index
@@ -113,30 +92,11 @@ class PeerConnection:
         request = messages.ReadRequest(
             start=start, end=end, max_bytes=self._limits.repair_fetch_bytes, isolation="records"
         )
-        return messages.READ.encode(request, r=self._number, g=group, **self._log)
-
-    def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See ``Handler``."""
-        del connection
-        if self._response is None or self._response.done() or frame.header.get("r") != self._number:
-            return
-        fields = frame.header.get("e")
-        if frame.header["t"] == Type.READ_OK:
-            self._response.set_result(frame)
-        else:
-            self._response.set_exception(error_from_wire(fields if isinstance(fields, dict) else {}))
-
-    def on_close(self, connection: Connection, error: Exception | None) -> None:
-        """See ``Handler``."""
-        del connection
-        if self._response is not None and not self._response.done():
-            self._response.set_exception(UnreachableError(f"the connection was lost: {error}", self.peer.address))
+        return messages.READ.encode(request, g=group, **self._log)
 
     async def close(self) -> None:
         """See ``PeerRecordSource``."""
-        if self._connection is not None:
-            self._connection.close()
-            await self._connection.closed
+        await self._channel.close()
 
 
 Agreed = Callable[[int, Records, Records | None, int], int]
@@ -149,7 +109,7 @@ class SurvivorConnection(PeerConnection):
     def _request(self, group: str, start: int, end: int) -> dict[str, Any]:
         log = self._log.get("lu")
         request = messages.ContinueRequest(operation="read", log=log, start=start, end=end)
-        return messages.CONTINUE.encode(request, r=self._number, g=group)
+        return messages.CONTINUE.encode(request, g=group)
 
 
 class SurvivorRecords:

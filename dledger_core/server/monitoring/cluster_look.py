@@ -23,7 +23,6 @@ from dledger_core.net import messages
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.server.group import Group
 from dledger_core.server.monitoring.observed import ObservedNode
-from dledger_core.server.services.requests.administration import member_response
 
 ANSWER_S: Final = 1.0
 CONTACT_MS: Final = 1000
@@ -264,18 +263,18 @@ class ClusterLook:
         return GroupLook(name=name, nodes=tuple(nodes), tables=tables)
 
     async def _with_members(self, look: GroupLook) -> GroupLook:
+        hosted, leader = self._node.groups[look.name].hosted, look.leader_id
         with contextlib.suppress(DLedgerError):
-            if (response := await self._members(look)) is not None:
+            if hosted is not None and hosted.replica.is_leader:
+                return replace(look, members=hosted.membership.report())
+            if (response := await self._members(look.name, leader)) is not None:
                 return replace(look, members=members_of(response), commits=tuple(response.commits or ()))
         return look
 
-    async def _members(self, look: GroupLook) -> messages.MemberResponse | None:
-        hosted, leader = self._node.groups[look.name].hosted, look.leader_id
-        if hosted is not None and hosted.replica.is_leader:
-            return member_response(hosted.membership.report())
+    async def _members(self, group: str, leader: str | None) -> messages.MemberResponse | None:
         peer = next((peer for peer in self._node.members.others if peer.node_id == leader), None)
         if peer is None:
             return None
-        header = messages.MEMBER.encode(messages.MemberRequest(operation="list", measures=True), g=look.name)
+        header = messages.MEMBER.encode(messages.MemberRequest(operation="list", measures=True), g=group)
         frame = await (await self._channel(peer)).request(header, timeout_s=self._answer_s)
         return messages.MEMBER_OK.decode(frame.header)

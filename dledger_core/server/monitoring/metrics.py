@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from dledger_core.errors import DLedgerError
-from dledger_core.ids import node_of
+from dledger_core.ids import member_id
 from dledger_core.net.tls_listener import HANDSHAKE_RESULTS
 from dledger_core.raft import Role
 from dledger_core.server.group import Group
@@ -240,8 +240,8 @@ class Metrics:
         if replica.is_leader:
             yield "dledger_failures_survived", (), failures_survived(hosted)
             for member in hosted.membership.report().members:
-                if member.member != replica.member:
-                    follower = (str(node_of(member.member)),)
+                if member_id(member.node_id, member.store_uuid) != replica.member:
+                    follower = (member.node_id,)
                     yield "dledger_follower_lag_entries", follower, member.lag_entries
                     yield "dledger_follower_lag_bytes", follower, member.lag_bytes
                     yield "dledger_follower_active", follower, member.is_active

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from dledger_core.client.members import members_of
 from dledger_core.client.verdict import survival_text
 from dledger_core.ids import NodeId
 from dledger_core.net.limits.budget import Budget
@@ -15,7 +14,6 @@ from dledger_core.server.group import Group
 from dledger_core.server.hosted import HostedGroup
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
 from dledger_core.server.replica.members import Members
-from dledger_core.server.services.requests.administration import member_response
 from dledger_core.server.services.service import ClientService
 
 
@@ -93,5 +91,4 @@ class ObservedNode:
 
 def failures_survived(hosted: HostedGroup) -> int:
     """Return how many more voters may fail, as the leader knows it from its followers."""
-    members = members_of(member_response(hosted.membership.report()))
-    return members.failures_survived(leader_id=hosted.replica.node_id)
+    return hosted.membership.report().failures_survived(leader_id=hosted.replica.node_id)

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
-from dledger_core.client.members import DISK_FULL, RECOVERING, STALLED, WITHHOLDS
+from dledger_core.client.members import DISK_FULL, RECOVERING, STALLED, WITHHOLDS, GroupMembers, MemberStatus
 from dledger_core.config import ReplicationLimits, is_loopback
 from dledger_core.errors import (
     BadRequestError,
@@ -23,7 +22,7 @@ from dledger_core.errors import (
     RequestTimedOutError,
     TransferringError,
 )
-from dledger_core.ids import NO_TERM, Index, MemberId, NodeId, Term, member_id, node_of
+from dledger_core.ids import NO_TERM, MemberId, NodeId, Term, member_id, node_of, store_of
 from dledger_core.raft import (
     AddLearner,
     Batch,
@@ -53,57 +52,6 @@ _RESPONSE_S: Final = 0.05
 """How often a new leader checks whether all voters have responded."""
 LEADER: Final = "leader"
 """Who, in the admin log, takes the steps that no client asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberProgress:
-    """A member and what its leader knows of it.
-
-    Attributes:
-        member: the member.
-        address: its address, empty if none is recorded.
-        is_voter: whether it votes.
-        promote: whether it becomes a voter once it has caught up.
-        replaces: the voter that it takes the place of, or None.
-        is_active: whether it responded within an election timeout; True for the leader, and for each member while a
-            new leader has led for less than that.
-        match_index: last index known to be durable there.
-        lag_entries: entries that it lacks.
-        lag_bytes: bytes that it lacks, at least.
-        left_ms: time until it has them at its present speed; None if that is not known.
-        conditions: what limits it as a voter, in the words of ``dledger_core.client.members``.
-    """
-
-    member: MemberId
-    address: str
-    is_voter: bool
-    promote: bool
-    replaces: MemberId | None
-    is_active: bool
-    match_index: int
-    lag_entries: int
-    lag_bytes: int
-    left_ms: int | None
-    conditions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MembersReport:
-    """The members of a group as its leader knows them.
-
-    Attributes:
-        index: index of the configuration entry in force, -1 for the founding.
-        is_change_pending: whether that entry is not committed yet.
-        members: voters and learners.
-        voters_before: while a change is pending, the voters before it.
-        warning: text about the number of voters, or None.
-    """
-
-    index: Index
-    is_change_pending: bool
-    members: tuple[MemberProgress, ...]
-    voters_before: tuple[MemberId, ...]
-    warning: str | None = None
 
 
 def next_step(configuration: Configuration, progress: Mapping[MemberId, ProgressStatus]) -> MemberChange | None:
@@ -157,36 +105,42 @@ class Membership:
 
     # --- reports ---------------------------------------------------------------------------------------------
 
-    def report(self, warning: str | None = None) -> MembersReport:
+    def report(self, warning: str | None = None) -> GroupMembers:
         """Return the members; raise NotLeaderError on any other node than the leader."""
         replica = self._replica
         if not replica.is_leader:
             raise replica.not_leader()
         status = replica.raft.status()
         configuration = status.configuration
-        before: tuple[MemberId, ...] = ()
+        before: frozenset[MemberId] = frozenset()
         if status.is_change_pending:
-            before = tuple(sorted(replica.raft.configuration_before(status.configuration_index).configuration.voters))
-        members = tuple(self._progress_of(member, status) for member in configuration.members)
-        return MembersReport(status.configuration_index, status.is_change_pending, members, before, warning)
+            before = replica.raft.configuration_before(status.configuration_index).configuration.voters
+        return GroupMembers(
+            status.configuration_index,
+            status.is_change_pending,
+            tuple(self._status_of(member, status) for member in configuration.members),
+            tuple(map(node_of, sorted(before))),
+            warning,
+        )
 
-    def _progress_of(self, member: MemberId, status: Status) -> MemberProgress:
+    def _status_of(self, member: MemberId, status: Status) -> MemberStatus:
         configuration, progress = status.configuration, status.progress.get(member)
-        is_leader = member == self._replica.member
+        is_leader, replaced = member == self._replica.member, configuration.replaces.get(member)
         match = status.last_index if is_leader else progress.match_index if progress is not None else -1
         lag_bytes = self._bytes_after(match)
-        return MemberProgress(
-            member,
-            configuration.addresses.get(member, ""),
-            configuration.is_voter(member),
-            member in configuration.promote,
-            configuration.replaces.get(member),
-            is_leader or (progress is not None and (progress.is_active or progress.is_unheard)),
-            match,
-            max(status.last_index - match, 0),
-            lag_bytes,
-            self._left_ms(member, match, lag_bytes),
-            self._conditions_of(member, progress),
+        return MemberStatus(
+            node_id=node_of(member),
+            store_uuid=store_of(member),
+            address=configuration.addresses.get(member, ""),
+            role="voter" if configuration.is_voter(member) else "learner",
+            is_promoted=member in configuration.promote,
+            replaces=None if replaced is None else store_of(replaced) or None,
+            is_active=is_leader or (progress is not None and (progress.is_active or progress.is_unheard)),
+            match_index=match,
+            lag_entries=max(status.last_index - match, 0),
+            lag_bytes=lag_bytes,
+            seconds_left=self._seconds_left(member, lag_bytes),
+            conditions=self._conditions_of(member, progress),
         )
 
     def _conditions_of(self, member: MemberId, progress: ProgressStatus | None) -> tuple[str, ...]:
@@ -208,20 +162,20 @@ class Membership:
             return 0
         return max(log.staged_end - log.position_of(max(index + 1, log.first_index())), 0)
 
-    def _left_ms(self, member: MemberId, match: int, lag_bytes: int) -> int | None:
+    def _seconds_left(self, member: MemberId, lag_bytes: int) -> float | None:
         """Return the time left at the mean speed since this leader first saw the member."""
         if not lag_bytes:
-            return 0
+            return 0.0
         now, first = self._now_s(), self._samples.get(member)
         if first is None:
             return None
         position = self._replica.log.staged_end - lag_bytes
         speed = (position - first[1]) / max(now - first[0], 1e-3)
-        return int(1000 * lag_bytes / speed) if speed > 0 else None
+        return lag_bytes / speed if speed > 0 else None
 
     # --- commands --------------------------------------------------------------------------------------------
 
-    async def add(self, node: NodeId, address: str, *, learner: bool, who: str) -> MembersReport:
+    async def add(self, node: NodeId, address: str, *, learner: bool, who: str) -> GroupMembers:
         """Add a waiting node's store: as a learner, or to become a voter once it has caught up.
 
         Raises:
@@ -244,7 +198,7 @@ class Membership:
         warning = None if learner else even_group_warning(voters)
         return await self._run(f"add {node} --address {address}" + " --learner" * learner, who, change, warning)
 
-    async def replace(self, node: NodeId, address: str | None, *, who: str) -> MembersReport:
+    async def replace(self, node: NodeId, address: str | None, *, who: str) -> GroupMembers:
         """Let the waiting store of a node take the place of the store that the group has of it; raise as ``add``.
 
         A learner that is lost, as a replacement of a voter may be, is removed first, which costs no majority.
@@ -276,7 +230,7 @@ class Membership:
             await self._leading()
         return await self._run(f"replace {node}" + f" --address {address}" * bool(address), who, change)
 
-    async def promote(self, node: NodeId, *, who: str) -> MembersReport:
+    async def promote(self, node: NodeId, *, who: str) -> GroupMembers:
         """Make a learner a voter; raise as ``add``."""
         configuration = await self._leading()
         learners = [member for member in _members_of(configuration, node) if not configuration.is_voter(member)]
@@ -285,7 +239,7 @@ class Membership:
         warning = even_group_warning(len(configuration.voters) + 1)
         return await self._run(f"promote {node}", who, _given(Promote(learners[0])), warning)
 
-    async def remove(self, node: NodeId, *, who: str) -> MembersReport:
+    async def remove(self, node: NodeId, *, who: str) -> GroupMembers:
         """Remove a member; of a node's voter and its replacement, the replacement. Raise as ``add``.
 
         A leader that is to be removed transfers leadership first; the client then asks the new one.
@@ -356,7 +310,7 @@ class Membership:
         who: str,
         change: Callable[[], Awaitable[MemberChange]],
         warning: str | None = None,
-    ) -> MembersReport:
+    ) -> GroupMembers:
         """Make a change, wait until it is committed, and record it."""
         before = after = self._replica.raft.configuration
         outcome = "cancelled"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from dledger_core.client.members import response_of
 from dledger_core.config import is_node_id, parse_peer, parse_peers
 from dledger_core.errors import BadRequestError, ConfigError
 from dledger_core.founding import LogConstants
-from dledger_core.ids import NodeId, node_of, store_of
+from dledger_core.ids import NodeId
 from dledger_core.net import codec, messages
 from dledger_core.server import store_requests
 from dledger_core.server.group import hosted_logs
 from dledger_core.server.group_state import GroupState
-from dledger_core.server.services.membership import MembersReport
 from dledger_core.server.services.requests.calls import Call, GroupCall, LogCall
 
 
@@ -53,10 +51,8 @@ async def member(call: LogCall, message: messages.MemberRequest) -> None:
     """List the members, or change one of them."""
     membership, who = call.hosted.membership, call.connection.who
     if message.operation == "list":
-        response = member_response(membership.report())
-        if message.measures:
-            response = replace(response, commits=call.node.commit_history(call.group.name))
-        call.respond(messages.MEMBER_OK, response)
+        commits = call.node.commit_history(call.group.name) if message.measures else None
+        call.respond(messages.MEMBER_OK, response_of(membership.report(), commits))
         return
     node, address = _node_of(message), _address_of(message)
     if message.operation == "add":
@@ -69,7 +65,7 @@ async def member(call: LogCall, message: messages.MemberRequest) -> None:
         report = await membership.promote(node, who=who)
     else:
         report = await membership.remove(node, who=who)
-    call.respond(messages.MEMBER_OK, member_response(report))
+    call.respond(messages.MEMBER_OK, response_of(report))
 
 
 def _node_of(message: messages.MemberRequest) -> NodeId:
@@ -81,33 +77,6 @@ def _node_of(message: messages.MemberRequest) -> NodeId:
 def _address_of(message: messages.MemberRequest) -> str | None:
     """Return the address in its normal form, or None; raise ConfigError."""
     return None if message.address is None else parse_peer(f"{message.node}-{message.address}").address
-
-
-def member_response(report: MembersReport) -> messages.MemberResponse:
-    """Return the members as the leader reports them to clients."""
-    return messages.MemberResponse(
-        configuration=report.index,
-        is_change_pending=report.is_change_pending,
-        members=[
-            [
-                node_of(each.member),
-                store_of(each.member),
-                each.address,
-                "voter" if each.is_voter else "learner",
-                each.promote,
-                "" if each.replaces is None else store_of(each.replaces),
-                each.is_active,
-                each.match_index,
-                each.lag_entries,
-                each.lag_bytes,
-                -1 if each.left_ms is None else each.left_ms,
-            ]
-            for each in report.members
-        ],
-        voters_before=[node_of(voter) for voter in report.voters_before],
-        warning=report.warning,
-        conditions=[[node_of(each.member), name] for each in report.members for name in each.conditions] or None,
-    )
 
 
 # --- stores that no log has, or whose majority is lost -------------------------------------------------------
