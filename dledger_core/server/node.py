@@ -71,6 +71,9 @@ _IDLE_TIMEOUTS: Final = 4
 class NodeServer:
     """All groups of one node on one port. ``start``, ``wait`` and ``close`` belong to one event loop.
 
+    It is long because it only wires: each method passes one event of the process, a port or a timer to the part that
+    has the rule.
+
     Args:
         config: its settings.
         on_role: called on the event loop with each role change of each group; must not block.

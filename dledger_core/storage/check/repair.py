@@ -211,7 +211,11 @@ def _write_blank(data: Segments, position: int) -> None:
 
 
 class StoreRepair:
-    """A native store that is locked for repair, whether it can be opened as a log or not; made by ``open``."""
+    """A native store that is locked for repair, whether it can be opened as a log or not; made by ``open``.
+
+    It has many methods because a repair reads and writes all files of a store under one lock: each method is one step
+    for a caller (survey, write back, end the log), and none is left to other classes half done.
+    """
 
     def __init__(self, files: Files, layout: Layout, meta: LogMeta, lock: File | None, config: StorageConfig) -> None:
         self.meta: Final = meta
