@@ -44,9 +44,13 @@ __all__ = [
     "read_offsets",
 ]
 
+# Every offset has it, so that an older connector rejects an offset whose fields have another meaning
+# (test_foreign_and_newer_offsets_are_rejected). Offsets of earlier releases stay readable
+# (test_query_resumes_from_kept_checkpoint).
 VERSION: Final = 1
 _KEYS: Final = {"check", "log", "next", "term"}
 _SPARK_VERSION: Final = "v1"
+# Spark writes this for a source that has no offset yet.
 _NOT_STARTED: Final = "-"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _FILE_SCHEME: Final = re.compile(r"file:(//(?=/)|(?=/(?!/)))")
@@ -85,6 +89,8 @@ class GroupOffset:
     @classmethod
     def at(cls, index: int, log: str | None, before: EntryCheck | None) -> GroupOffset:
         """Make the offset at ``index``; ``before`` describes the previous record."""
+        # Term and check together: a log that was restored and continued can have another body at the same index and
+        # term (test_checkpoint_of_another_log_is_error_or_counted_warning).
         return cls(index, log) if before is None else cls(index, log, before.term, before.check)
 
 
@@ -101,6 +107,8 @@ class StreamOffset:
 
     def to_json(self) -> dict[str, Any]:
         """Return the map that Spark stores; equal offsets have equal texts."""
+        # Sorted: Spark decides by the text whether there is a new offset, and Python orders a map by insertion
+        # (test_offset_round_trip_has_same_text_in_any_order).
         return {"groups": {group: self.groups[group].to_json() for group in sorted(self.groups)}, "v": VERSION}
 
     @classmethod
@@ -195,6 +203,8 @@ def _of_this_source(text: Any) -> dict[str, Any] | None:
         data = json.loads(text) if isinstance(text, (str, bytes)) else text
     except ValueError:
         return None
+    # A query may read several sources, and one checkpoint has the offsets of all. Other sources use other shapes,
+    # Kafka's a map of topics (test_other_sources_have_no_offset).
     return data if isinstance(data, dict) and "v" in data and isinstance(data.get("groups"), dict) else None
 
 
@@ -211,6 +221,8 @@ def _groups(data: Any, where: str) -> dict[str, Any]:
             where,
             "use the connector that wrote it, or a newer one",
         )
+    # An offset of another source must not become the start of a group: a query over a changed source would begin at any
+    # index (test_foreign_and_newer_offsets_are_rejected).
     if version != VERSION or not isinstance(data.get("groups"), dict):
         raise _not_an_offset(data, where)
     return dict(data["groups"])
@@ -221,6 +233,8 @@ def _group_offset(fields: Any, where: str) -> GroupOffset:
         raise _not_an_offset(fields, where)
     log, check = fields["log"], fields["check"]
     numbers = [fields["next"], fields["term"], *([] if check is None else [check])]
+    # `type` and not isinstance: a bool is an int in Python, and `true` is not an index
+    # (test_foreign_and_newer_offsets_are_rejected).
     if not all(type(number) is int for number in numbers) or not (log is None or isinstance(log, str)):
         raise _not_an_offset(fields, where)
     return GroupOffset(fields["next"], log, fields["term"], check)
@@ -240,6 +254,8 @@ def local_path(location: str) -> Path | None:
     Spark does not decode %20 and similar escapes in ``file:`` locations, so neither does this function.
     """
     location = _FILE_SCHEME.sub("", location, count=1)
+    # A path like s3a://bucket is not a directory here. Read as one it would be empty, and a query with progress would
+    # count as new (test_missing_and_remote_checkpoints_are_unknown).
     return None if not location or _SCHEME.match(location) else Path(location).absolute()
 
 
@@ -291,6 +307,9 @@ class SparkCheckpoint:
         Raises:
             CheckpointError: there is no such micro-batch.
         """
+        # The first micro-batch is empty, so its end is the start of the query before its commit too. An uncommitted
+        # later one is not the progress of the sink: the query will run it again
+        # (test_query_exports_progress_of_its_sink, test_checkpoint_without_start_is_not_exported).
         batch = self.committed or self.batches[0]
         if not batch.committed and batch.number != 0:
             raise CheckpointError(
@@ -314,6 +333,7 @@ def read_checkpoint(path: Path) -> SparkCheckpoint:
         )
         remedy = "name the checkpointLocation of the query: it contains metadata and offsets"
         raise CheckpointError(what, str(path), remedy)
+    # Spark writes these files under another name and renames them, so a name alone shows the commit.
     done = _numbers(path / "commits")
     found = (_micro_batch(path / "offsets" / str(number), number, number in done) for number in sorted(numbers))
     batches = tuple(batch for batch in found if batch is not None)
@@ -337,6 +357,8 @@ def planned_offset(location: str) -> StreamOffset | None:
         return None
     file = path / "offsets" / str(max(numbers))
     _, sources = _lines(file)
+    # The options of one query name one source: which of several offsets is meant cannot be known
+    # (test_other_sources_have_no_offset).
     if len(sources) != 1:
         remedy = "use a new checkpoint directory"
         raise CheckpointError(f"the query of this checkpoint has {len(sources)} sources", str(file), remedy)
@@ -364,6 +386,8 @@ def has_committed(location: str) -> bool | None:
 def _numbers(directory: Path) -> set[int]:
     if not directory.is_dir():
         return set()
+    # Spark stores a hidden .crc file with each entry. isascii, because isdigit accepts characters that int rejects,
+    # such as a superscript two.
     return {int(file.name) for file in directory.iterdir() if file.name.isascii() and file.name.isdigit()}
 
 
@@ -390,6 +414,8 @@ def _micro_batch(file: Path, number: int, committed: bool) -> MicroBatch | None:
 def _lines(file: Path) -> tuple[str, list[str]]:
     """Return the line about the micro-batch and that of each source."""
     first_line, *rest = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    # The lines after it have the meaning of this version only. A file that a crash left empty fails here too
+    # (test_damaged_checkpoint_is_rejected).
     if first_line.strip() != _SPARK_VERSION:
         what = f"the file starts with {first_line[:20]!r}, not with {_SPARK_VERSION}"
         raise CheckpointError(what, str(file), "it is damaged, or another version of Spark wrote it")

@@ -44,6 +44,8 @@ class Range:
     group: str
     start: int
     end: int
+    # The driver's commit index, not the end of the range: the entry that commits or aborts a transaction comes after
+    # its rows. A replica that lacks it cannot return these rows (test_outcomes_after_the_committed_end_decide_nothing).
     min_commit: int = -1
     log: str | None = None
     checked_index: int = -1
@@ -77,8 +79,12 @@ def shares(backlog: Mapping[str, int], most: int) -> dict[str, int]:
     total = sum(backlog.values())
     if total <= most:
         return dict(backlog)
+    # At least one: a group with few entries next to a large backlog would never get a share
+    # (test_limit_is_kept_and_starves_no_group).
     found = {group: max(1, most * count // total) if count else 0 for group, count in backlog.items()}
     excess = sum(found.values()) - most
+    # Rounding and the minimum of one can exceed the limit: the largest shares return the excess, and none falls below
+    # one (test_limit_is_kept_and_starves_no_group).
     for group in sorted(found, key=lambda name: (-found[name], name)):
         taken = min(max(0, excess), max(0, found[group] - 1))
         found[group] -= taken
@@ -101,6 +107,7 @@ def core_count() -> int:
 
 def partition_count(entries: int, nbytes: int, cores: int, min_partitions: int | None) -> int:
     """Return the number of partitions for this many entries and bytes."""
+    # Each partition is a Spark task of about 25 ms, so small backlogs stay in one (test_few_fat_partitions).
     useful = max(-(-entries // SPLIT_ENTRIES_MIN), -(-nbytes // SPLIT_BYTES_MIN))
     return max(1, min(entries, max(min(cores, useful), min_partitions or 1)))
 
@@ -159,6 +166,8 @@ def _index_near(extent: Extent, start: int, goal: int, tolerance: int, position:
     (low, low_at), (high, high_at) = _around(
         goal, (part.start, extent.low), (part.end, extent.high), lambda index: position(part.group, index), tolerance
     )
+    # Positions of a damaged index can decrease. The border never moves back, so each index is in one partition
+    # (test_places_that_make_no_sense_do_no_harm).
     return max(start, low if goal - low_at <= high_at - goal else high)
 
 
@@ -215,6 +224,8 @@ def last_within(start: int, end: int, most: int, position: Callable[[int], int])
     if top <= base + most:
         return end
     (found, _), _ = _around(base + most, (start, base), (end, top), position)
+    # A record larger than the limit must be read too: without the maximum the query would stop before it
+    # (test_limit_of_bytes_is_exact_and_one_entry_always_fits).
     return max(found, start + 1)
 
 
@@ -262,6 +273,7 @@ class MinimumDelay:
         early = self._last is not None and now - self._last < self._delay_s
         if self._least is not None and backlog < self._least and early:
             return True
+        # An empty micro-batch is none for Spark and does not restart the delay (test_batch_waits_for_minimum_or_delay).
         if backlog:
             self._last = now
         return False
@@ -305,6 +317,8 @@ class EndBound:
             return self._indexes.get(group, view.end)
         if group not in self._found:
             index = index_at(group, when)
+            # Not found yet, so not kept: the entry may still be appended
+            # (test_stream_stops_at_ending_time_once_log_reaches_it).
             if index >= view.end:
                 return view.end
             self._found[group] = index

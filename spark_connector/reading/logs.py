@@ -141,6 +141,8 @@ class _ClientLog:
 
     def _use_log(self, log: str | None) -> None:
         """Send requests to nodes with this log only; a pooled client may know one that existed before."""
+        # Clients are pooled by process, and executors are reused: a client may belong to the log that had this name
+        # before (test_recreated_log_is_read_by_process_that_has_read_its_predecessor).
         if log is not None and log != self._client.log_uuid:
             self._client = client_for(self._options, self.group, planning=self._planning, log=log)
 
@@ -153,12 +155,17 @@ class _ClientLog:
 
     def record(self, index: int) -> RecordInfo:
         """See ``Log``."""
+        # `min_commit`: a replica that lags has to respond BEHIND. Its shorter log would look like a lost end
+        # (test_read_waits_until_min_commit_itself_is_readable).
         return _info_of(self._client.records(index, index + 1, max_bytes=1, min_commit=index).batch, index, self.group)
 
     def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
         """See ``Log``."""
         self._use_log(part.log)
         try:
+            # `min_commit` and `min_end` are those of the plan. A replica below them may lack entries of the range, or
+            # the outcome of a transaction in it: it responds BEHIND, and the client asks another one
+            # (test_task_reads_through_kills_restarts_and_transfer).
             found = self._client.fetch(
                 start,
                 part.end,
@@ -170,6 +177,8 @@ class _ClientLog:
             )
         except IndexOutOfRangeError as error:
             first = int(error.values.get("first_index", -1))
+            # Only entries below the first index are deleted. An index after the end shows a replica that lags, and
+            # failOnDataLoss=false must not skip its entries.
             if start < first:
                 raise RetentionError.of(part.group, start, first, part.end) from error
             raise
@@ -203,6 +212,8 @@ class ServerLog(_ClientLog):
         try:
             isolation, logs = self._options.isolation, {group: bounds.log_uuid for group, bounds in known.items()}
             return bool(self._client.wait_for_entries(seen, wait_ms=timeout_ms, isolation=isolation, logs=logs))
+        # A failed wait is not an idle log: `True` makes the driver ask all logs, and that request finds the next leader
+        # or reports which nodes do not respond (test_idle_stream_survives_loss_of_node).
         except DLedgerError:
             time.sleep(max(0.0, min(_FAILED_WAIT_S, deadline - time.monotonic())))
             return True
@@ -221,6 +232,7 @@ class JavaLog(_ClientLog):
 
     def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False, log: str | None = None) -> None:
         super().__init__(options, group, planning=planning, log=log)
+        # The driver has decided the safe end, so an executor reads up to it without a second safety lag.
         self._fetch = {"isolation": "read_uncommitted"}
         self._bounds_read = False
 
@@ -246,6 +258,7 @@ class JavaLog(_ClientLog):
             left = deadline - time.monotonic()
             time.sleep(max(0.0, min(_JAVA_POLL_S, left)))
             try:
+                # A shorter log is a change too: the next offset has to report it.
                 if self.bounds().end != known.end:
                     return True
             except DLedgerError:
@@ -273,7 +286,11 @@ class StoreLog:
         """Open the store again, which shows the new entries of a live one."""
         deadline = time.monotonic() + min(wait_ms, self._options.fetch_retry_ms) / 1000
         while True:
+            # A view does not grow. Without another one a stream would never see an entry that a live store receives
+            # (test_stream_follows_new_entries_in_files_of_broker).
             self._view = view = store_for(self._options.path, opaque=True)
+            # read_committed ends at the last stable offset, as in Kafka (KIP-98). An offset after an open transaction
+            # would skip its rows when they are committed (test_orphaned_and_open_attempts_are_hidden).
             end = view.committed_end("end") if self._uncommitted else view.shown().end
             self._check_end(view)
             if end >= min_end or time.monotonic() >= deadline:
@@ -282,6 +299,8 @@ class StoreLog:
 
     def _check_end(self, view: StoreReader) -> None:
         """Report a lost end, unless the query names its own."""
+        # A missing last file is not a shorter log: without this report a batch would return fewer rows, without an
+        # error (test_damage_is_noticed_by_spark). A query that names its end is checked against that end.
         if self._options.ending_offsets not in (None, "latest") or self._options.ending_timestamp is not None:
             return
         committed, missing, end = view.checkpoint_commit_index, view.missing, int(view.last_index) + 1
@@ -322,6 +341,9 @@ class StoreLog:
         most = max_bytes or self._options.read_bytes(files=True)
         try:
             found = self._fetch(part, start, most)
+        # The view is shared by the tasks of a process and may be older than the plan; retention may also have deleted a
+        # file below it. Only a second view can distinguish this from loss and damage
+        # (test_tasks_share_view_and_see_later_entries, test_entries_deleted_between_plan_and_read).
         except (IndexOutOfRangeError, CorruptRecordError):
             found = None
         if found is None or found.next_index == start:  # a live store may have grown or been trimmed meanwhile
@@ -347,6 +369,9 @@ def check_history(log: Log, part: Range) -> None:
         TermMismatchError: the log has another record there.
         BehindError: it has none there yet.
     """
+    # The path of a store can lead to another copy on each machine. Uuid and indexes of a copy are equal, so only the
+    # record at the planned end shows that its history is another one (Log Matching, thesis section 3.5: equal term at
+    # an index means equal entries up to it; test_copy_of_store_with_its_own_later_history_serves_no_row).
     if part.check is None:
         return
     at = part.checked_index
@@ -395,7 +420,11 @@ class Pin:
         self._sleep = sleep
         self._duration_ms = duration_ms
         self._on_failure = on_failure
+        # A name for each reader: with a common name the task that ends first would release the entries of all others.
         self._name = f"spark-{uuid.uuid4().hex}"
+        # The machines' clocks differ, so the driver's time is compared once and then the monotonic clock counts.
+        # Without the maximum a driver whose clock is ahead would keep a task from renewing
+        # (test_pin_is_renewed_when_due_and_not_with_each_chunk).
         self._pinned_at = clock() - max(0.0, wall_clock() - pinned_at)
         self._renewed: dict[str, float] = {}
 
@@ -411,6 +440,8 @@ class Pin:
             if error is None:
                 self._renewed[log.group] = self._clock()
                 return
+            # UNREACHABLE keeps its code: it is an error of the nodes, which Spark's attempts of the task may outlast,
+            # and not a limit that needs an option (test_renewal_that_fails_is_repeated_until_pin_has_expired).
             if self._on_failure == "fail":
                 raise error if isinstance(error, UnreachableError) else PinError.of(log.group, error)
             _log.warning("waiting until entries can be pinned: group=%s error=%s", log.group, error)
@@ -426,6 +457,8 @@ class Pin:
             return
         age = self._clock() - self._renewed.get(log.group, self._pinned_at)
         duration = self._duration_ms / 1000
+        # Retention may have deleted entries since the pin expired, so a failure counts from here on. Before, it does
+        # not: the entries are still pinned (test_renewal_that_fails_is_repeated_until_pin_has_expired).
         if age >= duration:
             self.set(log, start)
         elif age >= duration / _RENEWALS:

@@ -25,6 +25,8 @@ from spark_connector.reading.logs import Chunk, Log, Pin, check_history, open_lo
 
 __all__ = ["RangesPartition", "read_partition"]
 
+# A Python worker has no other limit of its memory (test_chunks_come_in_order_and_at_most_three_are_in_memory,
+# test_memory_of_reader_is_bounded_whatever_backlog).
 _AHEAD: Final = 2
 """Number of chunks to fetch ahead."""
 _BATCH_BYTES_MIN: Final = 1 << 20
@@ -81,14 +83,20 @@ def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: Open
         for part in partition.ranges:
             log = open_log(options, part)
             pin = Pin(partition.pin_ms, partition.pinned_at, options.on_pin_failure)
+            # The task may have waited for a core longer than the driver's pin lasts, so the pin comes before the first
+            # read. Rows leave the task while it reads, so the history is compared before the first one
+            # (test_copy_of_store_with_its_own_later_history_serves_no_row).
             pin.renew(log, part.start)
             check_history(log, part)
             for chunk in _prefetched(pool, log, part, partition.number, policy):
+                # The pin moves with the reader, so that retention can delete entries that were read.
                 pin.renew(log, chunk.next_index)
                 if chunk.batch.num_rows:
                     yield from rows_of(chunk.batch, part, options, schema)
             pin.release(log)
     finally:
+        # A task with LIMIT closes this generator early; without this the worker would read on for it
+        # (test_prefetch_stops_with_task).
         pool.shutdown(cancel_futures=True)
 
 
@@ -96,6 +104,8 @@ def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, po
     """Yield the chunks of a range. The single thread of ``pool`` finishes a chunk before it starts the next one."""
 
     def fetched(previous: Future[Chunk] | None) -> Chunk:
+        # `result` repeats the error of the previous chunk, so an error arrives after all rows before it and no chunk
+        # follows it (test_error_comes_after_earlier_chunks).
         start = part.start if previous is None else previous.result().next_index
         if start >= part.end:
             return Chunk(_NOTHING, start)
@@ -103,6 +113,7 @@ def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, po
             return log.read(part, start, number)
         except RetentionError as error:
             policy.report(error)
+            # The loss was accepted: continue at the first stored entry (test_entries_deleted_between_plan_and_read).
             return Chunk(_NOTHING, error.end)
 
     ahead: deque[Future[Chunk]] = deque([pool.submit(fetched, None)])

@@ -41,6 +41,8 @@ class DLedgerBatchReader(DataSourceReader):
 
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
+        # A batch that starts at the end, or ends at the start, has no rows, so the option is a mistake. Spark's Kafka
+        # source rejects both too (test_batch_bounds_that_do_not_fit).
         _reject("startingOffsets", options.starting_offsets, "latest", LATEST)
         _reject("endingOffsets", options.ending_offsets, "earliest", EARLIEST)
 
@@ -99,6 +101,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ends_at: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # Spark pickles the reader for its executors. Threads and connections of the driver cannot be pickled.
         return {"options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -114,6 +117,8 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @brief
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the ends of this run."""
+        # An AvailableNow run must end although producers continue
+        # (test_available_now_reads_to_end_at_its_start_in_bounded_batches).
         self._targets = {group: bounds.end for group, bounds in self._bounds().items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -130,6 +135,9 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @brief
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query; repeated calls return the same."""
+        # Spark calls this again before it has recorded the response. With startingOffsets=latest a second response
+        # could be later, and the entries in between would be read by no micro-batch
+        # (test_entries_appended_between_first_calls_are_read).
         if self._initial is None:
             bounds = self._bounds()
             starts = self.tracker.starts(bounds, "latest", LATEST)
@@ -157,10 +165,15 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end_of_batch(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = StreamOffset.from_json(start)
+        # The first micro-batch is empty: its offset is the first one that Spark writes to the checkpoint, so from here
+        # on a restart has the same start (test_entries_appended_between_first_calls_are_read). A replay of it has no
+        # new entries either and must not end an AvailableNow run (test_every_entry_once_and_in_order).
         if self._pin_due:
             self._pin_due = False
             if begin == self._initial:
                 return start
+        # Spark calls `latestOffset` in a loop, so an idle query waits here
+        # (test_idle_stream_sends_two_requests_per_second_for_any_groups). AvailableNow never waits: its ends are fixed.
         if self._targets is None and start == self._last_end and not self._changed(begin):
             return start
         self._last_end = self._latest(begin, limit)
@@ -171,9 +184,13 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.tracker.discover() or set(self.tracker.groups) - set(begin.groups):
             return True
         for group, offset in begin.groups.items():
+            # A log that is shorter than the offset is a loss to report, unless it was accepted
+            # (test_query_waits_for_accepted_shorter_log_without_requests).
             shorter = self._seen[group].end < offset.next and not self.tracker.is_beyond_end(group, offset.next)
             if self._ends[group] > offset.next or shorter:
                 return True
+        # A group at the end that the options set has nothing to wait for; its new entries would end each wait at once
+        # (test_stream_at_its_end_neither_polls_nor_lags).
         waiting = {group: view for group, view in self._seen.items() if self._ends[group] == view.end}
         return self.tracker.wait(waiting, self._poll_ms)
 
@@ -183,16 +200,22 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts = {group: offset.next for group, offset in known.groups.items()}
         allowed = self._allowed(bounds)
         self._check_new(begin, bounds)
-        # A new group is only recorded: the next micro-batch starts at the recorded index.
+        # A new group is only recorded: the next micro-batch starts at the recorded index, and so does its replay
+        # (test_new_group_is_read_from_first_entry).
         ends = {g: max(allowed[g], start) if g in begin.groups else start for g, start in starts.items()}
+        # The interface requires that ReadAllAvailable (Trigger.Once) ignores limits, and so this minimum
+        # (test_whichever_limit_comes_first, test_minimum_of_entries_delays_micro_batch).
         if self._targets is None and not isinstance(limit, ReadAllAvailable):
             backlog = sum(ends[group] - start for group, start in starts.items())
             if self._delay.delays(backlog):
                 self.tracker.wait(bounds, self._poll_ms)
                 return known.to_json()
         ends = self._limited(starts, ends, bounds, limit)
-        # With failOnDataLoss=false a start may be below the first index: the batch must end after the gap.
+        # With failOnDataLoss=false a start may be below the first index: the batch must end after the gap
+        # (test_deleted_prefix_is_error_or_counted).
         ends = {group: max(end, min(bounds[group].first_index, allowed[group])) for group, end in ends.items()}
+        # A group without new entries keeps its offset as it is. Spark compares texts: a change in any field would start
+        # an empty micro-batch, again and again (test_offsets_never_decrease_and_idle_query_repeats_offset).
         moved = {group: end for group, end in ends.items() if end > starts[group]}
         fresh = self.tracker.offset_at(moved, bounds).groups if moved else {}
         return StreamOffset({**known.groups, **fresh}).to_json()
@@ -215,6 +238,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limited = limit_ends(starts, ends, most)
         if most_bytes is None:
             return limited
+        # Deleted entries have no bytes, so the limit counts from the first stored one.
         present = {group: max(start, bounds[group].first_index) for group, start in starts.items()}
         reachable = {group: max(end, present[group]) for group, end in limited.items()}
         return self.tracker.within_bytes(present, reachable, bounds, most_bytes)
@@ -241,6 +265,8 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._seen if end == self._last_end else self._bounds()
         known = self.tracker.adopt(begin, bounds)
         ends = {group: offset.next for group, offset in self.tracker.adopt(stop, bounds).groups.items()}
+        # After a crash in the first micro-batch Spark asks a new reader for the start, and that may be after the
+        # recorded end. The recorded end counts (test_entries_appended_between_first_calls_are_read).
         starts = {group: min(offset.next, ends[group]) for group, offset in known.groups.items()}
         planned: list[InputPartition] = list(self.tracker.partitions(starts, ends, bounds))
         return planned
@@ -260,6 +286,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _bounds(self) -> dict[str, LogRange]:
         if self._targets is None:
+            # An AvailableNow run has no end for a group that appears after its start; the next run reads it.
             self.tracker.discover()
         self._seen = self.tracker.bounds()
         self._ends = self._bound.ends(self._seen, self._index_at)

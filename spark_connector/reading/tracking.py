@@ -47,6 +47,7 @@ class GroupFinder:
         hosted = client_for(options, options.groups[0], planning=True).groups()
         self._last_request = self._clock()
         self._hosted = tuple(hosted)
+        # An offset without uuid cannot detect that its log was created again.
         return [group for group, log in hosted.items() if log is not None and options.selects(group)]
 
     def is_due(self) -> bool:
@@ -83,11 +84,15 @@ class EntryWaiter:
 
     def wait(self, known: Mapping[str, LogRange], timeout_ms: int) -> bool:
         """Wait up to ``timeout_ms`` for new entries; return whether a log may differ from ``known``."""
+        # Every group is at its `endingOffsets`, or the pattern matches none. An idle query must not ask the nodes then
+        # (test_stream_at_its_end_neither_polls_nor_lags, test_stream_waits_for_first_group).
         if not known:
             time.sleep(timeout_ms / 1000)
             return False
         group = next(iter(known))
         log = self._logs[group]
+        # One request waits for all groups of these nodes
+        # (test_idle_stream_sends_two_requests_per_second_for_any_groups).
         if isinstance(log, ServerLog):
             return log.wait_any(known, timeout_ms)
         if len(known) == 1 and not self._waits:
@@ -149,6 +154,8 @@ class Tracker:
     def _add(self, names: Iterable[str]) -> None:
         for log in [open_log(self._options, name, planning=True) for name in names if name not in self._logs]:
             self._logs[log.group] = log
+            # Spark passes each offset back two times, as the end of a plan and as the start of the next micro-batch, so
+            # the newest ones are enough.
             self._verified[log.group] = deque(maxlen=4)
         self.groups = sorted(self._logs)
 
@@ -169,6 +176,8 @@ class Tracker:
                 self._threads = ThreadPoolExecutor(_THREADS_MAX, "dledger-bounds")
             views = self._threads.map(lambda group: self._logs[group].bounds(), self.groups)
             found = dict(zip(self.groups, views, strict=True))
+        # The length of a loss: a log that was created again does not show how long the former one was
+        # (test_recreated_log_is_read_from_first_entry_in_bounded_batches).
         self._seen_ends |= {(group, view.log_uuid): view.end for group, view in found.items()}
         return found
 
@@ -196,6 +205,8 @@ class Tracker:
         Raises:
             DataLossError: the group has another log now, and ``failOnDataLoss`` is set.
         """
+        # An offset names its log, also as an option. A bare index would start in the middle of another log and skip its
+        # first entries (test_offset_of_another_log_is_no_start_unless_loss_is_accepted).
         recorded = self._options.recorded_start.groups if self._options.recorded_start is not None else {}
         return {
             group: self._checked(group, recorded[group], bounds[group]).next
@@ -245,6 +256,8 @@ class Tracker:
         """Return the offset at the given indexes, with term and check of the record before each."""
         found = {}
         for group, index in ends.items():
+            # The record before the first index is deleted. Such an offset has no check, and its log is known by its
+            # uuid only (test_loss_of_position_is_named_or_none).
             log, known = bounds[group].log_uuid, bounds[group].first_index < index <= bounds[group].end
             record = self._record(group, index - 1) if known else None
             if record is not None:
@@ -252,6 +265,7 @@ class Tracker:
             found[group] = GroupOffset.at(index, log, record.check if record is not None else None)
         for group, offset in found.items():
             self._verified[group].append(offset)
+        # The log may be another one at the next offset: a record that is cached for longer would hide this.
         self._records_read.clear()
         return StreamOffset(found)
 
@@ -264,11 +278,15 @@ class Tracker:
         Raises:
             DataLossError: the offset does not match its log and ``failOnDataLoss`` is set.
         """
+        # A group that is left out silently would never be read again: the next offset no longer contains it
+        # (test_checkpoint_of_another_group_or_version_is_rejected, test_new_group_is_read_from_first_entry).
         for group in sorted(set(start.groups) - set(self.groups)):
             self.policy.report(GroupGoneError.of(group, start.groups[group].next, self.groups))
         found = {}
         for group in self.groups:
             known = start.groups.get(group)
+            # From the first entry, also with startingOffsets=latest: the entries before the discovery of the group
+            # belong to the query (test_new_group_is_read_from_first_entry).
             found[group] = GroupOffset(bounds[group].first_index, bounds[group].log_uuid)
             if known is not None:
                 found[group] = self._checked(group, known, bounds[group])
@@ -276,6 +294,10 @@ class Tracker:
 
     def _checked(self, group: str, offset: GroupOffset, bounds: LogRange) -> GroupOffset:
         loss = self._loss(group, offset, bounds)
+        # A new leader does not know the commit index until it has committed an entry of its own term (thesis sections
+        # 3.6.2 and 6.4), so for a moment each replica may show an earlier end. That is not a loss: wait for the end
+        # that was seen (test_running_query_follows_log_through_leader_change_and_has_no_lag). Once the loss is
+        # accepted, each micro-batch would wait again (test_query_waits_for_accepted_shorter_log_without_requests).
         is_shorter = loss is not None and loss.kind is LossKind.OFFSET_BEYOND_END
         if is_shorter and not self.is_beyond_end(group, offset.next):
             bounds = self._logs[group].bounds(min_end=offset.next)
@@ -285,9 +307,14 @@ class Tracker:
             return offset
         error = loss_error(group, loss, self._seen_ends.get((group, offset.log)))
         self.policy.report(error, offset.next)
+        # The positions belong to the former log; ranges of the present one would be divided at wrong places.
         self._borders.clear()
         if isinstance(error, OffsetBeyondEndError):
             self._beyond_end[group] = offset.next
+        # Another log, or another history: its first unread entry is next. After OFFSET_BEYOND_END the index stays,
+        # because the shorter log may be an older view of the same one; from its end on, rows would be read twice
+        # (test_reader_that_accepts_loss_resumes_at_first_unread_entry,
+        # test_checkpoint_of_another_log_is_error_or_counted_warning).
         if loss.kind in (LossKind.LOG_RECREATED, LossKind.TERM_MISMATCH):
             return self.offset_at({group: loss.resume_index}, {group: bounds}).groups[group]
         return offset
@@ -298,6 +325,9 @@ class Tracker:
 
     def _loss(self, group: str, offset: GroupOffset, bounds: LogRange) -> Loss | None:
         known = offset.last_consumed
+        # A log with a uuid never replaces a committed entry (State Machine Safety, thesis section 3.6.3), so one
+        # comparison is enough. A Java log has no uuid and is compared at each micro-batch
+        # (test_offsets_are_checked_against_log_at_each_batch).
         if known is not None and bounds.log_uuid is not None and offset in self._verified[group]:
             return find_loss(offset.position, bounds, lambda _: known)
         return find_loss(offset.position, bounds, lambda index: self._logs[group].record(index).check)
@@ -305,6 +335,8 @@ class Tracker:
     def check_reachable(self, starts: Mapping[str, int], bounds: Mapping[str, LogRange]) -> None:
         """Report a start after the end of its log."""
         for group, start in starts.items():
+            # A start after the end is a loss and not a wrong option: the log may have lost its end. A replica that only
+            # lags has the start within the wait (test_batch_bounds_that_do_not_fit).
             if start > bounds[group].end and start > self._logs[group].bounds(min_end=start).end:
                 self.policy.report(OffsetBeyondEndError.of(group, start, bounds[group].end))
 
@@ -340,19 +372,27 @@ class Tracker:
         extents = []
         for group in self.groups:
             start, end, view = starts[group], ends[group], bounds[group]
+            # An end of the checkpoint or of `endingOffsets` may be after that of the replica that responded first.
+            # Without the second question each leader change could fail a replay; without the report the rows would be
+            # missing (test_batch_bounds_that_do_not_fit).
             if end > view.end:
                 view = self._logs[group].bounds(min_end=end)
                 if end > view.end:
                     self.policy.report(OffsetBeyondEndError.of(group, end, view.end), end)
                     end = view.end
+            # Entries deleted before the plan: an error, or counted once and left out
+            # (test_deleted_prefix_is_error_or_counted).
             if start < min(view.first_index, end):
                 self.policy.report(RetentionError.of(group, start, view.first_index, end))
                 start = min(view.first_index, end)
             if start < end:
+                # The check of the end travels with the range: an executor with another copy of the log returns no row
+                # of it (test_copy_of_store_with_its_own_later_history_serves_no_row).
                 low, _ = self._border(group, start, view.first_index)
                 high, check = self._border(group, end, view.first_index)
                 part = Range(group, start, end, view.commit_index, view.log_uuid, end - 1, check)
                 extents.append(Extent(part, low, high))
+        # Before the pins: tasks count from here, so they renew too early rather than too late.
         pinned_at = time.time()
         for extent in extents:
             self._pin.set(self._logs[extent.part.group], extent.part.start)

@@ -89,6 +89,8 @@ def sink_shape(schema: StructType, options: DLedgerOptions) -> SinkShape:
         SchemaError: a column is missing, unknown, duplicate, or of a wrong type.
     """
     names = Counter(map(str.lower, schema.names))
+    # A DataFrame may have two columns of one name. Spark does not report it, and which of them is the body cannot be
+    # known (test_wrong_columns_are_named).
     twice = next((name for name in schema.names if names[name.lower()] > 1), None)
     if twice is not None:
         raise SchemaError(f"duplicate column {twice!r}", "", "select it once; names are compared without case")
@@ -109,6 +111,8 @@ def sink_shape(schema: StructType, options: DLedgerOptions) -> SinkShape:
         isinstance(properties.keyType, StringType) and isinstance(properties.valueType, StringType)
     ):
         raise SchemaError("column 'properties' is not map<string,string>", "", "cast its keys and values")
+    # One column of a message makes all rows messages. So a forgotten topic is an error; as plain bodies the rows would
+    # silently lose their tags and keys (test_wrong_columns_are_named).
     message = bool(_MESSAGE & set(kinds))
     missing = {"body", *(["topic"] if message else [])} - set(kinds)
     if missing:
@@ -133,6 +137,9 @@ def rows_by_group(batch: pa.RecordBatch, shape: SinkShape, first_row: int, parti
     """
     batch = batch.rename_columns([name.lower() for name in batch.schema.names])
     numbers = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
+    # Arrow stores a null as a value of length 0, so it would be written as an empty body (test_invalid_row_is_named).
+    # With the option `group` the column is not read, so it may contain nulls
+    # (test_rows_keep_order_and_numbers_in_each_group).
     for name in _NEVER_NULL if shape.group is not None else ("group", *_NEVER_NULL):
         if name in batch.schema.names and batch.column(name).null_count:
             row = numbers[pc.index(batch.column(name).is_null(), True).as_py()]
@@ -145,10 +152,14 @@ def rows_by_group(batch: pa.RecordBatch, shape: SinkShape, first_row: int, parti
         yield _group_rows(shape.group, batch, shape, numbers, partition)
         return
     groups = batch.column("group")
+    # A log orders the rows of one group only, so that is the order to keep
+    # (test_rows_keep_order_and_numbers_in_each_group).
     for group in pc.unique(groups).to_pylist():
         rows = pc.equal(groups, group)
         group_numbers = numbers[rows.to_numpy(zero_copy_only=False)]
         try:
+            # Rows name the group: no request may carry an invalid name, and a node could name the append only, not the
+            # row (test_invalid_row_is_named).
             check_group_name(group)
         except ConfigError as error:
             where = f"column 'group' in {_row_name(group_numbers[0], partition)}"
@@ -158,11 +169,14 @@ def rows_by_group(batch: pa.RecordBatch, shape: SinkShape, first_row: int, parti
 
 def _group_rows(group: str, batch: pa.RecordBatch, shape: SinkShape, numbers: Any, partition: int) -> GroupRows:
     bodies = _messages(batch, numbers, partition) if shape.message else batch.column("body")
+    # `_chunks` reads 64-bit offsets from the buffer. Any other layout would be divided at wrong places
+    # (test_body_of_any_type_and_slice_is_written).
     bodies = bodies.cast(pa.large_binary())
     if len(bodies):
         sizes = pc.binary_length(bodies)
         largest = int(pc.max(sizes).as_py()) + HEADER_BYTES
-        # The leader would reject the complete append without naming the row.
+        # The leader would reject the complete append without naming the row (test_invalid_row_is_named). A record of
+        # exactly the limit is written (test_largest_record_is_written).
         if largest > RECORD_BYTES_MAX:
             row = numbers[pc.index(sizes, largest - HEADER_BYTES).as_py()]
             raise SchemaError(

@@ -66,6 +66,7 @@ __all__ = [
 
 _log = logging.getLogger("spark_connector")
 _IN_FLIGHT_BYTES: Final = 8 << 20
+# Spark reports the error of a query after its abort, so an unreachable node may delay that by seconds only.
 _ABORT_MS: Final = 5_000
 _ABORTS_AT_ONCE: Final = 16
 _ABORTS_S: Final = 20.0
@@ -140,6 +141,8 @@ def write_attempt(
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
     try:
+        # Before the first row: another task may have appended already, and while this one computes its rows only a
+        # renewal keeps the transaction open (test_running_task_renews_its_transaction).
         attempt.renew(shape.group)
         for batch in batches:
             for rows in rows_by_group(batch, shape, first_row, partition):
@@ -148,6 +151,8 @@ def write_attempt(
             first_row += batch.num_rows
         return attempt.finish()
     finally:
+        # Also after an error: an append of a failed attempt would run on in the worker, which Spark uses for other
+        # tasks (test_failed_attempt_leaves_no_request_in_flight_and_can_be_aborted).
         attempt.cancel()
 
 
@@ -162,6 +167,9 @@ class _Attempt:
     def __init__(self, options: DLedgerOptions, transaction: TransactionId, *, once: bool) -> None:
         self._options = options
         self._once = once
+        # New for each attempt: Spark may run a task again with its rows in another order and in other chunks, so the
+        # parts of two attempts are never interchangeable
+        # (test_shuffled_task_retry_and_replayed_batch_write_each_row_once).
         self._uuid = str(uuid.uuid4())
         self._writers: dict[str, _GroupWriter] = {}
         self._renewals: dict[str, asyncio.Task[None]] = {}
@@ -188,6 +196,8 @@ class _Attempt:
         """Send the remaining rows and return the message once all appends are committed."""
         for group, writer in self._writers.items():
             self._message.parts[group] = writer.finish()
+            # The commit names the log that has the parts. If the group was created again meanwhile, the nodes refuse
+            # the commit with OTHER_LOG: the new log does not contain the rows.
             self._message.logs[group] = self._client(group).log_uuid
         return self._message
 
@@ -211,12 +221,24 @@ class _Attempt:
             FencedError: a newer run of the query has fenced this one.
         """
         client, transaction = self._client(group), self._message.transaction
+        # A node answers this question with FENCED to a run that a newer one has retired. Otherwise the older run would
+        # find the rows of the newer one committed and report them as its own
+        # (test_older_of_two_drivers_on_one_checkpoint_is_fenced).
         found = client.transaction(transaction)
+        # Spark runs a micro-batch again if its entry in the commit log is missing, and expects that the sink recognizes
+        # it. Without this check the replay would be refused, and the query could never continue
+        # (test_shuffled_task_retry_and_replayed_batch_write_each_row_once, test_driver_that_dies).
         if found.state == "committed":
             self._message.committed[group] = CommittedBefore(found.rows, found.fingerprint)
             return
+        # A query that is new here but not at its first micro-batch comes from a restored checkpoint, or writes to
+        # another cluster than before. If it were admitted, its earlier rows would be missing there, without an error
+        # (test_query_meets_group_for_first_time_at_later_micro_batch).
         is_new = transaction.batch_id > 0 and found.newest < 0
         if self._options.txn_app_id is not None:
+            # An application that starts again after a crash repeats its older versions. Their rows are in the log, so
+            # an error here would stop it permanently (Delta's rule for txnVersion;
+            # test_version_of_application_is_written_once).
             if transaction.batch_id < found.newest:
                 self._message.committed[group] = CommittedBefore(0, 0, newest=found.newest)
                 return
@@ -308,6 +330,8 @@ class _GroupWriter:
         size, self._collected, self._bytes = self._bytes, [], 0
         while self._in_flight and self._in_flight_bytes + size > _IN_FLIGHT_BYTES:
             self._take()
+        # The client repeats an append with an unknown outcome, without a sequence number: the commit lists the range of
+        # one copy, and any other copy is orphaned (test_failover_in_middle_of_task).
         work = self._client.in_loop.append_attempt(bodies, **self._about)
         # An event loop starts tasks in the order of their creation, so the requests leave in this order.
         self._in_flight.append(_Append(self._client.call(_started(work)), bodies, size, self._numbers))
@@ -326,10 +350,14 @@ class _GroupWriter:
         assert self._follows(result), "a repeated append is after all earlier ones"
         assert result.rows == len(append.bodies)
         self._parts.append(Part(result.first_index, result.last_index, result.rows, result.crc))
+        # The repeated append is now last in the log, so it has overtaken all that are in flight. New appends have to
+        # wait: each one sent before these are repeated would have to be repeated too.
         while overtaken and self._in_flight:
             self._take()
 
     def _follows(self, result: AttemptResult) -> bool:
+        # Readers return parts in log order. Without this comparison they would return the rows of a late append after
+        # rows that it precedes in the task (test_rows_keep_order_when_append_is_overtaken).
         return not self._parts or result.first_index > self._parts[-1].last
 
     def _result_of(self, append: _Append) -> AttemptResult:
@@ -347,6 +375,8 @@ def _chunks(bodies: pa.Array, most: int) -> Iterator[tuple[int, int, int]]:
     ends = offsets[1:] - offsets[0] + HEADER_BYTES * np.arange(1, len(bodies) + 1)
     start, before = 0, 0
     while start < len(bodies):
+        # searchsorted returns `start` for a body above the limit. An append takes such a body alone; without the
+        # maximum the loop would not end.
         stop = max(start + 1, int(np.searchsorted(ends, before + most, side="right")))
         yield start, stop, int(ends[stop - 1]) - before
         start, before = stop, int(ends[stop - 1])
@@ -380,6 +410,8 @@ async def _result(task: asyncio.Task[AttemptResult]) -> AttemptResult:
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
     task.cancel()
+    # `cancel` only requests the end of the task. The caller may report the failure as soon as this returns, and Spark
+    # aborts then: no append may leave after that (test_failed_attempt_leaves_no_request_in_flight_and_can_be_aborted).
     await asyncio.wait([task])
 
 
@@ -396,6 +428,8 @@ def check_target(options: DLedgerOptions, group: str | None, *, started: bool | 
         OptionError: no node hosts the group.
         UnreachableError: no node answers.
     """
+    # The nodes may restart at the same time as the query. Its tasks wait for them; a check within seconds would fail
+    # the query instead (test_unreachable_servers_fail_query_and_not_abort).
     if started:
         return
     try:
@@ -430,12 +464,18 @@ def commit_attempts(messages: Sequence[WriterCommitMessage | None], options: DLe
             before.setdefault(group, []).append(committed)
         for group, ranges in message.parts.items():
             parts.setdefault(group, []).extend(ranges)
+    # Without this comparison the sink would drop the rows of a copied checkpoint silently
+    # (test_copied_checkpoint_loses_no_rows_wherever_it_is). It covers all tasks together, because a replay may divide
+    # the rows in another way (test_replay_with_same_content_is_skipped_however_it_is_divided), and precedes the first
+    # commit, because after it rows are visible.
     for group, reports in before.items():
         _check_replay(found[0].transaction, group, reports, options)
     # A group in which one attempt found the transaction committed needs no second commit; parts that another attempt
     # appended there before are orphaned.
     logs = {group: log for message in found for group, log in message.logs.items()}
     pending = {group: sorted(ranges) for group, ranges in sorted(parts.items()) if ranges and group not in before}
+    # Without this check a group that comes first would show its rows although another one cannot commit
+    # (test_several_groups_commit_only_if_all_can). A single group needs no question: its commit is atomic.
     if len(pending) > 1:
         _check_open(found[0].transaction, pending, logs, options)
     done: list[str] = []
@@ -458,6 +498,8 @@ def begin_query(messages: Sequence[WriterCommitMessage | None], options: DLedger
     """
     transaction = next((message.transaction for message in messages if isinstance(message, AttemptMessage)), None)
     if transaction is not None:
+        # One group is enough: a task that writes to another group later asks all groups. The first micro-batch of a
+        # query that reads this source is always empty (test_query_whose_first_micro_batch_is_empty_is_known).
         name = group or min(client_for(options, "default").groups())
         client_for(options, name).commit_transaction(transaction, [])
 
@@ -478,8 +520,12 @@ def _check_replay(
             *(group, transaction.batch_id, newest, rows),
         )
         return
+    # Count and content: a copied checkpoint often has the same number of rows. A sum of hashes, because Spark
+    # guarantees no order (test_replay_with_other_content_is_an_error_or_skipped_by_option).
     if committed == (rows, fingerprint_sum(report.skipped_fingerprint for report in reports)):
         return
+    # Rows made with rand() or current_timestamp() differ in each execution, and only the user can distinguish them from
+    # the rows of another query (test_replay_with_other_content_is_an_error_or_skipped_by_option).
     if options.on_replay_mismatch == "skip":
         _log.warning(
             "replay has other rows, the committed ones stay: group=%s batch_id=%d committed_rows=%d rows=%d",
@@ -509,6 +555,8 @@ def _check_open(
     """Ask every group before the first commit: an aborted transaction must be found while no row is visible."""
     for group in groups:
         state = client_for(options, group, log=logs.get(group)).transaction(transaction).state
+        # `committed` passes: this commit may be a repeat, and the log compares its parts with the committed ones
+        # (test_commit_shows_winners_and_orphans_all_other_attempts).
         if state not in ("open", "committed"):
             raise TransactionError(
                 f"the transaction is {state}: it was aborted, or inactive for longer than the servers' timeout",
@@ -520,6 +568,7 @@ def _check_open(
 def _with_committed_groups(error: DLedgerError, group: str, done: list[str]) -> DLedgerError:
     """Return the error with the groups that are already committed."""
     where = f"group {group!r}" + (f"; already visible in {', '.join(done)}" if done else "")
+    # df.write is not replayed, so its user has to know in which groups the rows are visible.
     remedy = error.remedy
     if error.outcome_unknown:
         remedy = (
@@ -552,12 +601,16 @@ def abort_attempts(
             if time.monotonic() > deadline:
                 raise UnreachableError(f"the abort was given up after {_ABORTS_S:.0f} s")
             return client_for(options, name).abort_transaction(transaction, once=once)
+        # The transaction of a newer run must stay open: this driver may be one that was replaced and ends late
+        # (test_abort_of_stopped_query_unblocks_readers_and_replay).
         except FencedError:  # a newer run owns the query
             return None
         except DLedgerError as error:
             return error
 
     try:
+        # No message of a failed task says which groups it has appended to. A group that is left out would hold back its
+        # readers (test_abort_is_final_in_all_groups_after_leader_change).
         names = [group] if group is not None else list(client_for(options, "default").groups())
     except DLedgerError as error:
         _warn_of_open([], transaction, options, error)
@@ -574,6 +627,9 @@ def abort_attempts(
                 for name, state in found.items()
                 if isinstance(state, TransactionState) and state.state == "unknown"
             ]
+            # With the id of the query the abort refuses every later append of the run. Without it a node finds the
+            # query by an append only, and tasks append until Spark has ended their workers
+            # (test_abort_without_query_id_waits_for_a_late_task, test_failed_stream_does_not_block_readers).
             if transaction.query_id or time.monotonic() > late_end:
                 return
             time.sleep(_LATE_S / 10)

@@ -38,12 +38,17 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
             raise OptionError("a log cannot be overwritten", "", "use .mode('append')")
         self._options = options
         self._shape = sink_shape(schema, options)
+        # Chosen here, on the driver: every task, the commit and the abort receive a copy of it. An id per task would be
+        # a transaction per task, and readers would see a part of a failed write
+        # (test_batch_write_is_one_transaction_while_leader_is_killed).
         write_id = f"write-{uuid.uuid4()}"
         self._once = options.txn_app_id is None or options.txn_version is None
         if options.txn_app_id is None or options.txn_version is None:
             self._transaction = TransactionId(write_id, 0, write_id)
         else:
             self._transaction = TransactionId(f"txn-{options.txn_app_id}", options.txn_version, write_id)
+        # Spark makes the writer when it plans the query, so a wrong name is one error before the first task
+        # (test_unknown_target_group_is_rejected_before_query).
         check_target(options, self._shape.group, started=False)
 
     @brief
@@ -93,6 +98,8 @@ class DLedgerStreamWriter(DataSourceStreamArrowWriter):
     @brief
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Commit the transaction in every group; a repeated call changes nothing."""
+        # A first micro-batch without rows leaves nothing in any log. The second one would be refused, because no group
+        # knows the query (test_query_whose_first_micro_batch_is_empty_is_known).
         if not commit_attempts(messages, self._options) and batchId == 0:
             begin_query(messages, self._options, self._shape.group)
 
@@ -103,6 +110,8 @@ class DLedgerStreamWriter(DataSourceStreamArrowWriter):
         ``commit`` that raised. If no task has finished, no message names the transaction: then it is the only open one
         of this batch id whose run has this query's label.
         """
+        # DataSourceStreamWriter.abort receives no query id, and messages of finished tasks only
+        # (test_failed_stream_does_not_block_readers).
         named = next((message.transaction for message in messages if isinstance(message, AttemptMessage)), None)
         transaction = named or TransactionId("", batchId, f"{self._label}/")
         abort_attempts(self._options, self._shape.group, transaction)
@@ -115,6 +124,9 @@ def _transaction_of_task(label: str) -> TransactionId:
     """
     context = TaskContext.get()
     assert context is not None
+    # Spark passes neither id to DataSourceStreamWriter.write. Both are local properties of the job that executes a
+    # micro-batch, and the group of this job is the id of the run. A restart has a new run and fences tasks of the
+    # earlier one (test_older_of_two_drivers_is_fenced_and_each_row_arrives_once).
     query_id = context.getLocalProperty("sql.streaming.queryId")
     batch_id = context.getLocalProperty("streaming.sql.batchId")
     assert query_id is not None
