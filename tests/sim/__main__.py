@@ -27,7 +27,7 @@ from tests.sim.simulator import Simulator, replay_command
 from tests.support.soak_record import SoakRecord
 
 RECORD = Path(__file__).with_name("SOAK.jsonl")
-SEEDS_PER_LINE = 500
+SEEDS_PER_LINE = 100
 
 
 def run_seeds(
