@@ -390,12 +390,12 @@ def _members(found: Answers) -> set[KnownMember]:
 
 
 def _of_members(found: Answers) -> dict[NodeId, SurvivorAnswer]:
-    """Return the stores that are members by what one of them knows.
+    """Return the stores of nodes that one of the configurations names; a restored store has another uuid than its node.
 
     One that was removed has nothing that counts: a store that knows its removal has all entries before it.
     """
     left = dict(found)
-    while removed := [node for node, answer in left.items() if not _is_member(_members(left), answer)]:
+    while removed := left.keys() - {member.node_id for member in _members(left)}:
         for node in removed:
             del left[node]
     return left

@@ -17,6 +17,7 @@ import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ERRORS: Final = "DLedgerError"
@@ -34,6 +35,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, text in _reference():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Lead the links of a page of this folder, which is the root of the site, to the guides."""
+    is_ours = (ROOT / "docs" / page.file.src_uri).is_file()
+    return markdown.replace("](../", "](") if is_ours else markdown
 
 
 def _linked(guides: list[str]) -> set[str]:

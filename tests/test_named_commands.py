@@ -38,6 +38,13 @@ VALUES = {"PEERS": PEERS, "TIME": "2026-01-31"}
 """Values of placeholders; others become 1, which is an index, a name and a path."""
 NOT_COMMANDS = {"dledger nodes", "dledger clients", "dledger {}, {} {}"}
 """Names in certificates, and a row of ``doctor``."""
+WITHDRAWN = frozenset(
+    line.removeprefix("use ").partition(" -> ")[0]
+    for path in (ROOT / "tests" / "kept").glob("*/withdrawn.txt")
+    for line in path.read_text().splitlines()
+    if line.startswith("use ")
+)
+"""Uses of options that are errors now, see ``tests/kept``; UPGRADING.md lists them."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,8 @@ def of_guides() -> Iterator[Named]:
             yield from named_in_lines(block, name)
         sentences = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
         for found in re.findall(r"`((?:dledger|dledger-\w+|python jobs/\w+\.py) [^`]+)`", sentences):
-            yield Named(name, " ".join(found.split()))
+            if found not in WITHDRAWN:
+                yield Named(name, " ".join(found.split()))
 
 
 def words_of(text: str) -> list[list[str]]:
