@@ -616,7 +616,7 @@ async def test_node_with_another_peers_string_changes_nothing(tmp_path, caplog, 
             wrong = (n0, Peer(n1.node_id, n2.host, n2.port), Peer(n2.node_id, n1.host, n1.port))
         else:
             wrong = (Peer(NodeId("a0"), n0.host, n0.port), n1, n2)
-        with caplog.at_level(logging.INFO, "dledger_core.server.replica.link"):
+        with caplog.at_level(logging.INFO, "dledger_core.server.replica.peers"):
             await cluster.start(wrong[0].node_id, peers=wrong)
             alone = cluster.nodes.pop(wrong[0].node_id)
             if kind == "swapped":
