@@ -115,11 +115,12 @@ def check(group: Group, acknowledged: list[bytes]) -> None:
         assert bodies_of(client) == acknowledged
 
 
-def recover(group: Group, *arguments: str) -> str:
+def recovers(group: Group, *arguments: str) -> bool:
+    """Whether the command succeeds; until the last leader has stepped down, it says that it must be run again."""
     command = [*DLEDGER, "recover", "--yes", "--peers", group.peers, *arguments]
     done = subprocess.run(command, check=False, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    return done.stderr.decode()
+    assert done.returncode == 0 or b"can elect" in done.stderr or b"run the command again" in done.stderr, done.stderr
+    return done.returncode == 0
 
 
 def test_group_is_upgraded_under_load_recovers_with_both_versions_and_goes_back(tmp_path: Path, old_code: Path) -> None:
@@ -140,8 +141,7 @@ def test_group_is_upgraded_under_load_recovers_with_both_versions_and_goes_back(
             lost.wait()
             shutil.rmtree(tmp_path / node)
         # A survivor of each version: the command of this one asks both.
-        soon(lambda: "can elect" not in failure(group), timeout_s=60)
-        recover(group, "--lost", "n0,n1")
+        soon(lambda: recovers(group, "--lost", "n0,n1"), timeout_s=60)
         with load(group.peers, acknowledged):
             before = len(acknowledged)
             soon(lambda: len(acknowledged) > before + 20)
@@ -157,11 +157,6 @@ def test_group_is_upgraded_under_load_recovers_with_both_versions_and_goes_back(
         check(group, acknowledged)
         for node in list(group.processes):
             group.stop(node)
-
-
-def failure(group: Group) -> str:
-    command = [*DLEDGER, "recover", "--dry-run", "--peers", group.peers, "--lost", "n0,n1"]
-    return subprocess.run(command, check=False, capture_output=True).stderr.decode()
 
 
 def test_recovery_command_of_0_2_0_is_refused_by_nodes_of_this_version(tmp_path: Path, old_code: Path) -> None:
