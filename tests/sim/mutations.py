@@ -72,7 +72,6 @@ LIKELY_SEEDS: Final = {
     "a read is answered by old echoes": 273,
     "majorities of two changes decide without a common member": 159,
     "a recovering voter votes at once": 35,
-    "a recovering voter trusts a leader of the same term": 35,
     "the page cache after a failed sync is trusted": 15,
     "a batch ends where a row is lost": 122,
     "a snapshot install keeps the old tables": 33,
