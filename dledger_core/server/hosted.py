@@ -81,6 +81,25 @@ class GroupHost:
     credentials: Credentials = PLAINTEXT
 
 
+def shown_store(replica: Replica) -> ShownStore:
+    """Return the store that a node shows to others."""
+    last_term, last_index = replica.store.end
+    commit_index = replica.commit_index
+    commit_term = replica.raft.term_at(min(commit_index, last_index))
+    return ShownStore(
+        replica.member,
+        replica.log_uuid,
+        replica.log.hard_state.term,  # a crash must not make it show a lower one
+        Term(last_term),
+        Index(last_index),
+        GROUP_VERSION,
+        commit_index=commit_index,
+        commit_term=None if commit_term == NO_TERM else commit_term,
+        floor=replica.raft.floor,
+        shows_floor=True,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class HostedGroup:
     """The replica of an open group and its services."""
@@ -95,25 +114,6 @@ class HostedGroup:
     backups: Backups
 
     # --- attach ----------------------------------------------------------------------------------------------
-
-    def shown_store(self) -> ShownStore:
-        """Return the store that this node shows to others."""
-        replica = self.replica
-        last_term, last_index = replica.store.end
-        commit_index = replica.commit_index
-        commit_term = replica.raft.term_at(min(commit_index, last_index))
-        return ShownStore(
-            replica.member,
-            replica.log_uuid,
-            replica.log.hard_state.term,  # a crash must not make it show a lower one
-            Term(last_term),
-            Index(last_index),
-            GROUP_VERSION,
-            commit_index=commit_index,
-            commit_term=None if commit_term == NO_TERM else commit_term,
-            floor=replica.raft.floor,
-            shows_floor=True,
-        )
 
     def check_attach(self, theirs: ShownStore) -> None:
         """Check another node's store of this group.

@@ -33,8 +33,7 @@ from dledger_core.errors import (
     NotLeaderError,
     RecoveryRefusedError,
 )
-from dledger_core.founding import GROUP_VERSION
-from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, MemberId, NodeId, Term, member_id, node_of
+from dledger_core.ids import NO_INDEX, NUMBER_MAX, Index, MemberId, NodeId, Term, member_id, node_of
 from dledger_core.net import codec
 from dledger_core.net.frame import FrameDecoder
 from dledger_core.net.limits.budget import Budget
@@ -57,6 +56,7 @@ from dledger_core.raft import (
 )
 from dledger_core.record import Records, merge_ranges, records_of
 from dledger_core.server.founding.store import GroupStore, configuration_of
+from dledger_core.server.hosted import shown_store
 from dledger_core.server.replica.attachments import ShownStore
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
@@ -401,21 +401,7 @@ class ReplicaMember(Member):
     @property
     def shown(self) -> ShownStore:
         """The store as its node shows it to others."""
-        last_term, last_index = self.replica.store.end
-        commit_index = self.replica.commit_index
-        commit_term = self.core.term_at(min(commit_index, last_index))
-        return ShownStore(
-            self.node_id,
-            self.replica.log_uuid,
-            self.log.hard_state.term,
-            last_term,
-            last_index,
-            GROUP_VERSION,
-            commit_index=commit_index,
-            commit_term=None if commit_term == NO_TERM else commit_term,
-            floor=self.core.floor,
-            shows_floor=True,
-        )
+        return shown_store(self.replica)
 
     def unreachable(self, peer: MemberId) -> None:
         self.replica.peers.unreachable(node_of(peer))
