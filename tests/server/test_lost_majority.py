@@ -84,6 +84,17 @@ async def settled(group: ServerGroup, node_id: str) -> None:
     await eventually(lambda: group.hosted(node_id).replica.readable_end == leader.readable_end)
 
 
+async def only_n2_left(group: ServerGroup, client: AsyncClient) -> list[bytes]:
+    """Append entries that all nodes have, stop n0 and n1, and return the entries."""
+    await group.leader()
+    acknowledged = await append(client, 5)
+    await settled(group, "n2")
+    for node in ("n0", "n1"):
+        await group.stop(node)
+    await leaderless(group, "n2")
+    return acknowledged
+
+
 def state(group: ServerGroup, node_id: str) -> GroupState:
     return group.nodes[node_id].groups["default"].state
 
@@ -244,12 +255,7 @@ def answers(peers: tuple[Peer, ...]) -> bool:
 def test_majority_that_is_alive_stays_and_new_log_refuses_appends(tmp_path: Path) -> None:
     async def work() -> None:
         async with ServerGroup(tmp_path) as group, client_of(group) as client:
-            await group.leader()
-            acknowledged = await append(client, 5)
-            await settled(group, "n2")
-            for node in ("n0", "n1"):
-                await group.stop(node)
-            await leaderless(group, "n2")
+            acknowledged = await only_n2_left(group, client)
             await recover(group, "n0", "n1")
             async with client_of(group) as other:
                 await append(other, 1, "in the new log")
@@ -382,12 +388,7 @@ def test_new_log_stops_store_only_for_end_that_it_contains(tmp_path: Path) -> No
 
     async def work() -> None:
         async with ServerGroup(tmp_path) as group, client_of(group) as client:
-            await group.leader()
-            await append(client, 5)
-            await settled(group, "n2")
-            for node in ("n0", "n1"):
-                await group.stop(node)
-            await leaderless(group, "n2")
+            await only_n2_left(group, client)
             await recover(group, "n0", "n1")
             await append(client, 1, "in the new log")
             hosted = group.hosted("n2")
@@ -451,12 +452,7 @@ async def group_append(group: ServerGroup, node_id: str) -> None:
 def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path, verify_first: bool) -> None:
     async def work() -> None:
         async with ServerGroup(tmp_path) as group, client_of(group) as client:
-            await group.leader()
-            acknowledged = await append(client, 5)
-            await settled(group, "n2")
-            for node in ("n0", "n1"):
-                await group.stop(node)
-            await leaderless(group, "n2")
+            acknowledged = await only_n2_left(group, client)
             await recover(group, "n0", "n1")
             acknowledged += await append(client, 1, "new")
             if verify_first:
@@ -483,12 +479,7 @@ def test_give_up_whose_client_disconnects_is_finished(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with ServerGroup(tmp_path) as group, client_of(group) as client:
-            await group.leader()
-            acknowledged = await append(client, 5)
-            await settled(group, "n2")
-            for node in ("n0", "n1"):
-                await group.stop(node)
-            await leaderless(group, "n2")
+            acknowledged = await only_n2_left(group, client)
             found, log = group.nodes["n2"].groups["default"], group.hosted("n2").replica.log_uuid
             request = asyncio.create_task(store_requests.recover(found, "give-up", log, None))
             await eventually(lambda: found.is_waiting)
