@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from dledger_core.errors import CorruptRecordError
+from dledger_core.ids import Index
 from dledger_core.record import HEADER_BYTES, Records
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.layout import Layout
 from tests.storage.sample import DATA, INDEX, Sample
+from tests.storage.test_stored_tables import producer_entry
 from tests.support.faulty_files import Crash
 from tests.support.logs import SMALL, STORE, read_all
 
@@ -161,5 +163,42 @@ def test_cut_interrupted_anywhere_is_continued_and_keeps_all_bytes() -> None:
             assert repairing.end_before_hole(start) == path
         assert bytes(store.files.content(path)) == kept
         assert read_all(store.open()) == after
+        step += 1
+    assert step > 10
+
+
+def with_tables(store: Sample, *, trimmed: bool) -> Sample:
+    """Store tables that include an entry behind the hole."""
+    log = store.open()
+    tables = log.load_tables()
+    for index, name in ((0, "kept"), (HOLE + 14, "lost")):
+        tables.apply(Index(index), 0, producer_entry(name))
+    log.save_tables(tables.take_changes())
+    if trimmed:
+        assert log.trim(HOLE, tables.take_changes(), log.last_index()) > 0
+    log.close()
+    return store
+
+
+@pytest.mark.parametrize("trimmed", [False, True], ids=["complete log", "trimmed log"])
+def test_log_that_was_cut_is_no_log_that_lost_its_end(trimmed: bool) -> None:
+    step, interrupted = 0, True
+    while interrupted:
+        store = damaged(HOLE, store=with_tables(INTACT.clone(), trimmed=trimmed))
+        store.files.crash_at = store.files.operations + step
+        try:
+            with opened(store) as repairing:
+                repairing.end_before_hole(HOLE)
+            interrupted, store.files.crash_at = False, None
+        except Crash:
+            store.files.crash(step % 3 / 2)
+            with opened(store) as repairing:
+                found = repairing.survey()
+                repairing.end_before_hole(found.holes[0].start if found.holes else found.last_index + 1)
+        store.files.crash(0.0)
+        log = store.open()
+        assert (log.last_index(), log.floor) == (HOLE - HOLE % 4 - 1, None), f"a crash at operation {step}"
+        assert "lost" not in log.load_tables().producers
+        log.close()
         step += 1
     assert step > 10

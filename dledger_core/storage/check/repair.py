@@ -56,6 +56,7 @@ from dledger_core.storage.files.meta_files import (
 from dledger_core.storage.files.quarantine import end_quarantine, quarantine_reason
 from dledger_core.storage.files.segments import Segments, read_failure
 from dledger_core.storage.read.record_reader import RecordReader
+from dledger_core.storage.tables.tables import cut_back, load_tables
 from dledger_core.storage.write.trim import end_interrupted
 
 
@@ -509,6 +510,7 @@ class StoreRepair:
         crash interrupted has removed the end of the log, and is continued.
 
         Raises:
+            CorruptRecordError: the tables are damaged, and their entries are deleted.
             DiskFailedError: a write failed.
         """
         found = self.survey()
@@ -531,11 +533,12 @@ class StoreRepair:
         before = LastBatch(self.meta)
         list(find_damage(self._reader, self._index, before.cursor, start, before.position, before.on_block))
         with self._writing():
-            # The copy is durable before anything is cut off, and the checkpoint is lowered before the data is: above
-            # the end of the log it means damage.
+            # The copy is durable before anything is cut off, and checkpoint and tables are lowered before the data is:
+            # above the end of the log they mean a lost end (test_log_that_was_cut_is_no_log_that_lost_its_end).
             path = keep_bytes(
                 self._files, self._layout, self._data, self.meta.log_uuid, before.last_index + 1, before.position
             )
+            self._cut_back_tables(before.last_index)
             if durable is not None and durable[0] > before.last_index + 1:
                 commit_index = min(self.commit_index, before.last_index)
                 checkpoint = Checkpoint(before.last_index, commit_index, before.position)
@@ -545,6 +548,14 @@ class StoreRepair:
             truncate_rows(self._index, before.last_index)
             self._index.segments.sync(self._index.segments.bases)
         return path
+
+    def _cut_back_tables(self, last_index: int) -> None:
+        table_store = self._files.open_tables(self._layout.tables, lambda error: None)  # sync reports it
+        try:
+            tables = load_tables(self._files, self._layout, self.meta, table_store.read)
+            cut_back(tables, table_store, self.meta, last_index)
+        finally:
+            table_store.close()
 
     def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
         """See ``write_back``.

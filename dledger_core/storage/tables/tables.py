@@ -24,7 +24,7 @@ from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta
-from dledger_core.storage.files.table_store import DamagedTablesError, Rows
+from dledger_core.storage.files.table_store import DamagedTablesError, Rows, TableStore
 from dledger_core.storage.tables import producers
 from dledger_core.storage.tables.changes import RowChanges
 from dledger_core.storage.tables.open_transactions import OPEN_MAX
@@ -275,6 +275,33 @@ def load_tables(
         f"restore the file; or {REPLACE}",
         {"first_index": meta.first_index},
     )
+
+
+def cut_back(tables: LogTables, table_store: TableStore, meta: LogMeta, last_index: int) -> LogTables:
+    """Return the tables without the entries that the log has lost; they are stored before others get these indexes.
+
+    Tables of a log that contains its first entry are derived from it again.
+
+    Args:
+        tables: those in ``table_store``.
+        table_store: the stored rows.
+        meta: the log's identity.
+        last_index: the last entry of the log.
+
+    Raises:
+        OSError: the transaction failed.
+    """
+    if tables.durable_index <= last_index:
+        return tables
+    # With them a retry of a lost append would count as a repeat, and the response would have the index of another entry
+    # (test_tables_ahead_of_log_are_cut_back_durably_before_other_entries_get_indexes).
+    if meta.tables_index is None:
+        tables = LogTables()
+    else:
+        tables.forget_after(Index(last_index))
+    table_store.write(TableChanges.complete(tables).rows, replace=True)
+    table_store.sync()
+    return tables
 
 
 def save_tables(files: Files, path: Path, tables: TableChanges) -> None:

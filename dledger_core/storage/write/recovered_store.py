@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dledger_core.config import StorageConfig
-from dledger_core.ids import NO_INDEX, Index, Term
+from dledger_core.ids import NO_INDEX, Term
 from dledger_core.raft.floor import Floor
 from dledger_core.raft.ready import HardState
 from dledger_core.storage.check.judge import native_rules
@@ -30,7 +30,7 @@ from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.files.table_store import TableStore
 from dledger_core.storage.read import log_queries
 from dledger_core.storage.read.record_reader import RecordReader
-from dledger_core.storage.tables.tables import LogTables, TableChanges, load_tables
+from dledger_core.storage.tables.tables import LogTables, cut_back, load_tables
 from dledger_core.storage.write.fail_stop import FailStop
 from dledger_core.storage.write.trim import end_interrupted
 
@@ -137,7 +137,7 @@ def recover_store(files: Files, layout: Layout, meta: LogMeta, config: StorageCo
         fail_stop=fail_stop,
         meta=meta,
         table_store=table_store,
-        tables=_cut_back(tables, table_store, meta, end.last_index),
+        tables=cut_back(tables, table_store, meta, end.last_index),
         index=index,
         reader=reader,
         checkpoint=checkpoint,
@@ -165,21 +165,3 @@ def _configurations(
     found = log_queries.configuration_entries(reader, begin, end.last_index + 1)
     entries = {entry.index: entry for entry in (*found, *known.entries)}.values()
     return known.with_entries(entries).completed(end.first_index)
-
-
-def _cut_back(tables: LogTables, table_store: TableStore, meta: LogMeta, last_index: int) -> LogTables:
-    """Return the tables without the entries that the log has lost; store them before others get their indexes.
-
-    Tables of a log that contains its first entry are derived from it again.
-    """
-    if tables.durable_index <= last_index:
-        return tables
-    # With them a retry of a lost append would count as a repeat, and the response would have the index of another entry
-    # (test_tables_ahead_of_log_are_cut_back_durably_before_other_entries_get_indexes).
-    if meta.tables_index is None:
-        tables = LogTables()
-    else:
-        tables.forget_after(Index(last_index))
-    table_store.write(TableChanges.complete(tables).rows, replace=True)
-    table_store.sync()
-    return tables
