@@ -4,7 +4,7 @@ A msgpack map, or empty. Its key ``t`` is the group's log time in ms (see ``LogT
 which it is a no-op::
 
     log           u   uuid of the log (the first control entry of a log), c the logs that it continues, as maps with
-                  the fields of ``ContinuedLog``
+                  the fields of ``AncestorLog``
     producer      p id, e epoch, s sequence, n data entries that follow in the batch, c CRC-32 of their CRC column,
                   o true if the id is used once
     expire        p id of a producer that is forgotten

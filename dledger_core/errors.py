@@ -12,8 +12,8 @@
     |  |- TransferringError           retriable; leadership is being transferred
     |  |- MemberChangeRefusedError    reason; the group's members are unchanged
     |  |- UnknownGroupError
-    |  |- FoundingRefusedError        a store refuses a founding record or an admission
-    |  |- RecoveryRefusedError        a store refuses to give its log up, or to continue it
+    |  |- FoundingRefusedError        a store refuses a bootstrap record or an admission
+    |  |- RecoveryRefusedError        a store refuses to retire its log, or to continue it
     |  '- LogContestedError           a store of the continued log has committed more; nothing was appended
     |- ProducerError
     |  |- FencedError                 a newer epoch or run exists
@@ -324,7 +324,7 @@ class UnknownGroupError(RaftError):
 
 
 class FoundingRefusedError(RaftError):
-    """The group cannot be founded, or a store cannot be admitted, in the present state of its stores."""
+    """The group cannot be bootstrapped, or a store cannot be admitted, in the present state of its stores."""
 
     code = 660
     name = "FOUNDING_REFUSED"

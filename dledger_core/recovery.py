@@ -2,7 +2,7 @@
 
 The recovery asks all nodes, decides with ``decide`` on one ``Action``, carries it out, and asks again. It keeps no
 state between two rounds, so it may be interrupted at any instruction and run again, and two may run at once. What the
-stores may do, and in which order, is in ``continuation``.
+stores may do, and in which order, is in ``lineage``.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
-from dledger_core.continuation import (
+from dledger_core.ids import NodeId
+from dledger_core.lineage import (
+    AncestorLog,
     Chain,
-    Continuation,
-    ContinuationRecord,
-    ContinuedLog,
     LogEnd,
+    RecoveryRecord,
+    RecoveryState,
     Survivor,
     agreed_index,
     chain_of,
     end_of,
     outranks,
 )
-from dledger_core.ids import NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +74,17 @@ class SurvivorAnswer:
     end: LogEnd | None = None
     reason: str = ""
     leader: NodeId | None = None
-    state: Continuation | None = None
+    state: RecoveryState | None = None
     holes: tuple[Hole, ...] = ()
 
     @property
-    def held(self) -> ContinuationRecord | None:
+    def held(self) -> RecoveryRecord | None:
         """A record that is not complete here."""
         return None if self.state is None or self.state.is_complete else self.state.record
 
     @property
     def has_given_up(self) -> bool:
-        """Whether the store gave its log up and is not in a new one yet."""
+        """Whether the store retired its log and is not in a new one yet."""
         return self.state is not None and not self.state.is_complete
 
     def to_fields(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class SurvivorAnswer:
         try:
             assert isinstance(fields, dict)
             end, state = fields["end"], fields["state"]
-            found = Continuation.from_fields(state)
+            found = RecoveryState.from_fields(state)
             if (found is None) != (state is None):
                 return None
             return cls(
@@ -118,7 +118,7 @@ Answers: TypeAlias = Mapping[NodeId, SurvivorAnswer]
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUpLog:
+class RetireLog:
     """Let ``nodes`` give a log up."""
 
     log_uuid: str
@@ -127,7 +127,7 @@ class GiveUpLog:
 
 @dataclass(frozen=True, slots=True)
 class FillHoles:
-    """Let ``nodes`` fill the holes of their stores from ``survivors``, which have all given the log up."""
+    """Let ``nodes`` fill the holes of their stores from ``survivors``, which have all retired the log."""
 
     log_uuid: str
     nodes: tuple[NodeId, ...]
@@ -136,7 +136,7 @@ class FillHoles:
 
 @dataclass(frozen=True, slots=True)
 class CutLog:
-    """Let a node end its log before its first hole, which starts at ``start``: a person has accepted the loss."""
+    """Let a node end its log before its first hole, which starts at ``start``: an operator has accepted the loss."""
 
     nodes: tuple[NodeId]
     start: int
@@ -146,7 +146,7 @@ class CutLog:
 class TakeRecord:
     """Send a record to ``nodes``, in this order, one at a time."""
 
-    record: ContinuationRecord
+    record: RecoveryRecord
     nodes: tuple[NodeId, ...]
 
 
@@ -154,12 +154,12 @@ class TakeRecord:
 class CompleteRecord:
     """Mark a record, which all survivors hold, complete on ``nodes``."""
 
-    record: ContinuationRecord
+    record: RecoveryRecord
     nodes: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
+class Recovered:
     """The group has a new log on all survivors: nothing to do."""
 
     log_uuid: str
@@ -188,7 +188,7 @@ class Electable:
     Attributes:
         nodes: those voters.
         leader: the leader that they follow already, if there is one.
-        replaced: members whose stores never vote again, although they answer: they have given the log up, such as one
+        replaced: members whose stores never vote again, although they answer: they have retired the log, such as one
             that was restored from a backup, or they have none. ``dledger member replace`` is for them.
     """
 
@@ -199,7 +199,7 @@ class Electable:
 
 Holes: TypeAlias = Mapping[NodeId, tuple[Hole, ...]]
 Action: TypeAlias = (
-    GiveUpLog | FillHoles | CutLog | TakeRecord | CompleteRecord | Continued | Electable | Unanswered | Refused
+    RetireLog | FillHoles | CutLog | TakeRecord | CompleteRecord | Recovered | Electable | Unanswered | Refused
 )
 
 
@@ -249,7 +249,7 @@ def decide(
         return refusal
     serving = tuple(node for node in sorted(found) if not found[node].has_given_up)
     if serving:
-        return GiveUpLog(log_uuid, serving)
+        return RetireLog(log_uuid, serving)
     if (action := _repair_action(lost, found, log_uuid, tried, accepts_loss=accepts_loss)) is not None:
         return action
     record = _new_record(lost, found, new_uuid)
@@ -330,7 +330,7 @@ def _not_possible(lost: AbstractSet[NodeId], answers: Answers, found: Answers, l
         first = found[electable.nodes[0]]
         is_continued = first.state is not None and first.state.is_complete
         is_over = is_continued and not lost & {member.node_id for member in known} and not electable.replaced
-        return Continued(log_uuid, first.chain) if is_over else electable
+        return Recovered(log_uuid, first.chain) if is_over else electable
     unreadable = [node for node, answer in sorted(found.items()) if answer.end is None]
     if unreadable:
         return Refused(
@@ -412,7 +412,7 @@ def _best(found: Answers) -> NodeId:
 def _continued(
     lost: AbstractSet[NodeId],
     answers: Answers,
-    records: Mapping[str, ContinuationRecord],
+    records: Mapping[str, RecoveryRecord],
     new_uuid: Callable[[], str],
     tried: Holes | None,
     *,
@@ -451,13 +451,13 @@ def _continued(
     )
 
 
-def _holders(record: ContinuationRecord, answers: Answers) -> tuple[NodeId, ...]:
+def _holders(record: RecoveryRecord, answers: Answers) -> tuple[NodeId, ...]:
     nodes = (each.node_id for each in record.survivors)
     return tuple(node for node in nodes if node in answers and answers[node].held == record)
 
 
-def _new_record(lost: AbstractSet[NodeId], found: Answers, new_uuid: Callable[[], str]) -> ContinuationRecord:
-    """Return a record of stores that have all given their log up."""
+def _new_record(lost: AbstractSet[NodeId], found: Answers, new_uuid: Callable[[], str]) -> RecoveryRecord:
+    """Return a record of stores that have all retired their log."""
     ends = {node: answer.end for node, answer in found.items() if answer.end is not None}
     best = best_of(ends)
     end, chain = ends[best], found[best].chain
@@ -469,9 +469,9 @@ def _new_record(lost: AbstractSet[NodeId], found: Answers, new_uuid: Callable[[]
         agreed = agreed_index(end, ends[node]) if all_vote else None
         return Survivor(node, found[node].store or "", new_uuid(), addresses[node], agreed)
 
-    return ContinuationRecord(
+    return RecoveryRecord(
         log_uuid=new_uuid(),
-        continues=_extended(chain, ContinuedLog(str(found[best].log_uuid), end.last_index, end.last_term, end.check)),
+        continues=_extended(chain, AncestorLog(str(found[best].log_uuid), end.last_index, end.last_term, end.check)),
         term=max(each.term for each in ends.values()),
         version=found[best].version,
         voter=survivor(best),
@@ -480,7 +480,7 @@ def _new_record(lost: AbstractSet[NodeId], found: Answers, new_uuid: Callable[[]
     )
 
 
-def _extended(chain: Chain, point: ContinuedLog) -> Chain:
+def _extended(chain: Chain, point: AncestorLog) -> Chain:
     """Return a chain with one more link, which caps the earlier ones: the new log contains nothing after its point.
 
     The best end may be that of a survivor that never caught up in the log of the point. Its last entry is one of the

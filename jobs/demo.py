@@ -78,8 +78,8 @@ def command(keep: Path | None, events: int, seconds: float, tls: bool, verbose: 
     verdict = f"FAILED: {', '.join(failed)}" if failed else f"all {len(results['checks'])} checks passed"
     speed = f"one producer appends {results['appends_per_s_batched']:,} events per second in batches"
     speed += f", and {results['appends_per_s_one_by_one']:,} one by one"
-    pace = f"the demo appended {results['appends_per_s']:,} per second, the pace of --seconds {seconds:g}"
-    notes = (f"{speed}; {pace}", verdict, *_next_steps(keep))
+    rate = f"the demo appended {results['appends_per_s']:,} per second, the rate of --seconds {seconds:g}"
+    notes = (f"{speed}; {rate}", verdict, *_next_steps(keep))
     return Outcome(results, EXIT_FINDING if failed else EXIT_OK, notes)
 
 

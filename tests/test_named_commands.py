@@ -44,7 +44,7 @@ WITHDRAWN = frozenset(
     for line in path.read_text().splitlines()
     if line.startswith("use ")
 )
-"""Uses of options that are errors now, see ``tests/kept``; UPGRADING.md lists them."""
+"""Uses of options that are errors now, see ``tests/compatibility``; UPGRADING.md lists them."""
 
 
 @dataclass(frozen=True)

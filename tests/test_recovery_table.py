@@ -9,19 +9,19 @@ from typing import Final
 
 import pytest
 
-from dledger_core.continuation import LogEnd, completed, gave_up, taken, with_end
 from dledger_core.ids import NodeId
+from dledger_core.lineage import LogEnd, completed, retired, taken, with_end
 from dledger_core.recovery import (
     CompleteRecord,
-    Continued,
     CutLog,
     Electable,
     FillHoles,
-    GiveUpLog,
     Hole,
     Holes,
     KnownMember,
+    Recovered,
     Refused,
+    RetireLog,
     SurvivorAnswer,
     TakeRecord,
     Unanswered,
@@ -116,11 +116,11 @@ class Stores:
         for _ in range(12):
             action = decide(lost, self.answers, self.names.__next__, accepts_loss=accepts_loss, tried=tried)
             match action:
-                case GiveUpLog(log, nodes):
+                case RetireLog(log, nodes):
                     for node in nodes:
                         answer = self.answers[node]
                         assert answer.end is not None
-                        state = gave_up(answer.state, log, str(answer.store), answer.end)
+                        state = retired(answer.state, log, str(answer.store), answer.end)
                         self.answers[node] = replace(answer, state=state, reason="")
                 case FillHoles():
                     tried = holes_of(lost, self.answers)
@@ -140,7 +140,7 @@ class Stores:
                         state = completed(answer.state, record.log_uuid)
                         assert answer.end is not None
                         assert answer.end.rank <= (record.point.term, record.point.index)
-                    return Continued(record.log_uuid, record.continues) if state.is_complete else None
+                    return Recovered(record.log_uuid, record.continues) if state.is_complete else None
                 case _:
                     return action
         raise AssertionError("the recovery does not end")
@@ -175,9 +175,9 @@ def test_command_needs_what_the_table_says(combination: tuple[str, ...]) -> None
         holes = any(not any(has(other, hole) for other in stores.answers.values()) for hole in all_holes(combination))
         if holes:
             assert isinstance(done, Refused), "nothing is cut without --accept-loss"
-            assert isinstance(stores.run(stores.lost, accepts_loss=True), Continued)
+            assert isinstance(stores.run(stores.lost, accepts_loss=True), Recovered)
         else:
-            assert isinstance(done, Continued)
+            assert isinstance(done, Recovered)
             best = max(ENDS[state].rank for state in combination if state in ENDS)
             assert (done.chain[-1].term, done.chain[-1].index) == best
 

@@ -47,7 +47,7 @@ def test_schema_refuses_workflow_with_misspelled_key(tmp_path: Path) -> None:
 def test_workflow_runs_what_ci_runs_on_complete_history(jobs: dict[str, Any]) -> None:
     assert ".ci/run" in commands(jobs["test"])
     (checkout,) = [step for step in jobs["test"]["steps"] if step.get("uses", "").startswith("actions/checkout@")]
-    assert checkout["with"]["fetch-depth"] == 0, "tests/kept/test_upgrade.py needs the commit of 0.2.0"
+    assert checkout["with"]["fetch-depth"] == 0, "tests/compatibility/test_upgrade.py needs the commit of 0.2.0"
 
 
 def test_matrix_has_each_version_that_the_project_allows(jobs: dict[str, Any]) -> None:

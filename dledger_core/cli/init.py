@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+from dledger_core.bootstrap import Complete, Decision, Found, Refusal, Retire, Take
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Access, access_options, format_option, peers_option, split_groups, timeout_option
 from dledger_core.cli.output import Format, say, show_rows
-from dledger_core.client.founding import found_groups, look_at_groups
+from dledger_core.client.bootstrap import bootstrap_groups, probe_groups
 from dledger_core.config import parse_peers
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
-from dledger_core.founding import Complete, Decision, Found, GiveUp, Refusal, Take
 
 _PEERS = "n0-host0:40911;n1-host1:40911;n2-host2:40911"
 
@@ -35,7 +35,7 @@ _PEERS = "n0-host0:40911;n1-host1:40911;n2-host2:40911"
 )
 @timeout_option
 @access_options
-@option("--again", is_flag=True, help="Give up earlier foundings that are incomplete and cannot be continued.")
+@option("--again", is_flag=True, help="Give up earlier bootstraps that are incomplete and cannot be continued.")
 @option("--dry-run", is_flag=True, help="Only ask the nodes, and show what init would do.")
 @format_option
 def init(
@@ -49,21 +49,21 @@ def init(
 ) -> int:
     """Found the groups of new nodes: once, when all nodes run.
 
-    A node with an empty directory neither votes nor leads until its group is founded. Init asks every node of the list
+    A node with an empty directory neither votes nor leads until its group is bootstrapped. Init asks every node of the list
     at its listed address. All must answer, must have been started with the same list, and must be empty, hold the same
-    incomplete founding, or have converted stores of one log. Init can be interrupted at any time and run again; groups
+    incomplete bootstrap, or have converted stores of one log. Init can be interrupted at any time and run again; groups
     that exist are left alone. Nodes whose whole list is on loopback found their groups without it.
 
     Exit 0 if all groups exist now, 1 if --dry-run found work to do.
     """
     parsed, names = parse_peers(peers), groups or None
     if dry_run:
-        found = asyncio.run(look_at_groups(parsed, names, timeout, again=again, credentials=access.credentials()))
+        found = asyncio.run(probe_groups(parsed, names, timeout, again=again, credentials=access.credentials()))
         show_rows([{"group": group, "action": _text(decision)} for group, decision in found.items()], output, "groups")
         return EXIT_OK if all(isinstance(decision, Found) for decision in found.values()) else EXIT_FINDING
-    done = asyncio.run(found_groups(parsed, names, timeout, again=again, credentials=access.credentials()))
-    show_rows([dataclasses.asdict(founding) for founding in done], output, "groups")
-    if not any(founding.is_new for founding in done):
+    done = asyncio.run(bootstrap_groups(parsed, names, timeout, again=again, credentials=access.credentials()))
+    show_rows([dataclasses.asdict(bootstrap) for bootstrap in done], output, "groups")
+    if not any(bootstrap.is_new for bootstrap in done):
         say("nothing to do: all groups exist")
     return EXIT_OK
 
@@ -75,7 +75,7 @@ def _text(decision: Decision) -> str:
         return f"found on {', '.join(decision.nodes)}"
     if isinstance(decision, Complete):
         return f"complete on {', '.join(decision.nodes)}"
-    if isinstance(decision, GiveUp):
+    if isinstance(decision, Retire):
         return f"give up on {', '.join(node for node, _ in decision.records)}"
     if isinstance(decision, Refusal):
         return f"refused, {decision.what}; {decision.remedy}"

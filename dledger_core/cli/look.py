@@ -41,14 +41,14 @@ from dledger_core.rocketmq import (
     log_around,
     open_log_directory,
 )
-from dledger_core.rocketmq.survey import (
+from dledger_core.rocketmq.inspection import (
     LAST_SCHEMA,
-    Survey,
+    Inspection,
     end_problems,
+    inspect_directory,
+    inspect_log,
     key_index,
     queue_files,
-    survey_directory,
-    survey_log,
 )
 from dledger_core.storage import StoreReader
 
@@ -68,7 +68,7 @@ class View:
 
     Attributes:
         facts: name and value.
-        survey: of the entries, if there are any.
+        inspection: of the entries, if there are any.
         terms: first index and term of each range, oldest first.
         nodes: of a group.
         damage: a sentence for each problem.
@@ -78,7 +78,7 @@ class View:
     """
 
     facts: dict[str, Any]
-    survey: Survey | None = None
+    inspection: Inspection | None = None
     terms: list[dict[str, int]] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
@@ -157,8 +157,8 @@ def _directory(path: Path, *, opaque: bool) -> View:
 
 def _compare(view: View, parts: BrokerParts) -> None:
     """Add the differences between the log and the broker's other parts."""
-    assert view.survey is not None
-    problems = parts.compare(view.survey)
+    assert view.inspection is not None
+    problems = parts.compare(view.inspection)
     view.damage += [str(each) for each in problems if each.is_damage]
     view.notes += [str(each) for each in problems if not each.is_damage]
 
@@ -234,19 +234,19 @@ def _log(opened: LogDirectory) -> View:
     facts: dict[str, Any] = {"what": opened.kind, "directory": str(opened.path)}
     if classic:
         facts |= {"CommitLog files": len(classic), "positions": f"{classic[0].position} to {classic[-1].end}"}
-    survey = survey_directory(opened)
-    for deleted in survey.deleted:
+    inspection = inspect_directory(opened)
+    for deleted in inspection.deleted:
         say(deleted)
     if log is not None:
         facts |= {} if log.path == opened.path else {"store": str(log.path)}
         facts |= _facts_of(log)
-        survey.damage += [f"indexes {a} to {b - 1} are damaged" for a, b in log.damaged if not survey.complete]
-    view = View(facts, survey, _terms(log), damage=[*survey.damage, *end_problems(opened)])
+        inspection.damage += [f"indexes {a} to {b - 1} are damaged" for a, b in log.damaged if not inspection.complete]
+    view = View(facts, inspection, _terms(log), damage=[*inspection.damage, *end_problems(opened)])
     verify = f"dledger verify {name}"
-    view.next = [f"dledger dump {name} --from -10", *([verify] if view.damage or not survey.complete else [])]
+    view.next = [f"dledger dump {name} --from -10", *([verify] if view.damage or not inspection.complete else [])]
     if log is not None and log.writer != "dledger-python":
         view.next.append(f"dledger convert {name} dledger-data --group NAME --self-id n0 --peers PEERS --dry-run")
-    if survey.messages:
+    if inspection.messages:
         parts = {"--commitlog": Path(classic[0].path).parent if classic else None, "--store": log.path if log else None}
         source = " ".join(f"{option} {shlex.quote(str(path))}" for option, path in parts.items() if path is not None)
         view.next.append(f"python jobs/rebuild_consume_queue.py {source} --table DIR")
@@ -304,7 +304,7 @@ def _broker_checkpoint(path: Path) -> str | None:
 def _group(peers: str, group: str, access: Access) -> View:
     with Client(peers, group, **access.of_client) as client:
         metadata, bounds = client.metadata(), client.bounds()
-        survey = survey_log(client.tail, bounds.first_index, bounds.end)
+        inspection = inspect_log(client.tail, bounds.first_index, bounds.end)
     facts: dict[str, Any] = {"what": "running group", "group": group, "log_uuid": metadata.log_uuid}
     facts |= {"leader": metadata.leader_id, "term": metadata.term}
     facts |= {"first_index": bounds.first_index, "last_index": bounds.end - 1}
@@ -314,7 +314,7 @@ def _group(peers: str, group: str, access: Access) -> View:
     known = _DEFAULTS | ClientConfig.in_effect().given
     options = "".join(f" --{name} {shlex.quote(text)}" for name, text in given.items() if known[name] != text)
     commands = [f"dledger tail{options}", f"dledger status --watch{options}"]
-    return View(facts, survey, nodes=_nodes(metadata), damage=damage, next=commands)
+    return View(facts, inspection, nodes=_nodes(metadata), damage=damage, next=commands)
 
 
 def _nodes(metadata: Metadata) -> list[dict[str, Any]]:
@@ -325,45 +325,45 @@ def _nodes(metadata: Metadata) -> list[dict[str, Any]]:
 # --- output -------------------------------------------------------------------------------------------------------
 
 
-def _topics(survey: Survey) -> list[dict[str, Any]]:
+def _topics(inspection: Inspection) -> list[dict[str, Any]]:
     rows = []
-    for topic, count in survey.topics.most_common():
-        share = round(100 * count / survey.sampled, 1)
-        named = {"topic": topic, "queues": len(survey.queues[topic]), "messages": count, "percent": share}
-        rows.append(named | {"keys": survey.keys[topic]})
+    for topic, count in inspection.topics.most_common():
+        share = round(100 * count / inspection.sampled, 1)
+        named = {"topic": topic, "queues": len(inspection.queues[topic]), "messages": count, "percent": share}
+        rows.append(named | {"keys": inspection.keys[topic]})
     return rows
 
 
-def _last(survey: Survey) -> list[dict[str, Any]]:
-    return [row | {"body": None if row["body"] is None else preview(row["body"])} for row in survey.last]
+def _last(inspection: Inspection) -> list[dict[str, Any]]:
+    return [row | {"body": None if row["body"] is None else preview(row["body"])} for row in inspection.last]
 
 
 def _json(view: View) -> dict[str, Any]:
     shown: dict[str, Any] = {name.replace(" ", "_").lower(): value for name, value in view.facts.items()}
-    survey = view.survey
-    if survey is not None:
-        shown |= {"entries": survey.entries, "sampled": survey.sampled, "messages": survey.messages}
-        shown |= {"since": survey.since, "until": survey.until}
-        shown |= {"topics": _topics(survey), "last": _last(survey), "hidden": survey.hidden}
+    inspection = view.inspection
+    if inspection is not None:
+        shown |= {"entries": inspection.entries, "sampled": inspection.sampled, "messages": inspection.messages}
+        shown |= {"since": inspection.since, "until": inspection.until}
+        shown |= {"topics": _topics(inspection), "last": _last(inspection), "hidden": inspection.hidden}
     skipped = [{"path": str(each.path), "reason": each.part.value} for each in view.skipped]
     shown |= {"terms": view.terms, "nodes": view.nodes, "damage": view.damage, "next": view.next}
     return shown | {"skipped": skipped, "notes": view.notes}
 
 
 def _show(view: View) -> None:
-    facts, survey = dict(view.facts), view.survey
-    if survey is not None:
-        facts["entries"] = survey.entries
-        if not survey.complete:
-            share = 100 * survey.sampled / survey.entries
-            facts["sample"] = f"{survey.sampled:,} of {survey.entries:,} entries, {share:.3g} %"
-        facts |= _times(survey.since, survey.until)
-        none = "none: bodies are plain" if survey.sampled else "none"
-        facts["messages"] = none if not survey.messages else f"{survey.messages:,} in the sample"
-        if survey.complete and survey.messages:
-            facts["messages"] = survey.messages
-        if survey.hidden:
-            facts["hidden"] = ", ".join(f"{count:,} {reason}" for reason, count in survey.hidden.items())
+    facts, inspection = dict(view.facts), view.inspection
+    if inspection is not None:
+        facts["entries"] = inspection.entries
+        if not inspection.complete:
+            share = 100 * inspection.sampled / inspection.entries
+            facts["sample"] = f"{inspection.sampled:,} of {inspection.entries:,} entries, {share:.3g} %"
+        facts |= _times(inspection.since, inspection.until)
+        none = "none: bodies are plain" if inspection.sampled else "none"
+        facts["messages"] = none if not inspection.messages else f"{inspection.messages:,} in the sample"
+        if inspection.complete and inspection.messages:
+            facts["messages"] = inspection.messages
+        if inspection.hidden:
+            facts["hidden"] = ", ".join(f"{count:,} {reason}" for reason, count in inspection.hidden.items())
     if view.terms:
         newest = view.terms[-_TERMS_SHOWN:]
         shown = ", ".join(f"{each['term']} from {each['first_index']}" for each in newest)
@@ -373,9 +373,9 @@ def _show(view: View) -> None:
         {name: None if value == -1 and row.get("role") == "unreachable" else value for name, value in row.items()}
         for row in view.nodes
     ]
-    show_rows(nodes, "table", "nodes" if survey is not None else "stores")
-    if survey is not None:
-        topics = _topics(survey)
+    show_rows(nodes, "table", "nodes" if inspection is not None else "stores")
+    if inspection is not None:
+        topics = _topics(inspection)
         width = max(_NARROW, min(_WIDE, (table_width() - _TOPIC_NUMBERS) // 2))
         rows = [
             row | {"topic": shortened(row["topic"], width), "keys": shortened(", ".join(row["keys"]), width) or None}
@@ -383,9 +383,9 @@ def _show(view: View) -> None:
         ]
         more = f"topics, {len(topics) - len(rows)} more" if len(topics) > len(rows) else "topics"
         show_rows(rows, "table", more)
-        if survey.last:
+        if inspection.last:
             emit("last entries")
-            EntryTable(table_width()).write(pa.RecordBatch.from_pylist(survey.last, LAST_SCHEMA))
+            EntryTable(table_width()).write(pa.RecordBatch.from_pylist(inspection.last, LAST_SCHEMA))
             emit("")
     notes = [("damage", view.damage), ("note", view.notes), ("left out", view.skipped), ("next", view.next)]
     emit("\n".join(f"{name}: {each}" for name, found in notes for each in found))

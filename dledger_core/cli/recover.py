@@ -11,12 +11,12 @@ import click
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
 from dledger_core.cli.output import Format, say, show_result
-from dledger_core.client.continuing import recover_lost
+from dledger_core.client.recovery import recover_lost
 from dledger_core.config import is_node_id, parse_peers
 from dledger_core.errors import ConfigError, UnsupportedError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.ids import NodeId
-from dledger_core.recovery import Continued, Electable, plan_of
+from dledger_core.recovery import Electable, Recovered, plan_of
 
 
 def _nodes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> frozenset[NodeId]:
@@ -58,7 +58,7 @@ def recover(
 
     A group elects no leader if a majority of its voters is lost, or too many of them lost the ends of their logs.
     --lost names the nodes that will never return; all others must run. If the voters that are left can elect a leader,
-    nothing is changed. Otherwise each store gives the log up, and one of them continues it as the only voter of a new
+    nothing is changed. Otherwise each store retires the log, and one of them continues it as the only voter of a new
     log: the one with the best end (last term, last index) of those that contain every entry that a store knows to be
     committed. The others become voters again when they have caught up.
 
@@ -97,7 +97,7 @@ def recover(
         voters = ", ".join(planned.action.nodes)
         say(f"nothing to do: {voters} can elect a leader, and recovering nodes catch up from it")
         return EXIT_OK
-    if isinstance(planned.action, Continued):
+    if isinstance(planned.action, Recovered):
         show(planned.action.log_uuid)
         say("nothing to do: the group has a new log already")
         return EXIT_OK
@@ -107,7 +107,7 @@ def recover(
         show(None)
         return EXIT_FINDING
     done = asyncio.run(run())
-    log = done.action.log_uuid if isinstance(done.action, Continued) else None
+    log = done.action.log_uuid if isinstance(done.action, Recovered) else None
     show(log)
     for node, start in done.cuts:
         say(f"{node}: the bytes from entry {start} on are kept in meta/behind-*.log of its store")

@@ -37,7 +37,7 @@ from dledger_core.cli.output import Format, Progress, say, show_rows
 def restore(source: Path, directory: Path, self_id: str | None, output: Format) -> None:
     """Write the stores of all groups of a backup.
 
-    DEST is the directory of 'dledger backup'. The restored stores have given their logs up: they never vote, so a
+    DEST is the directory of 'dledger backup'. The restored stores have retired their logs: they never vote, so a
     restore cannot lose entries that other nodes have. Where a majority of a group's voters is alive, do not restore:
     'dledger member replace' replaces a lost node. Where all other stores are lost, start the node and run 'dledger
     recover --lost': the log continues after the last entry of the backup.

@@ -23,7 +23,7 @@ from dledger_core.cli.previews import shortened
 from dledger_core.connect import Client
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.rocketmq import Damaged, Deleted, LogDirectory, QueueStatistics, open_log_directory, queue_statistics
-from dledger_core.rocketmq.survey import end_problems
+from dledger_core.rocketmq.inspection import end_problems
 
 _TOPIC_MIN: Final = 16
 _TOPIC_MAX: Final = 60

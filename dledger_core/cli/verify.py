@@ -24,8 +24,8 @@ from dledger_core.rocketmq import (
     locate,
     open_log_directory,
 )
+from dledger_core.rocketmq.inspection import inspect_directory
 from dledger_core.rocketmq.store.commit_log import CommitLogInspection
-from dledger_core.rocketmq.survey import survey_directory
 from dledger_core.storage import Coverage, Remark
 
 
@@ -107,7 +107,7 @@ def _add_parts(row: dict[str, Any], log: Location, parts: BrokerParts) -> None:
         with open_log_directory(log.path) as opened:
             if opened.log is not None and opened.log.writer == "dledger-python":
                 return
-            problems = parts.compare(survey_directory(opened))
+            problems = parts.compare(inspect_directory(opened))
     except StorageError:  # reported as damage of the log
         return
     for each in problems:

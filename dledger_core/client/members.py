@@ -61,7 +61,7 @@ class GroupMembers:
     """The members of a group.
 
     Attributes:
-        configuration_index: index of the configuration entry in force; -1 = the group was founded with it.
+        configuration_index: index of the configuration entry in force; -1 = the group was bootstrapped with it.
         is_change_pending: whether that entry is not committed yet.
         members: all of them, sorted.
         voters_before: node ids of the voters before the pending change.

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.client.protocol import LogRange
-from dledger_core.continuation import follows
 from dledger_core.errors import IndexOutOfRangeError
+from dledger_core.lineage import follows
 from dledger_core.record import HEADER_BYTES
 
 _CHECKED: Final = struct.Struct(">qqqI")

@@ -17,9 +17,9 @@ from dledger_core.checksum import Buffer
 from dledger_core.client.members import GroupMembers
 from dledger_core.client.signatures import takes
 from dledger_core.config import Peer
-from dledger_core.continuation import Chain
 from dledger_core.control import Part, TransactionId
 from dledger_core.digest import RangeDigest
+from dledger_core.lineage import Chain
 from dledger_core.record import Columns, Fetch, Isolation
 
 

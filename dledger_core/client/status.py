@@ -21,9 +21,9 @@ from dledger_core.client.routing.cluster_view import ClusterView
 from dledger_core.client.routing.known_log import Described
 from dledger_core.client.routing.retry import Deadline
 from dledger_core.config import Peer, is_node_id
-from dledger_core.continuation import chain_of_rows
 from dledger_core.control import TransactionId
 from dledger_core.errors import DLedgerError
+from dledger_core.lineage import chain_of_rows
 from dledger_core.net import messages
 from dledger_core.net.frame import Frame
 from dledger_core.record import Isolation

@@ -185,7 +185,7 @@ def reasons_of(group: GroupHealth, damaged: int = 0) -> list[Reason]:
         damaged: places with damage on the node that asks.
     """
     if group.nodes and all(node.role == "waiting" for node in group.nodes if node.answers):
-        return [Reason(Level.UNAVAILABLE, "waits to be founded", group.name, f"dledger init --group {group.name}")]
+        return [Reason(Level.UNAVAILABLE, "waits to be bootstrapped", group.name, f"dledger init --group {group.name}")]
     found = [
         *_of_the_group(group),
         *(reason for node in group.nodes for reason in _of_node(group, node)),

@@ -73,7 +73,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachRefused:
-    """Refuse an attach; after a retriable error, as that of a group that waits to be founded, it is sent again."""
+    """Refuse an attach; after a retriable error, as that of a group that waits to be bootstrapped, it is sent again."""
 
     number: int = wire("nr", "int", "number of the refused attach", low=1, high=NUMBER_MAX)
     error: dict[str, Any] = wire("e", "map", "the map of DLedgerError.to_wire", low=1)

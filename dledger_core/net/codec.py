@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgpack
 import numpy as np
 
+from dledger_core.bootstrap import BootstrapRecord
 from dledger_core.checksum import Buffer, crc32
-from dledger_core.continuation import ContinuationRecord
 from dledger_core.control import Part, check_parts
 from dledger_core.errors import BadRequestError, CorruptRecordError, ProtocolError, in_words
-from dledger_core.founding import FoundingRecord
 from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
+from dledger_core.lineage import RecoveryRecord
 from dledger_core.net.fields import Field, Table, int_field
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.protocol import Type
@@ -104,27 +104,27 @@ def parts_payload(parts: Sequence[Part]) -> list[Buffer]:
     return [np.array(parts, "<i8").tobytes()]
 
 
-def record_payload(record: FoundingRecord) -> bytes:
+def record_payload(record: BootstrapRecord) -> bytes:
     """Return the payload of FOUND with the operation take."""
     return bytes(msgpack.packb(record.to_fields()))
 
 
-def parse_record(payload: Buffer) -> FoundingRecord | None:
-    """Return the founding record of such a payload, None if it is malformed."""
+def parse_record(payload: Buffer) -> BootstrapRecord | None:
+    """Return the bootstrap record of such a payload, None if it is malformed."""
     try:
-        return FoundingRecord.from_fields(msgpack.unpackb(payload))
+        return BootstrapRecord.from_fields(msgpack.unpackb(payload))
     except (ValueError, msgpack.UnpackException):
         return None
 
 
-def continuation_payload(found: ContinuationRecord | SurvivorAnswer) -> bytes:
+def recovery_payload(found: RecoveryRecord | SurvivorAnswer) -> bytes:
     """Return the payload of CONTINUE with the operation take, or of CONTINUE_OK."""
     return bytes(msgpack.packb(found.to_fields()))
 
 
-def parse_continuation_record(payload: Buffer) -> ContinuationRecord | None:
+def parse_recovery_record(payload: Buffer) -> RecoveryRecord | None:
     """Return the record of such a payload, None if it is malformed."""
-    return ContinuationRecord.from_fields(_map_of(payload))
+    return RecoveryRecord.from_fields(_map_of(payload))
 
 
 def parse_survivor(payload: Buffer) -> SurvivorAnswer | None:

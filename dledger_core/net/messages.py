@@ -10,7 +10,7 @@ fit its table gets BAD_REQUEST; a response that does not fit raises ProtocolErro
 A field whose values are rows by position (``self`` and ``members`` of METADATA, ``members`` of MEMBER, ``ranges`` of
 DIGEST) keeps the positions of 0.2.0: its readers refuse a row of another length. A new value goes into a field of its
 own, a map or pairs by name as ``conditions`` of MEMBER: earlier readers ignore a key that they do not know.
-``tests/kept`` fails otherwise.
+``tests/compatibility`` fails otherwise.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ class MetadataResponse:
         "members", "list", "[node id, store uuid or '', address, voter|learner] of each member of the log", low=0,
         accepts=_are_members,
     )  # fmt: skip
-    configuration: int = wire("configuration", "int", "index of the configuration entry in force, -1 if founded with")
+    configuration: int = wire(
+        "configuration", "int", "index of the configuration entry in force, -1 if bootstrapped with"
+    )
     groups: list[str] = wire("groups", "list", "groups of the node", low=0, accepts=all_of(str))
     preferred: list[str] = wire(
         "preferred", "list", "node ids that should lead, best first", low=0, accepts=all_of(str)
@@ -338,7 +340,7 @@ class GroupsResponse:
         accepts=lambda logs: all(type(k) is str and (v is None or type(v) is str) for k, v in logs.items()),
     )  # fmt: skip
     waiting: list[str] | None = wire(
-        "waiting", "list", "groups that wait to be founded or admitted", low=0, accepts=all_of(str), default=None,
+        "waiting", "list", "groups that wait to be bootstrapped or admitted", low=0, accepts=all_of(str), default=None,
         optional=True,
     )  # fmt: skip
 
@@ -402,20 +404,20 @@ class AtResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContinueRequest:
+class RecoverLogRequest:
     """Ask about, or change, a store of a group whose majority is lost: one step of ``dledger recover --lost``."""
 
     operation: str = wire(
         "op", "str", "the step", choices=("ask", "give-up", "fill", "read", "cut", "take", "complete")
     )
-    log: str | None = wire("log", "str", "log to give up, or new log that is complete", default=None, optional=True)
+    log: str | None = wire("log", "str", "log to retire, or new log that is complete", default=None, optional=True)
     start: int = wire("start", "int", "read: first entry; cut: first entry of the hole", low=0, default=0)
     end: int = wire("end", "int", "read: end (exclusive)", low=0, default=0)
     peers: str = wire("peers", "str", "fill: the other survivors, as a peers string", default="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContinueResponse:
+class RecoverLogResponse:
     """The store after it."""
 
 
@@ -439,14 +441,14 @@ class BackupResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRequest:
-    """Ask for the identity of a node's store of a group, or change it; the group need not be founded."""
+    """Ask for the identity of a node's store of a group, or change it; the group need not be bootstrapped."""
 
     operation: str = wire(
-        "op", "str", "look: only ask; ask: also make a store uuid; others change the founding record",
+        "op", "str", "look: only ask; ask: also make a store uuid; others change the bootstrap record",
         choices=("look", "ask", "take", "complete", "give-up"),
     )  # fmt: skip
     record_id: str | None = wire(
-        "record", "str", "the founding record to complete or to give up", default=None, optional=True
+        "record", "str", "the bootstrap record to complete or to retire", default=None, optional=True
     )
 
 
@@ -498,7 +500,9 @@ class MemberRequest:
 class MemberResponse:
     """The members of a group as its leader knows them, after the change was committed."""
 
-    configuration: int = wire("configuration", "int", "index of the configuration entry in force, -1 if founded with")
+    configuration: int = wire(
+        "configuration", "int", "index of the configuration entry in force, -1 if bootstrapped with"
+    )
     is_change_pending: bool = wire("pending", "bool", "whether that entry is not committed yet")
     members: list[list[Any]] = wire(
         "members", "list",
@@ -547,14 +551,14 @@ DESCRIBE, DESCRIBE_OK = _exchange(Type.DESCRIBE, DescribeRequest, DescribeRespon
 AWAIT, AWAIT_OK = _exchange(Type.AWAIT, AwaitRequest, AwaitResponse, _SEEN)
 AT, AT_OK = _exchange(Type.AT, AtRequest, AtResponse, "", "of messages: sizes u32 x n, then the messages")
 CONTINUE, CONTINUE_OK = _exchange(
-    Type.CONTINUE, ContinueRequest, ContinueResponse,
-    "with take: the continuation record, msgpack", "the store's answer, msgpack",
+    Type.CONTINUE, RecoverLogRequest, RecoverLogResponse,
+    "with take: the recovery record, msgpack", "the store's answer, msgpack",
 )  # fmt: skip
 BACKUP, BACKUP_OK = _exchange(
     Type.BACKUP, BackupRequest, BackupResponse, "",
     "of start: a msgpack map with the log and the size of the tables; of tables: bytes",
 )  # fmt: skip
-FOUND, FOUND_OK = _exchange(Type.FOUND, FoundRequest, FoundResponse, "of take: the founding record, a msgpack map")
+FOUND, FOUND_OK = _exchange(Type.FOUND, FoundRequest, FoundResponse, "of take: the bootstrap record, a msgpack map")
 ADMIT, ADMIT_OK = _exchange(Type.ADMIT, AdmitRequest, AdmitResponse)
 MEMBER, MEMBER_OK = _exchange(Type.MEMBER, MemberRequest, MemberResponse)
 

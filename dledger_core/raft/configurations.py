@@ -17,7 +17,7 @@ from dledger_core.raft.configuration import Configuration
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationInForce:
-    """A configuration and the index of its entry; NO_INDEX = it comes from the founding, or is ``UNKNOWN``."""
+    """A configuration and the index of its entry; NO_INDEX = it comes from the bootstrap, or is ``UNKNOWN``."""
 
     index: Index
     configuration: Configuration

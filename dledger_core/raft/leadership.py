@@ -30,7 +30,7 @@ def become_leader(state: RaftState) -> None:
     )
     state.role = Role.LEADER
     state.leader_id = state.member
-    state.election_elapsed = state.heartbeat_elapsed = state.ticks_in_office = 0
+    state.election_elapsed = state.heartbeat_elapsed = state.ticks_as_leader = 0
     state.heartbeat_round = 0
     state.transferee = None
     # Nothing that an earlier leadership knew of the members counts: they may have lost or replaced entries since.
@@ -132,7 +132,7 @@ def successor(state: RaftState) -> TimeoutNow | None:
 def tick_leader(state: RaftState) -> bool:
     """Count one tick on a leader; return whether a timer expired."""
     config = state.config
-    state.ticks_in_office += 1
+    state.ticks_as_leader += 1
     state.heartbeat_elapsed += 1
     state.election_elapsed += 1
     if state.transferee is not None:
@@ -178,7 +178,7 @@ def handle_append_entries_response(state: RaftState, message: AppendEntriesRespo
         maybe_send_timeout_now(state)
     else:
         replication.handle_rejected(state, progress, message)
-    progress.heard(state.ticks_in_office, state.log.last_index)
+    progress.heard(state.ticks_as_leader, state.log.last_index)
 
 
 def handle_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> None:
@@ -197,17 +197,17 @@ def handle_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> N
         )
     progress.condition = message.condition
     due = progress.heartbeat_acked(message.round, message.last_index, state.log.first_index)
-    progress.heard(state.ticks_in_office, state.log.last_index)
+    progress.heard(state.ticks_as_leader, state.log.last_index)
     if due or progress.next_index <= state.log.last_index:
         state.send_due = True
     confirm_reads(state)
-    _maybe_end_farewell(state, message.sender, progress)
+    _maybe_end_removal_notice(state, message.sender, progress)
 
 
 def is_active(state: RaftState, member: MemberId) -> bool:
     """Whether a member responded within the minimum election timeout."""
     progress = state.progress.get(member)
-    return progress is not None and progress.is_active(state.ticks_in_office, state.config.election_ticks_min)
+    return progress is not None and progress.is_active(state.ticks_as_leader, state.config.election_ticks_min)
 
 
 def is_stalled(state: RaftState, member: MemberId) -> bool:
@@ -219,7 +219,7 @@ def is_stalled(state: RaftState, member: MemberId) -> bool:
 def is_caught_up(state: RaftState, member: MemberId) -> bool:
     """Whether a member has caught up with this leader's log, to within the minimum election timeout."""
     progress = state.progress.get(member)
-    return progress is not None and progress.is_caught_up(state.ticks_in_office, state.config.election_ticks_min)
+    return progress is not None and progress.is_caught_up(state.ticks_as_leader, state.config.election_ticks_min)
 
 
 def _broadcast_heartbeat(state: RaftState) -> None:
@@ -231,8 +231,8 @@ def _broadcast_heartbeat(state: RaftState) -> None:
         # Not the plain commit index: a heartbeat compares no entry, and a follower's entries after its match_index may
         # be another leader's.
         told = min(progress.match_index, commit_index)
-        if progress.removed_at is not None and told >= progress.removed_at and not progress.farewell_round:
-            progress.farewell_round = state.heartbeat_round
+        if progress.removed_at is not None and told >= progress.removed_at and not progress.removal_notice_round:
+            progress.removal_notice_round = state.heartbeat_round
         state.send(
             Heartbeat(
                 sender=state.member,
@@ -276,7 +276,7 @@ def _active_members(state: RaftState) -> set[MemberId]:
 
     At the first check of a leader all count, because its first messages may still be in flight.
     """
-    if state.ticks_in_office <= state.config.election_ticks_min:
+    if state.ticks_as_leader <= state.config.election_ticks_min:
         return {state.member, *state.progress}
     return {state.member} | {member for member in state.progress if is_active(state, member)}
 
@@ -289,11 +289,11 @@ def _hand_over(state: RaftState) -> None:
     state.become_follower(state.term, None)
 
 
-def _maybe_end_farewell(state: RaftState, member: MemberId, progress: Progress) -> None:
+def _maybe_end_removal_notice(state: RaftState, member: MemberId, progress: Progress) -> None:
     """Stop sending to a removed member that has heard that its removal is committed."""
     # Not before it has heard: a member that does not know of its removal campaigns, and raises the term of a group that
     # works (test_removed_member_receives_its_removal_and_its_commit).
-    if 0 < progress.farewell_round <= progress.acked_round:
+    if 0 < progress.removal_notice_round <= progress.acked_round:
         del state.progress[member]
 
 

@@ -279,7 +279,7 @@ class RawNode:
         """Count a member as active in the next quorum check: the caller knows that it receives this leader's bytes."""
         progress = self._state.progress.get(member)
         if progress is not None:
-            progress.heard_at = self._state.ticks_in_office
+            progress.heard_at = self._state.ticks_as_leader
 
     def trim(self, first_index: Index) -> None:
         """Record that the store deleted all entries before ``first_index``."""
@@ -357,7 +357,7 @@ class RawNode:
                     progress.inflight_messages,
                     progress.inflight_bytes,
                     leadership.is_stalled(state, member),
-                    progress.heard_at is None and state.ticks_in_office <= state.config.election_ticks_min,
+                    progress.heard_at is None and state.ticks_as_leader <= state.config.election_ticks_min,
                     progress.condition,
                 )
                 for member, progress in state.progress.items()

@@ -67,7 +67,7 @@ class Progress:
         heard_at: the leader's tick of the last response; None = none yet.
         condition: what the member reported with its last response to a heartbeat.
         removed_at: index of the entry that removed this member, and may not have received the commit of that.
-        farewell_round: the first heartbeat round that carried that; 0 = none yet.
+        removal_notice_round: the first heartbeat round that carried that; 0 = none yet.
     """
 
     __slots__ = (
@@ -82,13 +82,13 @@ class Progress:
         "acked_round",
         "check_due",
         "condition",
-        "farewell_round",
         "heard_at",
         "inflight_bytes",
         "match_index",
         "next_index",
         "outgoing",
         "probe_sent",
+        "removal_notice_round",
         "removed_at",
         "state",
     )
@@ -110,7 +110,7 @@ class Progress:
         self._advanced_at = now
         self._advanced_match = NO_INDEX
         self.removed_at: Index | None = None
-        self.farewell_round = 0
+        self.removal_notice_round = 0
         self._round_target = Index(next_index - 1)
         self._round_start = now
         self._round_ticks: int | None = None

@@ -30,10 +30,10 @@ def append_configuration(state: RaftState, configuration: Configuration) -> Batc
     batch = append(state, state.configuration_entry(configuration.to_bytes()))
     for member in configuration.members:
         if member != state.member and member not in state.progress:
-            state.progress[member] = Progress(Index(batch.last_index + 1), state.ticks_in_office)
+            state.progress[member] = Progress(Index(batch.last_index + 1), state.ticks_as_leader)
     for member, progress in state.progress.items():
         if member in configuration.members:
-            progress.removed_at, progress.farewell_round = None, 0
+            progress.removed_at, progress.removal_notice_round = None, 0
         # It hears of its removal; otherwise it would campaign
         # (test_removed_member_receives_its_removal_and_its_commit). If it is added again, it is a member again
         # (test_removed_and_added_member_receives_entries_again).

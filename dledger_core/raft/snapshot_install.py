@@ -78,7 +78,7 @@ def handle_install_snapshot_response(state: RaftState, message: InstallSnapshotR
     progress = state.progress.get(message.sender)
     if progress is None:
         return
-    progress.heard(state.ticks_in_office, state.log.last_index)
+    progress.heard(state.ticks_as_leader, state.log.last_index)
     outgoing = progress.outgoing
     if outgoing is None or outgoing.number != message.number or not 0 <= message.offset <= len(outgoing.data):
         return

@@ -80,7 +80,7 @@ class RaftState:
         persist_elapsed: ticks since the disk last completed a Ready, while one is in flight.
         votes: responses in this campaign, by member: a repeated response is not a second vote.
         progress: the other members, on a leader only; also those that were removed and may not have heard so.
-        ticks_in_office: ticks since this member became leader.
+        ticks_as_leader: ticks since this member became leader.
         heartbeat_round: number of the last heartbeat broadcast in this term.
         send_due: there may be something to send to some member at the next Ready.
         catch_up_bytes: bytes that may still be read from the files for members that lag, see ``allow_catch_up``.
@@ -133,7 +133,7 @@ class RaftState:
         "snapshot_payloads",
         "start_ticks",
         "term",
-        "ticks_in_office",
+        "ticks_as_leader",
         "transfer_campaign",
         "transfer_elapsed",
         "transferee",
@@ -177,7 +177,7 @@ class RaftState:
         self.persist_elapsed = 0
         self.votes: dict[MemberId, bool] = {}
         self.progress: dict[MemberId, Progress] = {}
-        self.ticks_in_office = 0
+        self.ticks_as_leader = 0
         self.reads = ReadQueue()
         self.heartbeat_round = 0
         self.send_due = False

@@ -6,6 +6,7 @@
 """
 
 from dledger_core.rocketmq.broker_parts import BrokerParts, PartProblem, broker_parts, flushed_until
+from dledger_core.rocketmq.inspection import end_problems, sample_positions, sample_ranges
 from dledger_core.rocketmq.message.decode import (
     Selected,
     consume_queue_columns,
@@ -56,7 +57,6 @@ from dledger_core.rocketmq.store.directory import (
 )
 from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY, Location, Skipped, locate, log_around
 from dledger_core.rocketmq.store.log_end import CommitLogEnd, end_of
-from dledger_core.rocketmq.survey import end_problems, sample_positions, sample_ranges
 
 __all__ = [
     "COMMITLOG_DIRECTORY",

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from dledger_core.errors import ConfigError
+from dledger_core.rocketmq.inspection import Inspection, KeyIndex, key_index
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
 from dledger_core.rocketmq.store.broker_json import topic_configs
 from dledger_core.rocketmq.store.consume_queue import QueueEnd, queue_tails
-from dledger_core.rocketmq.survey import KeyIndex, Survey, key_index
 
 _CHECKPOINT: Final = struct.Struct(">qqq")
 """Store times of the newest message in the flushed CommitLog, consume queues and key index (StoreCheckpoint.java)."""
@@ -83,21 +83,21 @@ class BrokerParts:
     keys: KeyIndex | None
     flushed: datetime | None
 
-    def compare(self, survey: Survey) -> list[PartProblem]:
+    def compare(self, inspection: Inspection) -> list[PartProblem]:
         """Return the differences from the log.
 
         Args:
-            survey: of the log, with its last entries.
+            inspection: of the log, with its last entries.
         """
-        if not survey.last or not survey.messages:
+        if not inspection.last or not inspection.messages:
             return []
-        last = survey.last[-1]
+        last = inspection.last[-1]
         end = last["position"] + (0 if last["index"] is None else PHYSICAL_OFFSET_DELTA)
-        until = survey.until
-        if survey.stored is not None:  # Java records its commit index after a broker has filled the queues
-            end, time = survey.stored
+        until = inspection.until
+        if inspection.stored is not None:  # Java records its commit index after a broker has filled the queues
+            end, time = inspection.stored
             until = max(filter(None, (until, time)), default=None)
-        return [*self._ahead(end, until), *self._queues_of(survey)]
+        return [*self._ahead(end, until), *self._queues_of(inspection)]
 
     def without_log(self) -> list[PartProblem]:
         """Return the differences from a log that is missing."""
@@ -127,7 +127,7 @@ class BrokerParts:
             found.append(PartProblem(what, self.broker / "checkpoint", end, is_damage=True))
         return found
 
-    def _queues_of(self, survey: Survey) -> list[PartProblem]:
+    def _queues_of(self, inspection: Inspection) -> list[PartProblem]:
         """Return the queues that lack messages; only of messages before the newest unit, a broker indexes the rest."""
         topics = _topics_of(self.broker)
         queues = self.queues
@@ -138,7 +138,7 @@ class BrokerParts:
         newest = max((queue.position for queue in queues.values()), default=None)
         batch = _names(self.broker / _BATCH_QUEUES)
         missing: dict[str, list[str]] = {kind: [] for kind in _MISSING}
-        for (topic, queue_id), (first, last, offset) in sorted(survey.queued.items()):
+        for (topic, queue_id), (first, last, offset) in sorted(inspection.queued.items()):
             if topic in batch or (newest is not None and first > newest):
                 continue
             name, queue = f"{_shortened(topic)}, queue {queue_id}", queues.get((topic, queue_id))

@@ -2,7 +2,7 @@
 
 ::
 
-    Closed --no founded store--> Waiting --founded or admitted--> Hosted
+    Closed --no bootstrapped store--> Waiting --bootstrapped or admitted--> Hosted
     Closed --open--> Hosted --an error stops its replica--> Quarantined
        |               |  ^
        |               |  +--a recovery continues the log------------------------+
@@ -10,7 +10,7 @@
        +--damaged--> Repairing --repaired from peers--> Hosted; not repairable --> Quarantined
        +--meta/quarantine, broken invariant--> Quarantined
 
-A group whose directory has no founded store opens nothing: it answers requests of a founding and of an admission.
+A group whose directory has no bootstrapped store opens nothing: it answers requests of a bootstrap and of an admission.
 
 A quarantine ends with the next start, which verifies the store first. That of a broken invariant does not:
 ``meta/quarantine`` keeps the replica out of its group until ``dledger repair`` has removed it.
@@ -27,7 +27,6 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 
-from dledger_core.continuation import Response
 from dledger_core.errors import (
     CorruptRecordError,
     DLedgerError,
@@ -42,8 +41,9 @@ from dledger_core.errors import (
     one_line,
 )
 from dledger_core.ids import Index, NodeId, Term
+from dledger_core.lineage import Response
 from dledger_core.net.attach import floor_of_row
-from dledger_core.server.founding.store import GroupStore
+from dledger_core.server.bootstrap.store import GroupStore
 from dledger_core.server.group_state import (
     REMEDIES,
     Closed,
@@ -113,7 +113,7 @@ class Group:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the group waits to be founded, admitted or recovered."""
+        """Whether the group waits to be bootstrapped, admitted or recovered."""
         return isinstance(self.current, Waiting)
 
     @property
@@ -197,9 +197,11 @@ class Group:
         store = self.store = GroupStore(self.host.config, self.name)
         if not store.identity.is_member:
             store.take_lock()
-            given_up = store.identity.continuation is not None  # restored, or in a recovery that was interrupted
+            given_up = store.identity.recovery is not None  # restored, or in a recovery that was interrupted
             self._enter(
-                SetAside() if given_up else Waiting("it waits to be founded", "run dledger init once all nodes run")
+                SetAside()
+                if given_up
+                else Waiting("it waits to be bootstrapped", "run dledger init once all nodes run")
             )
             return
         try:
@@ -212,12 +214,12 @@ class Group:
         else:
             self._start(store, log)
 
-    async def open_founded(self, store: GroupStore) -> None:
-        """Open the store that a founding, an admission or a recovery has made a member's. Whatever fails is its own."""
+    async def open_bootstrapped(self, store: GroupStore) -> None:
+        """Open the store that a bootstrap, an admission or a recovery has made a member's. Whatever fails is its own."""
         opening = Waiting()
         self._enter(opening)
         store.release_lock()
-        _LOG.info("group founded: group=%s member=%s log=%s", self.name, store.member, store.identity.log_uuid)
+        _LOG.info("group bootstrapped: group=%s member=%s log=%s", self.name, store.member, store.identity.log_uuid)
         try:
             log = await asyncio.to_thread(self._open_log)
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this group only
@@ -291,22 +293,22 @@ class Group:
             self.host.on_hosted(self.name)
 
     async def _set_aside(self, state: Hosted, end: tuple[Term, Index]) -> None:
-        """Give the log up, because another one contains all that this store has, if it still ends there."""
+        """Retire the log, because another one contains all that this store has, if it still ends there."""
         async with self.store_lock:
             if self.current is state and state.hosted.replica.store.end == end and self.store is not None:
                 aside = SetAside("another log continues its log", REMEDIES[Response.STOP], state.task)
                 with contextlib.suppress(Exception):  # the group is quarantined then
-                    await self.leave_log(self.store, aside, survey=False)
+                    await self.leave_log(self.store, aside, inspection=False)
         state.task = None
 
-    async def leave_log(self, store: GroupStore, state: SetAside, *, survey: bool) -> None:
-        """Stop the replica, if there is one, and give the log up durably with its final end."""
+    async def leave_log(self, store: GroupStore, state: SetAside, *, inspection: bool) -> None:
+        """Stop the replica, if there is one, and retire the log durably with its final end."""
         hosted = self.hosted
         self._enter(state)
         try:
             end = None if hosted is None else await hosted.give_up()
-            if survey or end is None:  # behind damage the files may have more than the replica served
-                end = (await asyncio.to_thread(store.survey, end))[0]
+            if inspection or end is None:  # behind damage the files may have more than the replica served
+                end = (await asyncio.to_thread(store.inspection, end))[0]
             store.take_lock()
             await asyncio.to_thread(store.give_up, end)
         except Exception as error:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Final
 
-from dledger_core.continuation import Response
 from dledger_core.errors import DLedgerError, IdentityLostError, LogContinuedError
 from dledger_core.ids import NodeId
+from dledger_core.lineage import Response
 from dledger_core.server.hosted import HostedGroup
 
 _LOG = logging.getLogger(__name__)
 
-_GIVEN_UP: Final = "its store has given its log up, in a recovery or because it was restored from a backup"
+_GIVEN_UP: Final = "its store has retired its log, in a recovery or because it was restored from a backup"
 _GIVEN_UP_REMEDY: Final = (
     "run dledger recover --lost; if the other nodes are alive, move the store away and run dledger member replace"
 )
@@ -55,7 +55,7 @@ class State:
 
     name: ClassVar[GroupState]
     takes_changes: ClassVar[bool] = False
-    """Whether a founding or an admission may change the store."""
+    """Whether a bootstrap or an admission may change the store."""
 
     reason: str = "its store is being opened"
     remedy: str = "ask another node"
@@ -81,7 +81,7 @@ class Closed(State):
 
 
 class Waiting(State):
-    """Without a log: waits to be founded or admitted. Its store is locked."""
+    """Without a log: waits to be bootstrapped or admitted. Its store is locked."""
 
     __slots__ = ()
     name = GroupState.WAITING
@@ -94,7 +94,7 @@ class Waiting(State):
 
 
 class SetAside(Waiting):
-    """Has given its log up: waits until a recovery continues the log, or until the store is replaced."""
+    """Has retired its log: waits until a recovery continues the log, or until the store is replaced."""
 
     __slots__ = ()
 
@@ -104,7 +104,7 @@ class SetAside(Waiting):
         super().__init__(reason, remedy, task)
 
     def explain(self, reason: str, remedy: str) -> bool:
-        """Change nothing for the founder: no founding ends this state, although founding services ask the store."""
+        """Change nothing for the bootstrapper: no bootstrap ends this state, although bootstrap services ask the store."""
         del reason, remedy
         return super().explain(_GIVEN_UP, _GIVEN_UP_REMEDY)
 

@@ -9,24 +9,24 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dledger_core.continuation import LogEnd, find_link
+from dledger_core.bootstrap import GROUP_VERSION
 from dledger_core.errors import (
     BadRequestError,
     OtherLogError,
     TransferringError,
     UnknownFeatureError,
 )
-from dledger_core.founding import GROUP_VERSION
 from dledger_core.ids import NO_TERM, Index, NodeId, Term, node_of
+from dledger_core.lineage import LogEnd, find_link
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.limits.budget import Budget
 from dledger_core.raft import ConfigurationInForce, Message
 from dledger_core.server.admin_log import AdminLog
+from dledger_core.server.bootstrap.store import GroupStore, configuration_of
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.founding.store import GroupStore, configuration_of
 from dledger_core.server.maintenance.scrub import LiveRepairs
 from dledger_core.server.monitoring.measures import GroupMeasures
-from dledger_core.server.replica.attachments import ShownStore
+from dledger_core.server.replica.attachments import StoreClaim
 from dledger_core.server.replica.environment import event_loop_environment
 from dledger_core.server.replica.members import Members
 from dledger_core.server.replica.replica import Replica, ReplicaSettings
@@ -81,12 +81,12 @@ class GroupHost:
     credentials: Credentials = PLAINTEXT
 
 
-def shown_store(replica: Replica) -> ShownStore:
+def shown_store(replica: Replica) -> StoreClaim:
     """Return the store that a node shows to others."""
     last_term, last_index = replica.store.end
     commit_index = replica.commit_index
     commit_term = replica.raft.term_at(min(commit_index, last_index))
-    return ShownStore(
+    return StoreClaim(
         replica.member,
         replica.log_uuid,
         replica.log.hard_state.term,  # a crash must not make it show a lower one
@@ -115,7 +115,7 @@ class HostedGroup:
 
     # --- attach ----------------------------------------------------------------------------------------------
 
-    def check_attach(self, theirs: ShownStore) -> None:
+    def check_attach(self, theirs: StoreClaim) -> None:
         """Check another node's store of this group.
 
         Raises:
@@ -209,7 +209,7 @@ def host_log(
     settings = ReplicaSettings(
         group=group,
         member=store.member,
-        founded=configuration_of(store.identity),
+        bootstrapped=configuration_of(store.identity),
         raft=replace(config.raft, noop_on_election=config.raft.noop_on_election and log.config.profile == "B"),
         preferred_leaders=config.preferred(group),
         reserve_bytes=config.reserve_bytes,

@@ -29,19 +29,19 @@ from dledger_core.net.limits.quotas import Quota
 from dledger_core.net.listening import Server, serve
 from dledger_core.raft import ConfigurationInForce, Message, even_group_warning
 from dledger_core.server.admin_log import AdminLog
+from dledger_core.server.bootstrap.bootstrapper import Bootstrapper
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.descriptors import raise_limit, within_descriptors
-from dledger_core.server.founding.founder import Founder
 from dledger_core.server.group import Group
 from dledger_core.server.group_state import GroupState
 from dledger_core.server.hosted import GroupHost, HostedGroup, shown_store
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.repair import EventLoopRepairs
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
-from dledger_core.server.monitoring.cluster_look import open_channel
+from dledger_core.server.monitoring.cluster_probe import open_channel
 from dledger_core.server.monitoring.observed import ObservedNode
 from dledger_core.server.monitoring.site import Site, SiteOptions
-from dledger_core.server.replica.attachments import ShownStore
+from dledger_core.server.replica.attachments import StoreClaim
 from dledger_core.server.replica.environment import monotonic_ms
 from dledger_core.server.replica.log_time import RunningTime
 from dledger_core.server.replica.members import Members
@@ -144,7 +144,7 @@ class NodeServer:
         self.groups = {name: Group(name, host) for name in config.groups}
         self._node_start: NodeStart | None = None
         self.service = ClientService(config, self.members, self.groups, lambda: self._node_start_of().node_uuid)
-        self._founder = Founder(config, self.groups, credentials)
+        self._bootstrapper = Bootstrapper(config, self.groups, credentials)
         self.disk_rounds = DiskRounds(
             config.retention, self._replicas, self._executor, self._is_connected, config.limits
         )
@@ -257,12 +257,12 @@ class NodeServer:
                     return
             self._started = True
             self.links.start()
-            self._founder.start()
+            self._bootstrapper.start()
             self._scrub.start()
             self._every("tick", config.tick_ms / 1000, self._tick)
             self._every("members", LOOK_S, self._change_members)
             self._every("checkpoint", limits.checkpoint_s, self._checkpoint)
-            self._every("space", limits.space_s, self.disk_rounds.start_look)
+            self._every("space", limits.space_s, self.disk_rounds.start_probe)
             self._every("retention", limits.retention_s, self.disk_rounds.start_retention)
             if self._authentication is not None:
                 self._every("principals", _PRINCIPALS_S, self._authentication.principals.refresh)
@@ -324,7 +324,7 @@ class NodeServer:
             if self._server is not None:
                 steps.push_async_callback(self._server.close)
             steps.push_async_callback(self.service.close)
-            steps.push_async_callback(self._founder.close)
+            steps.push_async_callback(self._bootstrapper.close)
             steps.push_async_callback(self.links.close)
             for group in self.groups.values():
                 steps.push_async_callback(group.end_task)
@@ -429,12 +429,12 @@ class NodeServer:
         """Return the names of the groups to attach to each link."""
         return list(self.hosted)
 
-    def identity(self, group: str) -> ShownStore | None:
+    def identity(self, group: str) -> StoreClaim | None:
         """Return this node's store of a group, None unless it is hosted now."""
         hosted = self.groups[group].hosted
         return None if hosted is None else shown_store(hosted.replica)
 
-    def check_attach(self, group: str, theirs: ShownStore) -> None:
+    def check_attach(self, group: str, theirs: StoreClaim) -> None:
         """Raise the error that refuses another node's store of a group."""
         found = self.groups.get(group)
         if found is None:

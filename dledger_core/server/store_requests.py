@@ -1,4 +1,4 @@
-"""Requests that change a group's store: founding, admission, and the recovery of a lost majority.
+"""Requests that change a group's store: bootstrap, admission, and the recovery of a lost majority.
 
 One at a time holds ``Group.store_lock``, because the methods of ``GroupStore`` block and must not overlap.
 """
@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from dledger_core.bootstrap import BootstrapRecord, LogConstants, StoreAnswer
 from dledger_core.config import Peer
-from dledger_core.continuation import ContinuationRecord
 from dledger_core.errors import BadRequestError, DLedgerError, RecoveryRefusedError, one_line
-from dledger_core.founding import FoundingRecord, LogConstants, StoreAnswer
+from dledger_core.lineage import RecoveryRecord
 from dledger_core.record import Records
 from dledger_core.recovery import SurvivorAnswer
-from dledger_core.server.founding.store import GroupStore, known_members
+from dledger_core.server.bootstrap.store import GroupStore, known_members
 from dledger_core.server.group import Group
 from dledger_core.server.group_state import Quarantined, Repairing, SetAside
 from dledger_core.server.maintenance.repair import EventLoopRepairs, fill_holes
@@ -28,8 +28,8 @@ _LOG = logging.getLogger(__name__)
 _RECOVER_AGAIN: Final = "run dledger recover --lost again"
 
 
-async def found(group: Group, operation: str, record_id: str | None, record: FoundingRecord | None) -> StoreAnswer:
-    """Execute an operation of a founding on the store; host the group if it makes the store a member.
+async def found(group: Group, operation: str, record_id: str | None, record: BootstrapRecord | None) -> StoreAnswer:
+    """Execute an operation of a bootstrap on the store; host the group if it makes the store a member.
 
     Raises:
         FoundingRefusedError: the store's identity does not allow it.
@@ -50,7 +50,7 @@ async def _change_store(group: Group, change: Callable[[GroupStore], StoreAnswer
     async with group.store_lock:
         answer = await asyncio.to_thread(change, store)
         if group.is_waiting and store.identity.is_member:
-            await _to_the_end(group.open_founded(store))
+            await _to_the_end(group.open_bootstrapped(store))
     return answer
 
 
@@ -58,7 +58,7 @@ async def recover(
     group: Group,
     operation: str,
     log_uuid: str | None,
-    record: ContinuationRecord | None,
+    record: RecoveryRecord | None,
     *,
     start: int = 0,
     survivors: Sequence[Peer] = (),
@@ -67,7 +67,7 @@ async def recover(
 
     Args:
         group: the group.
-        operation: see ``ContinueRequest``.
+        operation: see ``RecoverLogRequest``.
         log_uuid: the log that it is about.
         record: of take.
         start: of cut: the first entry of the hole.
@@ -82,24 +82,24 @@ async def recover(
         return SurvivorAnswer(node_id=group.host.config.self_id)
     async with group.store_lock:
         if operation == "give-up":
-            await _give_up(group, store, log_uuid)
+            await _retire(group, store, log_uuid)
         elif operation in ("fill", "cut"):
-            await _repair_given_up(group, store, operation, start, survivors)
+            await _repair_retired(group, store, operation, start, survivors)
         elif operation == "take":
             if record is None:
-                raise BadRequestError("the payload is not a continuation record", "", "send the record")
-            await asyncio.to_thread(store.take_continuation, record)
+                raise BadRequestError("the payload is not a recovery record", "", "send the record")
+            await asyncio.to_thread(store.take_recovery, record)
         elif operation == "complete" and store.identity.log_uuid != log_uuid:
             if log_uuid is None:
                 raise BadRequestError("complete has no field 'log'", "", "send the uuid of the new log")
-            await asyncio.to_thread(store.complete_continuation, log_uuid)
+            await asyncio.to_thread(store.complete_recovery, log_uuid)
             if group.is_waiting:
-                await _to_the_end(group.open_founded(store))
+                await _to_the_end(group.open_bootstrapped(store))
         return await _survivor(group, store)
 
 
-async def _give_up(group: Group, store: GroupStore, log_uuid: str | None) -> None:
-    """Give the log up by request, that of a damaged or quarantined store too."""
+async def _retire(group: Group, store: GroupStore, log_uuid: str | None) -> None:
+    """Retire the log by request, that of a damaged or quarantined store too."""
     if isinstance(group.current, Repairing) and log_uuid == store.identity.log_uuid:
         await group.current.end()  # the repair may be faster, then the group is hosted
     state, me = group.current, group.host.config.self_id
@@ -116,17 +116,17 @@ async def _give_up(group: Group, store: GroupStore, log_uuid: str | None) -> Non
         raise RecoveryRefusedError(f"the store has log {ours}, not {log_uuid}", "", _RECOVER_AGAIN)
     if replica is not None and replica.raft.status().has_active_leader:
         raise RecoveryRefusedError(f"{me} follows {replica.leader_node}: a majority is alive", "", _RECOVER_AGAIN)
-    _LOG.warning("giving the log up by request: group=%s member=%s log=%s", group.name, store.member, log_uuid)
-    await _to_the_end(group.leave_log(store, SetAside(), survey=True))
+    _LOG.warning("retiring the log by request: group=%s member=%s log=%s", group.name, store.member, log_uuid)
+    await _to_the_end(group.leave_log(store, SetAside(), inspection=True))
 
 
-async def _repair_given_up(
+async def _repair_retired(
     group: Group, store: GroupStore, operation: str, start: int, survivors: Sequence[Peer]
 ) -> None:
-    """Fill the holes of a store that has given its log up from other survivors, or end its log before one."""
+    """Fill the holes of a store that has retired its log from other survivors, or end its log before one."""
     me = group.host.config.self_id
     if not isinstance(group.current, SetAside):
-        raise RecoveryRefusedError(f"the store of {me} has not given its log up", "", _RECOVER_AGAIN)
+        raise RecoveryRefusedError(f"the store of {me} has not retired its log", "", _RECOVER_AGAIN)
     store.release_lock()
     try:
         if operation == "fill":
@@ -137,16 +137,16 @@ async def _repair_given_up(
         store.take_lock()
 
 
-async def read_given_up(group: Group, log_uuid: str | None, start: int, end: int) -> tuple[Records, int]:
-    """Return records for another survivor and the commit index; see ``GroupStore.read_given_up``.
+async def read_retired(group: Group, log_uuid: str | None, start: int, end: int) -> tuple[Records, int]:
+    """Return records for another survivor and the commit index; see ``GroupStore.read_retired``.
 
     Without the store's lock: two survivors may fill each other's holes at once, and each record is checked.
     """
     store = group.store
     if store is None or not isinstance(group.current, SetAside):
-        raise RecoveryRefusedError("the store has not given that log up", "", _RECOVER_AGAIN)
+        raise RecoveryRefusedError("the store has not retired that log", "", _RECOVER_AGAIN)
     max_bytes = group.host.config.limits.repair_fetch_bytes
-    return await asyncio.to_thread(store.read_given_up, log_uuid, start, end, max_bytes)
+    return await asyncio.to_thread(store.read_retired, log_uuid, start, end, max_bytes)
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
@@ -170,7 +170,7 @@ async def _survivor(group: Group, store: GroupStore) -> SurvivorAnswer:
         return replace(found, reason="" if found.end is not None else reason)
     if hosted is None:
         try:  # it waits for its repair or is quarantined: its files show it
-            end, holes = await asyncio.to_thread(store.survey)
+            end, holes = await asyncio.to_thread(store.inspection)
         except DLedgerError as error:
             return replace(found, reason=f"{reason}; {error}")
         return replace(found, end=end, holes=holes)
@@ -185,7 +185,7 @@ async def _survivor(group: Group, store: GroupStore) -> SurvivorAnswer:
         chain=replica.lineage.chain,
         end=end,
         leader=leader,
-        holes=() if leader is not None else (await asyncio.to_thread(store.survey, end))[1],
+        holes=() if leader is not None else (await asyncio.to_thread(store.inspection, end))[1],
     )
 
 

@@ -160,7 +160,7 @@ class _Attempt:
     """The writers of one attempt, one per group.
 
     A group has either a writer or a committed transaction, never both: an attempt that found its transaction committed
-    must append nothing more there. A transaction that is committed while the attempt writes fails it: either a twin of
+    must append nothing more there. A transaction that is committed while the attempt writes fails it: either a ab_file of
     the task has won, or Spark runs the task again, which then compares all its rows.
     """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dledger_core import LocalCluster
-from dledger_core.rocketmq.survey import SAMPLE_ENTRIES
+from dledger_core.rocketmq.inspection import SAMPLE_ENTRIES
 from dledger_core.storage import CommitLog
 from tests.cli.command import error_of, result_of, rows_of, run
 from tests.rocketmq.convert.stores import flip, overwrite, place_of, snapshot, unpacked

@@ -15,8 +15,8 @@ from dledger_core.checksum import crc32
 from dledger_core.client import AsyncLogClient, NodeClient
 from dledger_core.client.routing.retry import Timeouts
 from dledger_core.config import Peer, format_peers, parse_peers
-from dledger_core.continuation import chain_of_rows, follows
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError, OtherLogError
+from dledger_core.lineage import chain_of_rows, follows
 from dledger_core.net import codec, messages
 from dledger_core.net.hello import Hello
 from dledger_core.net.listening import serve

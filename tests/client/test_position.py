@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from dledger_core import LogRange
 from dledger_core.client import EntryCheck, Lag, LogPosition, LossKind, check_of, find_loss, measure_lag
-from dledger_core.continuation import ContinuedLog
+from dledger_core.lineage import AncestorLog
 from dledger_core.record import READ_SCHEMA
 
 KNOWN = EntryCheck(3, 0xAB)
 VIEW = LogRange(10, 100, 99, "log-a")
 JAVA = LogRange(10, 100, -1)
-CONTINUED = LogRange(10, 100, 99, "log-c", (ContinuedLog("log-b", 20, 2, 0xCD), ContinuedLog("log-a", 49, 3, 0xAB)))
+CONTINUED = LogRange(10, 100, 99, "log-c", (AncestorLog("log-b", 20, 2, 0xCD), AncestorLog("log-a", 49, 3, 0xAB)))
 
 
 @pytest.mark.parametrize(

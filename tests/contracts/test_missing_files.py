@@ -18,8 +18,8 @@ import pytest
 
 from dledger_core import open_store
 from dledger_core.rocketmq import Damaged, Deleted, LogDirectory, locate, open_log_directory
+from dledger_core.rocketmq.inspection import inspect_directory
 from dledger_core.rocketmq.message.bodies import MESSAGES
-from dledger_core.rocketmq.survey import survey_directory
 from dledger_core.storage.files.file_system import OsFile, OsFiles
 from dledger_core.storage.read import store_reader
 from jobs._audit.replicas import open_source, stored_logs
@@ -150,7 +150,7 @@ def test_verify_finds_missing_files_and_nothing_else(without: Without) -> None:
         assert report["last_index"] == store.rows[-1]["index"]
 
 
-def test_look_surveys_the_rest_of_missing_files(without: Without) -> None:
+def test_look_inspects_the_rest_of_missing_files(without: Without) -> None:
     store, _, lost = without
     found = command.result_of("look", store.path, code=1)
     [damage] = [each for each in found["damage"] if str(lost[0]) in each]
@@ -234,7 +234,7 @@ def test_rest_is_read_if_retention_deletes_files_meanwhile(store: Store, when: s
         found, rows = read(opened)
         opened.check_read()
         assert opened.check_end() is None
-        assert survey_directory(opened).damage == []
+        assert inspect_directory(opened).damage == []
     if found:
         assert all(isinstance(each, Deleted) for each in found)
         assert (found[0].start, found[-1].end) == (store.rows[0][by], rest[0])

@@ -94,9 +94,9 @@ def test_guide_runs_as_printed_on_three_machines(tmp_path: Path) -> None:
         output: dict[str, list[str]] = {}
         for turn in in_turns(steps()):
             output.setdefault(turn.section, []).append(session.run(turn))
-        founded = output["4. Found the log, once"][0]
-        assert "hello" in founded
-        assert "world" in founded
+        bootstrapped = output["4. Found the log, once"][0]
+        assert "hello" in bootstrapped
+        assert "world" in bootstrapped
         summary = json.loads(output["5. Stream it into a table with Spark"][0].splitlines()[-1])
         assert (summary["status"], summary["rows"]) == ("ok", 2)
         audit = json.loads(output["7. Replace a machine"][-1].splitlines()[-1])

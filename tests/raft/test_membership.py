@@ -823,7 +823,7 @@ def test_later_leader_continues_a_replacement_from_its_configuration() -> None:
     assert later.raw.status().configuration.replaces == {}
 
 
-def test_founding_configuration_has_no_index() -> None:
+def test_bootstrap_configuration_has_no_index() -> None:
     _, leader = three()
     status = leader.raw.status()
     assert (status.configuration_index, status.is_change_pending) == (NO_INDEX, False)

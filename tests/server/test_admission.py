@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from dledger_core.bootstrap import EMPTY, Admission, LogConstants, StoreAnswer, StoreIdentity, admitted
 from dledger_core.config import LIMITS, Peer
 from dledger_core.errors import FoundingRefusedError, MemberChangeRefusedError, UnreachableError
-from dledger_core.founding import EMPTY, Admission, LogConstants, StoreAnswer, StoreIdentity, admitted
 from dledger_core.ids import MemberId, NodeId
 from dledger_core.net import messages
 from dledger_core.net.frame import Frame

@@ -32,7 +32,7 @@ def test_append_time_follows_no_jump_of_a_leaders_clock(tmp_path) -> None:
         n0.wall_ms = BEGIN + DAY
         n0.lead()
         n0.monotonic_ms += 1
-        assert appended(n0) == DAY + 1, "a new office starts with the present clock"
+        assert appended(n0) == DAY + 1, "a new leadership starts with the present clock"
         n0.depose()
         n0.wall_ms = BEGIN
         n0.lead()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dledger_core.continuation import ContinuedLog
 from dledger_core.control import pack
 from dledger_core.errors import (
     ConfigError,
@@ -24,6 +23,7 @@ from dledger_core.errors import (
     StoreMismatchError,
 )
 from dledger_core.ids import Index, Term
+from dledger_core.lineage import AncestorLog
 from dledger_core.raft.floor import Floor
 from dledger_core.server.maintenance.backup import BackupReport, back_up_stores, stores_in
 from dledger_core.server.maintenance.restore import RestoreReport, restore
@@ -90,8 +90,8 @@ def test_restored_store_has_all_committed_entries_and_never_votes() -> None:
     assert not hard_state_file(layout.hard_state).load(files).exists
     identity = load_identity(files, layout)
     assert not identity.is_member
-    assert identity.continuation is not None
-    end = identity.continuation.given_up.end
+    assert identity.recovery is not None
+    end = identity.recovery.given_up.end
     assert (end.last_index, end.commit_index, end.last_term) == (19, 19, 1)
     assert end.is_recovering
     with open_store(found.store, files=files) as store:
@@ -211,7 +211,7 @@ def test_directory_of_other_backup_or_with_other_files_is_refused(tmp_path: Path
 
 
 def remove_crc(files: Files, path: Path) -> None:
-    """Remove the checksum of an edited file, as a person does by hand."""
+    """Remove the checksum of an edited file, as an operator does by hand."""
     lines = (files.read(path) or b"").splitlines()
     kept = [line for line in lines if b"crc32" not in line]
     files.replace(path, b"\n".join(kept).replace(b",\n}", b"\n}"))
@@ -366,7 +366,7 @@ def test_restored_store_is_backed_up_and_restored_like_any_other() -> None:
     assert backed_up(files, Path(first.store), Path("/second")).end_index == 20
     (second,) = restore(Path("/second"), Path("/third"), files=files)
     assert entries(files, second.store) == entries(files, STORE)
-    found = [load_identity(files, Layout(Path(path))).continuation for path in (first.store, second.store)]
+    found = [load_identity(files, Layout(Path(path))).recovery for path in (first.store, second.store)]
     assert found[0] is not None
     assert found[1] is not None
     assert found[0].given_up.end == found[1].given_up.end
@@ -380,7 +380,7 @@ def test_backup_of_log_is_continued_by_log_that_has_its_entries(last: int, is_ac
     first = backed_up(files)
     meta = load_log_meta(files, Layout(STORE).log_meta)
     assert meta is not None
-    link = ContinuedLog(str(meta.log_uuid), last, 1, None)
+    link = AncestorLog(str(meta.log_uuid), last, 1, None)
     save_log_meta(files, Layout(STORE).log_meta, replace(meta, log_uuid="new", continues=(link,)))
     grow(files, 10, term=3)
     if not is_accepted:
@@ -390,8 +390,8 @@ def test_backup_of_log_is_continued_by_log_that_has_its_entries(last: int, is_ac
     second = backed_up(files)
     assert (second.log, second.end_index, second.kept_files) == ("new", 30, first.copied_files - 1)
     identity = load_identity(files, Layout(Path(restored(files).store)))
-    assert identity.continuation is not None
-    assert identity.continuation.given_up.log_uuid == "new"
+    assert identity.recovery is not None
+    assert identity.recovery.given_up.log_uuid == "new"
 
 
 def test_backup_with_logs_of_several_nodes_is_restored_for_named_node() -> None:

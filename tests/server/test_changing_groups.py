@@ -185,12 +185,12 @@ def test_each_node_in_turn_loses_its_disk_and_moves_while_a_client_appends(proce
         check_nothing_is_lost(client, acknowledged)
 
 
-FOUNDING = [("identity.2", 2), ("log.json", 1), ("members", 1), ("identity", 3)]
-"""Files that a node replaces while its group is founded: it has the record, makes its store, is a member."""
+BOOTSTRAP = [("identity.2", 2), ("log.json", 1), ("members", 1), ("identity", 3)]
+"""Files that a node replaces while its group is bootstrapped: it has the record, makes its store, is a member."""
 
 
-def test_founding_survives_kill_of_a_node_between_any_two_files(processes: Processes, tmp_path: Path) -> None:
-    for number, point in enumerate(FOUNDING):
+def test_bootstrap_survives_kill_of_a_node_between_any_two_files(processes: Processes, tmp_path: Path) -> None:
+    for number, point in enumerate(BOOTSTRAP):
         peers = free_peers(3)
         for peer in peers[:2]:
             processes.start(peer, peers, f"{number}-{peer.node_id}")

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from dledger_core.bootstrap import GROUP_VERSION
 from dledger_core.errors import EndLostError, IdentityLostError
-from dledger_core.founding import GROUP_VERSION
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId, NodeId, Term, member_id
 from dledger_core.net.attach import floor_of_row
 from dledger_core.raft import AppendEntries, AppendEntriesResponse, Message, RequestVote, RequestVoteResponse, TermRange
 from dledger_core.raft.floor import Floor
 from dledger_core.raft.log import TermRanges
 from dledger_core.server.group_state import GroupState
-from dledger_core.server.replica.acknowledged import Acknowledged
-from dledger_core.server.replica.attachments import ShownStore
+from dledger_core.server.replica.attachments import StoreClaim
+from dledger_core.server.replica.peer_watermarks import PeerWatermarks
 from dledger_core.storage.files.acknowledged_file import Remembered, load_acknowledged, save_acknowledged
 from dledger_core.storage.files.file_system import read_checked, write_checked
 from dledger_core.storage.files.layout import Layout
@@ -60,8 +60,8 @@ def shown(
     member: MemberId = B,
     floor: Floor | None = None,
     shows_floor: bool = True,
-) -> ShownStore:
-    return ShownStore(
+) -> StoreClaim:
+    return StoreClaim(
         member,
         "log",
         Term(term),
@@ -96,14 +96,14 @@ class Terms:
 LONG = Terms(*[1] * 20)
 
 
-def check(memory: Acknowledged, theirs: ShownStore, log: Terms = LONG, commit_index: int = -1) -> Any:
+def check(memory: PeerWatermarks, theirs: StoreClaim, log: Terms = LONG, commit_index: int = -1) -> Any:
     """Return the class of the refusal and the floor that it names; the same after the memory was written and read."""
     files, layout = FaultyFiles(), Layout(STORE)
     files.mkdir(layout.meta)
     memories = [memory]
     if (known := memory.unwritten()) is not None:
         save_acknowledged(files, layout, known)
-        memories.append(Acknowledged(load_acknowledged(files, layout)))
+        memories.append(PeerWatermarks(load_acknowledged(files, layout)))
     assert memory.unwritten() is None, "nothing new to write"
     found = []
     for each in memories:
@@ -118,8 +118,8 @@ def check(memory: Acknowledged, theirs: ShownStore, log: Terms = LONG, commit_in
     return found[0]
 
 
-def remembering(*messages: Message) -> Acknowledged:
-    memory = Acknowledged({})
+def remembering(*messages: Message) -> PeerWatermarks:
+    memory = PeerWatermarks({})
     for message in messages:
         memory.observe(message)
     return memory
@@ -253,7 +253,7 @@ def test_store_with_floor_it_needs_is_taken(floor: Floor, refused: Any) -> None:
 
 
 def test_term_shown_at_attach_is_remembered_where_it_is_durable() -> None:
-    memory = Acknowledged({})
+    memory = PeerWatermarks({})
     assert check(memory, shown(6, 3, shows_floor=False)) is None
     assert check(memory, shown(5, 3, shows_floor=False)) is None
     assert check(memory, shown(6, 3)) is None
@@ -261,7 +261,7 @@ def test_term_shown_at_attach_is_remembered_where_it_is_durable() -> None:
 
 
 def test_page_cache_acknowledgement_promises_no_end() -> None:
-    memory = Acknowledged({}, is_durable=False)
+    memory = PeerWatermarks({}, is_durable=False)
     memory.observe(led(3))
     with pytest.raises(IdentityLostError):
         memory.check("g", shown(2, 9), LONG, NO_INDEX)
@@ -345,12 +345,12 @@ async def test_disk_set_back_in_its_term_becomes_recovering_voter(tmp_path, capl
 def test_memory_is_written_with_checkpoint() -> None:
     files, layout = FaultyFiles(), Layout(STORE)
     with HandDriven(STORE, voters=("n0", "n1"), files=files) as n0:
-        n0.replica.acknowledged.observe(accepted(5, 9))
-        n0.replica.acknowledged.observe(led(7))
+        n0.replica.peer_watermarks.observe(accepted(5, 9))
+        n0.replica.peer_watermarks.observe(led(7))
         n0.replica.store.save_checkpoint()
         n0.run()
         assert load_acknowledged(files, layout) == {"b": Remembered(7, 7, (5, 9))}
-        n0.replica.acknowledged.observe(granted(8))
+        n0.replica.peer_watermarks.observe(granted(8))
     assert load_acknowledged(files, layout)["b"].term == 8, "an orderly stop writes it too"
 
 

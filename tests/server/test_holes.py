@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from dledger_core import AsyncClient, Client, LocalCluster
-from dledger_core.client.continuing import LostMajority, recover_lost
+from dledger_core.client.recovery import LostMajority, recover_lost
 from dledger_core.errors import RecoveryRefusedError
 from dledger_core.ids import NodeId
-from dledger_core.recovery import Continued
+from dledger_core.recovery import Recovered
 from dledger_core.server import store_requests
 from dledger_core.server.group_state import GroupState
 from dledger_core.storage.files.file_system import OsFiles
@@ -137,7 +137,7 @@ def test_two_survivors_fill_each_other_and_lose_nothing(tmp_path: Path, also: Da
             assert (
                 all(len(found[node]) <= len(each) for node, each in expected.items()) if running else found == expected
             )
-            assert isinstance((await recover(group)).action, Continued)
+            assert isinstance((await recover(group)).action, Recovered)
             assert await bodies(client) == acknowledged
             await append(client, 1)
             await eventually(lambda: len(group.hosted("n2").replica.raft.configuration.voters) == 2)
@@ -189,7 +189,7 @@ def test_unfilled_hole_is_shown_and_ends_log_only_on_demand(tmp_path: Path) -> N
                 await recover(group)
             assert "dledger recover --lost n0,n1 --accept-loss" in refused.value.remedy
             assert {node: content(group, node) for node in SURVIVORS} == before
-            assert isinstance((await recover(group, accepts_loss=True)).action, Continued)
+            assert isinstance((await recover(group, accepts_loss=True)).action, Recovered)
             async with client_of(group) as another:  # the first one has seen entries that the log lacks now
                 assert await bodies(another) == acknowledged[:12]
                 await append(another, 1)
@@ -222,7 +222,7 @@ def test_recovery_with_holes_interrupted_after_any_message_continues(
                     for node in SURVIVORS:
                         await group.stop(node)
                         await group.start(node)
-            assert isinstance((await recover(group)).action, Continued)
+            assert isinstance((await recover(group)).action, Recovered)
             async with client_of(group) as another:
                 assert await bodies(another) == acknowledged[: 5 if accepts_loss else None]
                 await append(another, 1)
@@ -235,7 +235,7 @@ def test_two_recoveries_at_once_fill_holes(tmp_path: Path) -> None:
         async with survivors(tmp_path, {"n2": (b"entry 5",), "n3": (b"entry 9",)}) as (group, client, acknowledged):
             await leaderless(group, *hosted(group))
             done = await asyncio.gather(*(recover(group) for _ in range(2)))
-            assert {type(each.action) for each in done} == {Continued}
+            assert {type(each.action) for each in done} == {Recovered}
             assert await bodies(client) == acknowledged
 
     run(work())

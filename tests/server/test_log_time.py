@@ -150,7 +150,7 @@ def test_follower_learns_log_time_from_heartbeats_of_its_leader(tmp_path) -> Non
         assert {message.log_time_ms for message in n0.sent if isinstance(message, Heartbeat)} == {3 * DAY + MINUTE}
 
 
-def test_follower_does_not_count_after_its_office(tmp_path) -> None:
+def test_follower_does_not_count_after_its_leadership(tmp_path) -> None:
     with HandDriven(tmp_path, voters=THREE) as n0:
         n0.lead()
         n0.running_ms += MINUTE
@@ -197,7 +197,7 @@ async def test_log_time_of_running_nodes_advances_while_one_leads(tmp_path) -> N
         await eventually(lambda: min(log_time.now_ms for log_time in times) > 100, timeout_s=4.0)
 
 
-def test_log_time_never_falls_and_counts_in_office_only() -> None:
+def test_log_time_never_falls_and_counts_while_leading_only() -> None:
     running = [0]
     log_time = LogTime(lambda: running[0])
     log_time.observe(100)

@@ -13,9 +13,8 @@ import pytest
 
 from dledger_core import AsyncClient, Client, LocalCluster
 from dledger_core.client import continuing
-from dledger_core.client.continuing import LostMajority, recover_lost
+from dledger_core.client.recovery import LostMajority, recover_lost
 from dledger_core.config import Peer, format_peers, parse_peers
-from dledger_core.continuation import ContinuationRecord, ContinuedLog, Survivor
 from dledger_core.errors import (
     DLedgerError,
     LogContestedError,
@@ -24,11 +23,12 @@ from dledger_core.errors import (
     UnreachableError,
 )
 from dledger_core.ids import Index, MemberId, NodeId, Term
+from dledger_core.lineage import AncestorLog, RecoveryRecord, Survivor
 from dledger_core.net.credentials import PLAINTEXT
-from dledger_core.recovery import Continued
+from dledger_core.recovery import Recovered
 from dledger_core.server import store_requests
 from dledger_core.server.group_state import GroupState
-from dledger_core.server.replica.attachments import ShownStore
+from dledger_core.server.replica.attachments import StoreClaim
 from dledger_core.server.replica.replica import Replica
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
@@ -121,7 +121,7 @@ def test_two_wiped_disks_found_nothing_and_recover_keeps_all_entries_of_survivor
             # A leader that changes on the way leaves the newest commit index unknown to the survivor.
             assert planned.preview["committed_end"] <= planned.preview["continues_at_index"] + 1
             done = await recover(group, "n0", "n1")
-            assert isinstance(done.action, Continued)
+            assert isinstance(done.action, Recovered)
             assert await bodies(client) == acknowledged, "the client follows the new log"
             assert (await client.metadata()).log_uuid == done.action.log_uuid != before
             again = await recover(group, "n0", "n1")
@@ -150,7 +150,7 @@ def test_wiped_node_of_two_names_recover_and_other_node_continues(tmp_path: Path
             await group.start("n0")
             await eventually(lambda: "recover --lost n0" in why(group, "n0"))
             await leaderless(group, "n1")
-            assert isinstance((await recover(group, "n0")).action, Continued)
+            assert isinstance((await recover(group, "n0")).action, Recovered)
             assert await bodies(client) == acknowledged
 
     run(work())
@@ -188,7 +188,7 @@ def test_recovery_interrupted_after_any_message_continues(
                         await group.stop(node)
                         await group.start(node)
             done = await recover(group, "n0", "n1")
-            assert isinstance(done.action, Continued)
+            assert isinstance(done.action, Recovered)
             assert await bodies(client) == acknowledged
             await append(client, 1)
             leader = await group.leader()
@@ -226,7 +226,7 @@ def test_recovery_survives_kill_of_survivor_after_any_step(tmp_path: Path, monke
         def recover_once() -> LostMajority:
             return asyncio.run(recover_lost(peers, "default", lost, TIMEOUT_S))
 
-        for _ in range(3):  # give the log up, take the record, complete it
+        for _ in range(3):  # retire the log, take the record, complete it
             stop_after(monkeypatch, 0)
             with pytest.raises(Interrupted):
                 recover_once()
@@ -234,7 +234,7 @@ def test_recovery_survives_kill_of_survivor_after_any_step(tmp_path: Path, monke
             cluster.kill("n2")
             cluster.restart("n2")
             soon(lambda: answers(peers))
-        assert isinstance(recover_once().action, Continued)
+        assert isinstance(recover_once().action, Recovered)
         assert client.read(0, 1 << 20).column("body").to_pylist() == acknowledged
         client.append([b"after"])
 
@@ -266,7 +266,7 @@ def test_majority_that_is_alive_stays_and_new_log_refuses_appends(tmp_path: Path
                 await append(old, 3, "in the old log")
                 await group.start("n2")
                 replica = group.hosted("n2").replica
-                await eventually(lambda: replica.lineage.contested is not None)
+                await eventually(lambda: replica.lineage.forked is not None)
                 with pytest.raises(LogContestedError):
                     await group_append(group, "n2")
                 await append(old, 1, "later")
@@ -287,9 +287,9 @@ def force_recovery(peers: str, node: str, addresses: Mapping[str, str]) -> None:
             old = (await nodes.send(NodeId(node), "ask")).log_uuid
             found = await nodes.send(NodeId(node), "give-up", old)
             assert found.end is not None
-            record = ContinuationRecord(
+            record = RecoveryRecord(
                 log_uuid="the new log",
-                continues=(ContinuedLog(str(old), found.end.last_index, found.end.last_term, found.end.check),),
+                continues=(AncestorLog(str(old), found.end.last_index, found.end.last_term, found.end.check),),
                 term=found.end.term,
                 version=found.version,
                 voter=Survivor(NodeId(node), str(found.store), "the new store", addresses[node]),
@@ -374,10 +374,10 @@ async def append_uncommitted(cluster: LocalCluster, leader: str, followers: list
         assert all(isinstance(each, DLedgerError) for each in done)
 
 
-def shown(replica: Replica, node: str, end: tuple[int, int], commit: tuple[int, int | None]) -> ShownStore:
+def shown(replica: Replica, node: str, end: tuple[int, int], commit: tuple[int, int | None]) -> StoreClaim:
     """Return a store of the log that a replica's continues, with (term, index) of its end, (index, term) committed."""
     commit_index, commit_term = Index(commit[0]), None if commit[1] is None else Term(commit[1])
-    return ShownStore(
+    return StoreClaim(
         MemberId(f"{node}/store"), replica.lineage.chain[-1].log_uuid, Term(9), Term(end[0]), Index(end[1]), 1,
         commit_index, commit_term,
     )  # fmt: skip
@@ -403,8 +403,8 @@ def test_new_log_stops_store_only_for_end_that_it_contains(tmp_path: Path) -> No
                 assert values.get("end") == (list(end) if "chain" in values else None)
                 return values["response"], "chain" in values
 
-            def is_contested() -> bool:
-                return replica.lineage.contested is not None
+            def is_forked() -> bool:
+                return replica.lineage.forked is not None
 
             same, below, later = (link.term, link.index), link.index - 1, link.term + 1
             assert response(same, (link.index, link.term)) == ("stop", True)
@@ -412,12 +412,12 @@ def test_new_log_stops_store_only_for_end_that_it_contains(tmp_path: Path) -> No
             assert response((later, below), (0, link.term)) == ("wait", False)
             assert response((later, below), (below, None)) == ("wait", False)
             assert response((later, link.index + 9), (0, None)) == ("wait", False)
-            assert not is_contested(), "entries that are not committed contest nothing"
+            assert not is_forked(), "entries that are not committed contest nothing"
             assert response((later, below), (below, later)) == ("stay", False)
-            assert is_contested()
-            replica.lineage.contested = None
+            assert is_forked()
+            replica.lineage.forked = None
             assert response((later, link.index + 1), (link.index + 1, None)) == ("stay", False)
-            assert is_contested()
+            assert is_forked()
 
     run(work())
 
@@ -462,7 +462,7 @@ def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path, veri
             await eventually(lambda: state(group, "n0") is GroupState.WAITING)
             await group.stop("n0")
             await group.start("n0")
-            assert state(group, "n0") is GroupState.WAITING, "it gave the log up durably"
+            assert state(group, "n0") is GroupState.WAITING, "it retired the log durably"
             assert await bodies(client) == acknowledged
             await group.stop("n0")
             wipe(group, "n0")
@@ -487,7 +487,7 @@ def test_give_up_whose_client_disconnects_is_finished(tmp_path: Path) -> None:
             await asyncio.wait([request])
             assert request.cancelled()
             done = await recover(group, "n0", "n1")
-            assert isinstance(done.action, Continued)
+            assert isinstance(done.action, Recovered)
             assert await bodies(client) == acknowledged
 
     run(work())

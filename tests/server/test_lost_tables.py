@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from dledger_core.client import Producer
-from dledger_core.client.continuing import recover_lost
+from dledger_core.client.recovery import recover_lost
 from dledger_core.cluster import LocalCluster
 from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.connect import Client
 from dledger_core.errors import SequenceGapError, UnreachableError
 from dledger_core.ids import NodeId
-from dledger_core.recovery import Continued
+from dledger_core.recovery import Recovered
+from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.table_store import read_sqlite
-from dledger_core.storage.files.twin_file import copies
 from dledger_core.storage.tables.tables import LogTables
 from tests.support.soon import soon
 
@@ -47,7 +47,7 @@ def recovered(peers: Sequence[Peer], *lost: str) -> bool:
         found = asyncio.run(recover_lost(peers, "default", frozenset(map(NodeId, lost)), 5.0))
     except UnreachableError:
         return False
-    return isinstance(found.action, Continued)
+    return isinstance(found.action, Recovered)
 
 
 def test_survivor_with_tables_of_lost_entries_serves_producers_of_new_log(tmp_path: Path) -> None:

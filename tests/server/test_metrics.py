@@ -214,7 +214,7 @@ async def test_refusals_are_counted_by_the_name_of_their_error(tmp_path: Path) -
 
 async def test_refused_connections_are_counted_too(tmp_path: Path) -> None:
     async with group_of(tmp_path, limits=Limits(connections=1)) as group:
-        await eventually(lambda: not group.nodes["n0"].service.flows)  # of the founding
+        await eventually(lambda: not group.nodes["n0"].service.flows)  # of the bootstrap
         await group.channel("n0")
         with pytest.raises(BusyError):
             await group.channel("n0")
@@ -226,7 +226,7 @@ async def test_refused_connections_are_counted_too(tmp_path: Path) -> None:
 
 async def test_refusals_of_quotas_are_counted_by_quota(tmp_path: Path) -> None:
     async with group_of(tmp_path, limits=Limits(address_connections=1)) as group:
-        await eventually(lambda: not group.nodes["n0"].service.flows)  # of the founding
+        await eventually(lambda: not group.nodes["n0"].service.flows)  # of the bootstrap
         await group.channel("n0")
         with pytest.raises(QuotaExceededError):
             await group.channel("n0")
@@ -287,7 +287,7 @@ async def test_node_that_stops_is_not_ready(tmp_path: Path) -> None:
         assert (await afetch(group.nodes["n0"].http_port, "/readyz")).status == 503
 
 
-async def test_node_that_waits_to_be_founded_is_ready(tmp_path: Path) -> None:
+async def test_node_that_waits_to_be_bootstrapped_is_ready(tmp_path: Path) -> None:
     group = ServerGroup(tmp_path, 3, http=HTTP)
     node = await group.start("n1")
     try:

@@ -23,7 +23,7 @@ from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.listening import serve
 from dledger_core.raft import Configuration, ConfigurationInForce, Heartbeat, RequestVote, Role
-from dledger_core.server.replica.attachments import ShownStore
+from dledger_core.server.replica.attachments import StoreClaim
 from dledger_core.server.replica.members import Members
 from dledger_core.server.replica.peers import PeerLinks
 from tests.support.server_group import RawClient, ServerGroup, eventually, free_peers
@@ -81,7 +81,7 @@ class Node:
     def identity(self, group):
         if group not in self.stores:
             return None
-        return ShownStore(self.member(group), self.log_uuid, Term(1), Term(1), Index(0), 1)
+        return StoreClaim(self.member(group), self.log_uuid, Term(1), Term(1), Index(0), 1)
 
     def check_attach(self, group, theirs):
         if self.refuse is not None:
@@ -452,7 +452,7 @@ async def test_group_with_another_log_is_refused_alone():
 async def test_attach_is_tried_again_while_group_waits():
     peers = free_peers(2)
     async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
-        n1.refuse = UnreachableError("the group waits to be founded")
+        n1.refuse = UnreachableError("the group waits to be bootstrapped")
         await eventually(lambda: len(n0.refusals) >= 2)
         assert not attached(n0, n1)
         n1.refuse = None

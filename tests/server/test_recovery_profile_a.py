@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from dledger_core.bootstrap import StoreIdentity
 from dledger_core.config import parse_peers
-from dledger_core.continuation import ContinuedLog, LogEnd, agreed_index, gave_up, taken
-from dledger_core.founding import StoreIdentity
 from dledger_core.ids import NO_INDEX, NodeId, Term
+from dledger_core.lineage import AncestorLog, LogEnd, agreed_index, retired, taken
 from dledger_core.raft import Configuration, Floor
 from dledger_core.raft.ready import HardState
-from dledger_core.recovery import Continued, KnownMember, SurvivorAnswer, TakeRecord, decide
+from dledger_core.recovery import KnownMember, Recovered, SurvivorAnswer, TakeRecord, decide
+from dledger_core.server.bootstrap.store import GroupStore
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.founding.store import GroupStore
 from dledger_core.storage.files.identity import continued, save_identity
 from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
 from dledger_core.storage.files.meta_files import save_hard_state
@@ -68,7 +68,7 @@ def test_logs_without_known_terms_agree_nowhere_known() -> None:
 def answer(node: NodeId, found: LogEnd) -> SurvivorAnswer:
     members = tuple(KnownMember(NodeId(f"n{i}"), f"s{i}", f"host:{i}", True) for i in range(4))
     store = f"s{node[1:]}"
-    state = gave_up(None, "old", store, found)
+    state = retired(None, "old", store, found)
     return SurvivorAnswer(
         node_id=node, log_uuid="old", store=store, profile="A", members=members, end=found, state=state
     )
@@ -85,7 +85,7 @@ def old_store() -> FaultyFiles:
     assert isinstance(action, TakeRecord)
     record = action.record
     assert (record.voter.node_id, record.all_vote) == (OTHER, True)
-    assert record.point == ContinuedLog("old", 3, 4, None)
+    assert record.point == AncestorLog("old", 3, 4, None)
     files = FaultyFiles()
     open_log(files, config=CONFIG).close()
     meta = load_log_meta(files, LAYOUT.log_meta)
@@ -97,7 +97,7 @@ def old_store() -> FaultyFiles:
         append(log, [b"entry %d" % at], term)
     log.close(1)
     state = taken(answers[ME].state, ME, record)
-    held = StoreIdentity(store="s0", continuation=state)
+    held = StoreIdentity(store="s0", recovery=state)
     save_identity(files, LAYOUT, continued(held, record.log_uuid, ME))
     return files
 
@@ -159,7 +159,7 @@ def test_two_of_four_nodes_continue_log_of_profile_a_and_both_vote(tmp_path: Pat
             await group.start("n3")
             await leaderless(group, "n2", "n3")
             done = await recover(group, "n0", "n1")
-            assert isinstance(done.action, Continued)
+            assert isinstance(done.action, Recovered)
             acknowledged += await append_entries(client, 1, "new")
             assert await bodies(client) == acknowledged
             leader = await group.leader()

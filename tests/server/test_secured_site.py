@@ -40,7 +40,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 @contextmanager
 def tab_with(browser: Browser, token: str | None) -> Iterator[Page]:
-    """A tab of a person who accepts the certificate, and gives the token as password if asked."""
+    """A tab of an operator who accepts the certificate, and gives the token as password if asked."""
     password = None if token is None else {"username": "any", "password": token}
     with browser.new_context(ignore_https_errors=True, http_credentials=password) as context:
         yield context.new_page()

@@ -14,7 +14,7 @@ from dledger_core.client.members import GroupMembers, MemberStatus
 from dledger_core.client.verdict import GroupHealth, Level, reasons_of, verdict_of
 from dledger_core.config import Limits, ListenAddress, StorageConfig
 from dledger_core.ids import NodeId
-from dledger_core.server.monitoring.cluster_look import GroupLook, NodeLook
+from dledger_core.server.monitoring.cluster_probe import GroupProbe, NodeProbe
 from dledger_core.server.monitoring.events import RecentEvents
 from dledger_core.server.monitoring.history import SAMPLES_MAX, History
 from dledger_core.server.monitoring.site import SiteOptions
@@ -49,28 +49,28 @@ def indexes(page: Fetched) -> list[int]:
 # --- verdict ----------------------------------------------------------------------------------------------------------
 
 
-def node(name: str, role: str = "follower", **options: Any) -> NodeLook:
+def node(name: str, role: str = "follower", **options: Any) -> NodeProbe:
     known = {"answers": True, "term": 3, "leader_id": "n0"} if role not in ("silent", "quarantined") else {}
     known |= {"answers": True} if role == "quarantined" else {}
-    return NodeLook(node_id=NodeId(name), address="h:1", role=role, **(known | options))
+    return NodeProbe(node_id=NodeId(name), address="h:1", role=role, **(known | options))
 
 
 def look(
-    *nodes: NodeLook,
+    *nodes: NodeProbe,
     inactive: tuple[str, ...] = (),
     conditions: dict[str, tuple[str, ...]] | None = None,
     removed: tuple[str, ...] = (),
     members: bool = True,
     **options: Any,
 ) -> GroupHealth:
-    def member(each: NodeLook) -> MemberStatus:
+    def member(each: NodeProbe) -> MemberStatus:
         name, is_active = str(each.node_id), each.role != "silent" and str(each.node_id) not in inactive
         limits = (conditions or {}).get(name, ())
         return MemberStatus(name, "s", "h:1", "voter", False, None, is_active, 5, 0, 0, None, limits)
 
     named = tuple(member(node) for node in nodes if node.node_id not in removed)
     found = GroupMembers(-1, False, named) if members else None
-    return GroupLook(name="g", nodes=nodes, members=found, **options).health()
+    return GroupProbe(name="g", nodes=nodes, members=found, **options).health()
 
 
 ALONE = node("n0", leader_id=None)

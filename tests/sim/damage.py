@@ -25,6 +25,7 @@ import numpy as np
 
 from dledger_core.ids import NO_TERM, Index
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES, segment_name
+from dledger_core.storage.files.ab_file import ABFile, copies
 from dledger_core.storage.files.identity import identity_file
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.members_file import members_file
@@ -35,7 +36,6 @@ from dledger_core.storage.files.meta_files import (
     load_checkpoint,
     load_floor,
 )
-from dledger_core.storage.files.twin_file import TwinFile, copies
 from tests.support.faulty_files import SECTOR, FaultyFiles, Inode
 
 if TYPE_CHECKING:
@@ -178,10 +178,10 @@ class Damages:
             *(hard_state_file(layout.hard_state), checkpoint_file(layout.checkpoint)),
             *(members_file(layout), identity_file(layout.identity)),
         )
-        twin: TwinFile[Any] = source.choice(files)
-        if all(twin.load(files).equal for files in (member.files, after_crash(member))):
+        ab_file: ABFile[Any] = source.choice(files)
+        if all(ab_file.load(files).equal for files in (member.files, after_crash(member))):
             self._sim.counters["copies lost"] += 1
-            _lose(member, source.choice(copies(twin.path)), source)
+            _lose(member, source.choice(copies(ab_file.path)), source)
 
     def lose_checkpoint(self, member: ReplicaMember, source: random.Random) -> None:
         """Take both copies of the checkpoint of a member that just went down, if no other one is recovering."""

@@ -168,9 +168,9 @@ class CoreMember(Member):
     def __init__(self, sim: Simulator, node_id: MemberId, seed: int) -> None:
         del seed
         super().__init__(sim, node_id)
-        self._snapshots = Snapshots(Random(sim.seed).choice((0, 500, 5000)), sim.founded.voters)
-        if node_id in sim.founded.voters:
-            self.disk.in_force_before = ConfigurationInForce(NO_INDEX, sim.founded)
+        self._snapshots = Snapshots(Random(sim.seed).choice((0, 500, 5000)), sim.bootstrapped.voters)
+        if node_id in sim.bootstrapped.voters:
+            self.disk.in_force_before = ConfigurationInForce(NO_INDEX, sim.bootstrapped)
         self._checkpoint = NO_INDEX
         self.newest_configuration = self.disk.in_force_before.index
         """Index of the newest configuration entry that this disk had; lowered when the entry is truncated."""

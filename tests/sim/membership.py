@@ -13,8 +13,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dledger_core.bootstrap import GROUP_VERSION
 from dledger_core.errors import DLedgerError, MemberChangeRefusedError
-from dledger_core.founding import GROUP_VERSION
 from dledger_core.ids import MemberId, node_of, store_of
 from dledger_core.raft import (
     AddLearner,
@@ -27,7 +27,7 @@ from dledger_core.raft import (
     Status,
 )
 from dledger_core.server.services import membership
-from tests.sim.founding import ADDRESS
+from tests.sim.bootstrap import ADDRESS
 
 if TYPE_CHECKING:
     from tests.sim.simulator import Simulator
@@ -179,7 +179,7 @@ class MemberChanges:
         configuration = status.configuration
         voters, learners = sorted(configuration.voters), sorted(configuration.learners)
         others = self._others(configuration)
-        # The size stays near that of the founding: dangerous are even sizes, where a configuration with one voter more
+        # The size stays near that of the bootstrap: dangerous are even sizes, where a configuration with one voter more
         # or less and another such one may have majorities without a common member.
         few, draw = len(voters) < self.mix.voters, source.random()
         if draw < (0.6 if few else 0.3) and others and len(configuration.members) < MEMBERS_MAX:
@@ -238,8 +238,8 @@ class MemberChanges:
             self._sim.empty_disk(node_of(member))
 
 
-def founded(names: list[MemberId], voters: int) -> Configuration:
-    """Return the configuration of the founding."""
+def bootstrapped(names: list[MemberId], voters: int) -> Configuration:
+    """Return the configuration of the bootstrap."""
     of_stores = bool(store_of(names[0]))
     addresses = dict.fromkeys(names[:voters], ADDRESS) if of_stores else {}
     return Configuration(frozenset(names[:voters]), addresses=addresses, version=GROUP_VERSION if of_stores else 0)

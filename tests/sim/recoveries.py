@@ -27,15 +27,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from dledger_core.continuation import Chain, ContinuationRecord, LogEnd, Response, find_link
 from dledger_core.errors import DLedgerError, LogContinuedError
 from dledger_core.ids import Index, MemberId, NodeId, Term, node_of
+from dledger_core.lineage import Chain, LogEnd, RecoveryRecord, Response, find_link
 from dledger_core.raft import Batch, ConfigurationInForce, HardState
 from dledger_core.recovery import (
-    Continued,
     Electable,
     FillHoles,
     Holes,
+    Recovered,
     Refused,
     SurvivorAnswer,
     TakeRecord,
@@ -116,7 +116,7 @@ class Disaster:
     is_over: bool = False
     refusals: int = 0
     why: str = ""
-    records: dict[str, ContinuationRecord] = field(default_factory=dict)
+    records: dict[str, RecoveryRecord] = field(default_factory=dict)
 
 
 class Recoveries:
@@ -141,11 +141,11 @@ class Recoveries:
         return all(disaster.is_over for disaster in self._disasters) and self._sim.time.now > self._settled_at
 
     def has_ended(self, group: Simulator) -> bool:
-        """Whether nothing is demanded of a group: it has lost its majority, or its log is contested."""
+        """Whether nothing is demanded of a group: it has lost its majority, or its log is forked."""
         if not group.is_disturbed and not group.log_is_new:
             return False
         running = [member for member in group.members.values() if member.running and not member.waits]
-        if any(member.up and member.replica.lineage.contested is not None for member in running):
+        if any(member.up and member.replica.lineage.forked is not None for member in running):
             return True
         voters = group.checker.configuration.configuration.voters
         configurations = [member.core.configuration for member in running if member.up]
@@ -268,11 +268,11 @@ class Recoveries:
             sim.counters[f"recoveries: {type(action).__name__}"] += 1
             sim.note("operator", sorted(lost), repr(action))
             match action:
-                case Continued():  # a survivor that did not answer is still to be asked
+                case Recovered():  # a survivor that did not answer is still to be asked
                     started = any(group.log_uuid in disaster.records for group in sim.groups)
                     disaster.is_over = not started or self._is_complete(disaster)
                 case Electable(_, leader, replaced):
-                    # A person replaces a lost member then, or waits for the election.
+                    # An operator replaces a lost member then, or waits for the election.
                     disaster.is_over = not sim.faults_on or bool(leader or replaced or lost)
                 case Refused() | Unanswered():
                     disaster.refusals += 1
@@ -291,7 +291,7 @@ class Recoveries:
     def _is_complete(self, disaster: Disaster) -> bool:
         """Whether all survivors are in a new log: stores of the old one that answer too only confuse an operator."""
         new = [group for group in self._sim.groups if group.log_uuid in disaster.records]
-        return any(all(group.members[name].life for name in group.founded.members) for group in new)
+        return any(all(group.members[name].life for name in group.bootstrapped.members) for group in new)
 
     def _new_uuid(self) -> str:
         self._uuids += 1
@@ -329,7 +329,7 @@ class Recoveries:
         return alive and member.node not in self._cut_off and not (sim.faults_on and sim.chance(0.05))
 
     def _correct(self, disaster: Disaster, action: Refused | Unanswered, answers: dict[NodeId, SurvivorAnswer]) -> None:
-        """Name other nodes lost, as a person does who reads the refusal."""
+        """Name other nodes lost, as an operator does who reads the refusal."""
         group = disaster.group
         dead = {node_of(name) for name in group.changes.lost if not group.members[name].waits}
         if isinstance(action, Unanswered):
@@ -371,9 +371,7 @@ class Recoveries:
 
     # --- what a new log must have --------------------------------------------------------------------------------
 
-    def _check_record(
-        self, disaster: Disaster, record: ContinuationRecord, answers: dict[NodeId, SurvivorAnswer]
-    ) -> None:
+    def _check_record(self, disaster: Disaster, record: RecoveryRecord, answers: dict[NodeId, SurvivorAnswer]) -> None:
         """Check that the log of a new record has what its survivors know to be committed, and what they have of it."""
         if record.log_uuid in disaster.records:
             return
@@ -411,7 +409,7 @@ class Recoveries:
 
     def move(self, member: ReplicaMember) -> None:
         """Continue a store that belongs to a new log now."""
-        state = member.store.identity.continuation
+        state = member.store.identity.recovery
         assert state is not None
         record = state.record
         assert record is not None
@@ -426,7 +424,7 @@ class Recoveries:
         moved.members_once_lost = True
         moved.writing = replace(member.writing, hard_state=None)
         moved.disk = self._shadow(member, record)
-        if moved.node_id in group.founded.voters or member.was_cut:
+        if moved.node_id in group.bootstrapped.voters or member.was_cut:
             moved.lost_after, moved.checkpoint_lost = None, False
             moved.writing = type(moved.writing)()
         member.sim.shared.damages.move(member, group.shared.damages, moved)
@@ -436,9 +434,9 @@ class Recoveries:
         self._sim.counters["stores continued"] += 1
         group.start(moved)
 
-    def _shadow(self, member: ReplicaMember, record: ContinuationRecord) -> Any:
+    def _shadow(self, member: ReplicaMember, record: RecoveryRecord) -> Any:
         """Return the entries that a store wrote, without configurations, which count no longer."""
-        disk, state = member.disk.copy(), member.store.identity.continuation
+        disk, state = member.disk.copy(), member.store.identity.recovery
         assert state is not None
         end = state.given_up.end.last_index
         is_known = record.voter.node_id == member.node or member.was_cut
@@ -457,26 +455,26 @@ class Recoveries:
         payload.configuration = None  # type: ignore[attr-defined]
         return replace(batch, payload=payload)
 
-    def _continued(self, old: Simulator, record: ContinuationRecord) -> Simulator:
+    def _continued(self, old: Simulator, record: RecoveryRecord) -> Simulator:
         """Return the group of a new log."""
         self._sim.counters["logs continued"] += 1
         voter = self._process(old, record.voter.node_id)
         assert voter is not None
         group = copy.copy(old)
         group.log_uuid, group.log_is_new, group.is_disturbed = record.log_uuid, True, False
-        group.founded = first_configuration(record)
+        group.bootstrapped = first_configuration(record)
         kind = type(voter)
         nodes = [len({node_of(name) for each in self._sim.groups for name in each.names}) + at for at in range(SPARES)]
-        group.names = [*sorted(group.founded.members), *(kind.name_of(node) for node in nodes)]
+        group.names = [*sorted(group.bootstrapped.members), *(kind.name_of(node) for node in nodes)]
         group.network = Network(group.names, old.network.faults, old.source, old.counters)
         assert old.changes is not None
         group.changes = MemberChanges(group, old.changes.mix)
         group.members = {}
         for name in group.names:
             group.members[name] = kind(group, name, old.source.getrandbits(32))
-            if name in group.founded.members:
+            if name in group.bootstrapped.members:
                 group.members[name].continues = record
-        group.checker = SafetyChecker(group.members, group.founded)
+        group.checker = SafetyChecker(group.members, group.bootstrapped)
         group.shared = kind.shared(group)
         group.shared.iteration_delay = old.shared.iteration_delay
         prefix = list(self._prefix(old, voter, record))
@@ -486,7 +484,7 @@ class Recoveries:
         self._divide_clients(old, group, record)
         return group
 
-    def _prefix(self, old: Simulator, voter: ReplicaMember, record: ContinuationRecord) -> Iterator[Batch]:
+    def _prefix(self, old: Simulator, voter: ReplicaMember, record: RecoveryRecord) -> Iterator[Batch]:
         """Yield the entries of a new log that it takes from the old one."""
         disk, end = self._shadow(voter, record), -1
         for batch in old.checker.committed:
@@ -508,7 +506,7 @@ class Recoveries:
                 found = batch is not None and batch.term == link.term
                 check(found, "a log claims an entry of another one that it lacks", group.log_uuid, link, batch)
 
-    def _divide_clients(self, old: Simulator, group: Simulator, record: ContinuationRecord) -> None:
+    def _divide_clients(self, old: Simulator, group: Simulator, record: RecoveryRecord) -> None:
         """Move the clients to a new log that lacks no committed entry; give a log without clients some."""
         new, number = group.checker, len(self._sim.groups)
         lacking = [batch for batch in old.checker.committed if not new.contains(batch)]
@@ -571,9 +569,9 @@ class Recoveries:
         has_known = known is None or member.sim.checker.contains(known)
         if response is Response.STAY:
             check(not has_known, "a store contests a log that has its committed entries", store.node_id, known)
-            check(member.replica.lineage.contested is not None, "a contested log takes appends", member.node_id)
+            check(member.replica.lineage.forked is not None, "a forked log takes appends", member.node_id)
         elif not has_known and member.replica.commit_index >= link.index:
-            check(False, "a log lacks a committed entry and is not contested", store.node_id, member.node_id, known)
+            check(False, "a log lacks a committed entry and is not forked", store.node_id, member.node_id, known)
         life = store.life
         self._sim.time.after(
             self._sim.source.randrange(1, 30),

@@ -118,7 +118,7 @@ class SimSource:
 
 
 class SimSurvivor(SimSource):
-    """Another store that has given its log up too."""
+    """Another store that has retired its log too."""
 
     _log_uuid: str | None = None
 
@@ -130,10 +130,10 @@ class SimSurvivor(SimSource):
         await super().open(group, log_uuid)
 
     async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
-        """Respond as ``Group.read_given_up`` does."""
+        """Respond as ``Group.read_retired`` does."""
         del group
         fetch_bytes = self._member.sim.mix.fetch_bytes
-        return await self._ask(lambda: self._other.store.read_given_up(self._log_uuid, start, end, fetch_bytes))
+        return await self._ask(lambda: self._other.store.read_retired(self._log_uuid, start, end, fetch_bytes))
 
 
 class SimRepairEnvironment:
@@ -260,7 +260,7 @@ class MemberRepairs:
         member, sim = self._member, self._sim
         lost = set() if sim.changes is None else sim.changes.lost
         known = [name for name, other in sim.members.items() if other.life and name not in lost]
-        nodes = dict.fromkeys([*map(node_of, known), *map(node_of, sorted(sim.founded.voters))])
+        nodes = dict.fromkeys([*map(node_of, known), *map(node_of, sorted(sim.bootstrapped.voters))])
         peers = tuple(Peer(node, "sim", 1 + at) for at, node in enumerate(nodes))
         groups, root = (member.path.parent.name,), member.path.parents[1]
         return ServerConfig(self_id=member.node, peers=peers, groups=groups, directory=root, storage=sim.mix.storage)

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dledger_core.checksum import crc32
 from dledger_core.config import Limits
-from dledger_core.continuation import ContinuationRecord, LogEnd
 from dledger_core.errors import (
     ConfigError,
     CorruptRecordError,
@@ -34,6 +33,7 @@ from dledger_core.errors import (
     RecoveryRefusedError,
 )
 from dledger_core.ids import NO_INDEX, NUMBER_MAX, Index, MemberId, NodeId, Term, member_id, node_of
+from dledger_core.lineage import LogEnd, RecoveryRecord
 from dledger_core.net import codec
 from dledger_core.net.frame import FrameDecoder
 from dledger_core.net.limits.budget import Budget
@@ -55,9 +55,9 @@ from dledger_core.raft import (
     Role,
 )
 from dledger_core.record import Records, merge_ranges, records_of
-from dledger_core.server.founding.store import GroupStore, configuration_of
+from dledger_core.server.bootstrap.store import GroupStore, configuration_of
 from dledger_core.server.hosted import shown_store
-from dledger_core.server.replica.attachments import ShownStore
+from dledger_core.server.replica.attachments import StoreClaim
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.ready_loop import ReadyLoop
@@ -68,9 +68,9 @@ from dledger_core.storage import CommitLog
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import LogTables, TableChanges
 from dledger_core.storage.write.trim import LogStart
+from tests.sim.bootstrap import is_waiting, prepare, store_at_start
 from tests.sim.clients import History, SimClient, all_clients, check_history
 from tests.sim.damage import Damages
-from tests.sim.founding import is_waiting, prepare, store_at_start
 from tests.sim.lies import tell
 from tests.sim.member import TICK, Member
 from tests.sim.repairs import MemberRepairs, check_intact
@@ -231,7 +231,7 @@ class SimDisk:
             self._work_later()
 
     def close(self) -> None:
-        """Finish the queue, as a process does that gives its log up; no other one stops in an orderly way."""
+        """Finish the queue, as a process does that retires its log; no other one stops in an orderly way."""
         jobs = list(self._jobs)
         self._jobs.clear()
         persist(self._log, [job for job in jobs if isinstance(job, Ready)])
@@ -301,19 +301,19 @@ class ReplicaMember(Member):
     repairs: MemberRepairs
     store: GroupStore
     waits = False
-    """Whether its process runs with a store that has given its log up."""
+    """Whether its process runs with a store that has retired its log."""
     is_moved = False
     """Whether its store belongs to another log now, as another member."""
     was_cut = False
     """Whether its log was ended before a hole."""
-    continues: ContinuationRecord | None = None
+    continues: RecoveryRecord | None = None
     """The record by which its store came to this log."""
 
     def __init__(self, sim: Simulator, node_id: MemberId, seed: int) -> None:
         super().__init__(sim, node_id)
         self.node: NodeId = node_of(node_id)
-        founded = sim.founded if node_id in sim.founded.voters else UNKNOWN
-        self.disk.in_force_before = ConfigurationInForce(NO_INDEX, founded)
+        bootstrapped = sim.bootstrapped if node_id in sim.bootstrapped.voters else UNKNOWN
+        self.disk.in_force_before = ConfigurationInForce(NO_INDEX, bootstrapped)
         self.files = FaultyFiles(seed)
         self.files.before_sync = self._preallocate
         self.writing = Writing()
@@ -399,7 +399,7 @@ class ReplicaMember(Member):
         return True
 
     @property
-    def shown(self) -> ShownStore:
+    def shown(self) -> StoreClaim:
         """The store as its node shows it to others."""
         return shown_store(self.replica)
 
@@ -429,13 +429,13 @@ class ReplicaMember(Member):
     def _open(self) -> None:
         if not self.files.names:
             check(is_waiting(self.files, self.path, self.node), "an empty store belongs to a log", self.node_id)
-            voters = sorted(self.sim.founded.voters)
+            voters = sorted(self.sim.bootstrapped.voters)
             prepare(self.files, self.path, self.node_id, voters, self.sim.mix.storage, self.sim.log_uuid)
         draw = Random(f"{self.sim.seed}/{self.node_id}/{self.life}")
         self.store = store_at_start(self.files, self.path, self.node_id, draw)
         identity = self.store.identity
-        if self.waits or identity.continuation is not None:
-            self.waits = not identity.is_member and identity.continuation is not None
+        if self.waits or identity.recovery is not None:
+            self.waits = not identity.is_member and identity.recovery is not None
             if self.waits:
                 return
             if self.store.member != self.node_id:
@@ -469,7 +469,7 @@ class ReplicaMember(Member):
             ReplicaSettings(
                 group=GROUP,
                 member=self.node_id,
-                founded=configuration_of(self.store.identity),
+                bootstrapped=configuration_of(self.store.identity),
                 raft=self.sim.mix.raft,
                 preferred_leaders=self.sim.mix.preferred_leaders,
                 limits=LIMITS,
@@ -562,7 +562,7 @@ class ReplicaMember(Member):
             found = [each for each in found if self._is_new(each.index)]
             expected = [each for each in expected if self._is_new(each.index)]
         elif expected[0].index == NO_INDEX and (not found or found[0].index != NO_INDEX):
-            del expected[0]  # the founding; the store gets it at each start
+            del expected[0]  # the bootstrap; the store gets it at each start
         check(found == expected, "a store knows other members than its log", self.node_id, found, expected)
         unknown = newest > log.last_index() or self.members_lost
         check(log.ends_below_members or not unknown, "a store does not notice that it lost its members", self.node_id)
@@ -603,14 +603,14 @@ class ReplicaMember(Member):
         self.sim.on_down(self)
 
     def leave(self) -> LogEnd:
-        """End the replica, which gives its log up; return its final end. The process stays."""
+        """End the replica, which retires its log; return its final end. The process stays."""
         self.calm()
         self.up = False
         self.life += 1
         try:
             return self.replica.store.close_with_end()
         finally:
-            self.replica.loop.stop(RecoveryRefusedError("it has given its log up", self.node_id))
+            self.replica.loop.stop(RecoveryRefusedError("it has retired its log", self.node_id))
 
     def die_in_write(self) -> bool:
         strikes = self.up and self.sim.strikes("write_crash")
@@ -662,7 +662,7 @@ class ReplicaMember(Member):
     # Faults of complete replicas.
 
     def transfer(self, random: Random) -> None:
-        target = node_of(random.choice(sorted(self.sim.founded.voters)))
+        target = node_of(random.choice(sorted(self.sim.bootstrapped.voters)))
         if self.replica.is_leader and self.sim.store_of(target).node_id in self.core.configuration.voters:
             self.sim.counters["transfers"] += 1
 

@@ -34,7 +34,7 @@ from tests.support.memory_store import configurations_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dledger_core.continuation import ContinuationRecord
+    from dledger_core.lineage import RecoveryRecord
     from tests.sim.member import Member
     from tests.support.memory_store import MemoryStore
 
@@ -63,8 +63,8 @@ class SafetyChecker:
         lost: disks from before they lost the end of their log; their acknowledgements from then still count.
     """
 
-    def __init__(self, members: dict[MemberId, Member], founded: Configuration) -> None:
-        self.configuration = ConfigurationInForce(NO_INDEX, founded)
+    def __init__(self, members: dict[MemberId, Member], bootstrapped: Configuration) -> None:
+        self.configuration = ConfigurationInForce(NO_INDEX, bootstrapped)
         self.committed: list[Batch] = []
         self.acknowledged: dict[object, Index] = {}
         self.leaders: dict[Term, MemberId] = {}
@@ -87,7 +87,7 @@ class SafetyChecker:
         """Return the committed batch that contains an entry, or None."""
         return self.committed[bisect_right(self._firsts, index) - 1] if 0 <= index <= self.commit_index else None
 
-    def continue_log(self, entries: list[Batch], record: ContinuationRecord) -> None:
+    def continue_log(self, entries: list[Batch], record: RecoveryRecord) -> None:
         """Begin with the entries of a log that this one continues: they count as committed in it."""
         self.committed = entries
         self._firsts = [batch.first_index for batch in entries]
@@ -164,8 +164,8 @@ class SafetyChecker:
                 self._check_vote(member, message.term, message.sender)
                 # The log that a candidate claims must survive a crash. One that gave up since may have truncated its
                 # log for the leader of that term, so this request cannot win any longer.
-                gave_up = member.core._state.leader_id is not None or message.term in self.leaders
-                durable_claim = message.last_index <= disk.last_index() or gave_up
+                retired = member.core._state.leader_id is not None or message.term in self.leaders
+                durable_claim = message.last_index <= disk.last_index() or retired
                 check(durable_claim, "a candidate claims entries that are not durable", message)
             case RequestVoteResponse(pre=False, granted=True):
                 self._check_vote(member, message.term, message.target)

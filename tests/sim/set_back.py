@@ -1,7 +1,7 @@
 """Disks that are set back in time: a member returns with an earlier copy of its store, as a restored machine does.
 
 The store has forgotten votes and entries, and its files do not show it. What the other members remember of its promises
-refuses it when it attaches (``Acknowledged``): a store that forgot a term stops and is replaced, one that
+refuses it when it attaches (``PeerWatermarks``): a store that forgot a term stops and is replaced, one that
 forgot entries that it acknowledged is a recovering voter, and one that led its term keeps its vote for logs that reach
 the end of that term. That is sure only within limits, and only there a disk is set back: every other member has run
 since the copy and is reached first.

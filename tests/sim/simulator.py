@@ -23,9 +23,9 @@ from typing import Any
 from dledger_core.config import RaftConfig, StorageConfig
 from dledger_core.ids import Index, MemberId, NodeId, node_of
 from dledger_core.raft import Message, Ready
-from tests.sim.founding import LOG_UUID
+from tests.sim.bootstrap import LOG_UUID
 from tests.sim.member import TICK, CoreMember, Member
-from tests.sim.membership import SPARES, STILL, MemberChanges, MembershipMix, draw_membership, founded
+from tests.sim.membership import SPARES, STILL, MemberChanges, MembershipMix, bootstrapped, draw_membership
 from tests.sim.network import NO_FAULTS, Network, NetworkFaults
 from tests.sim.operator import waits_for_operator
 from tests.sim.recoveries import Recoveries, draw_recoveries, draw_recovery
@@ -241,7 +241,7 @@ class Simulator:
         voters = mix.nodes if membership is None else membership.voters
         spares = 0 if membership in (None, STILL) else SPARES
         self.names: list[MemberId] = [member_type.name_of(at) for at in range(voters + spares)]
-        self.founded = founded(self.names, voters)
+        self.bootstrapped = bootstrapped(self.names, voters)
         self.changes = None if membership is None else MemberChanges(self, membership)
         self.recoveries = Recoveries(self, recovery)
         off = {kind: 0.0 for kind in NETWORK_FAULTS if kind not in self._continuous}
@@ -249,13 +249,13 @@ class Simulator:
         self.members: dict[MemberId, Any] = {}
         for name in self.names:
             self.members[name] = member_type(self, name, self.source.getrandbits(32))
-        self.checker = SafetyChecker(self.members, self.founded)
+        self.checker = SafetyChecker(self.members, self.bootstrapped)
         self.shared: Any = member_type.shared(self)
         self._numbers = itertools.count(1)
 
     def run(self) -> Counter[str]:
         """Run both phases and return the counts of what happened."""
-        for name in sorted(self.founded.voters):
+        for name in sorted(self.bootstrapped.voters):
             self.start(self.members[name])
         self.clients = self.member_type.clients(self)
         for client in self.clients:

@@ -1,6 +1,6 @@
 """The answers and changes of a node for an operator who recovers its group, as those of ``server.group.Group``.
 
-The functions of the store are the real ones (``GroupStore``), and so is the end of a replica that gives its log up. A
+The functions of the store are the real ones (``GroupStore``), and so is the end of a replica that retires its log. A
 crash may strike between any two operations on files.
 """
 
@@ -17,12 +17,12 @@ from dledger_core.recovery import (
     CompleteRecord,
     CutLog,
     FillHoles,
-    GiveUpLog,
+    RetireLog,
     SurvivorAnswer,
     TakeRecord,
 )
+from dledger_core.server.bootstrap.store import known_members
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.founding.store import known_members
 from dledger_core.server.maintenance.repair import fill_holes
 from tests.sim.repairs import SimRepairEnvironment
 from tests.sim.safety import check
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-Change = GiveUpLog | FillHoles | CutLog | TakeRecord | CompleteRecord
+Change = RetireLog | FillHoles | CutLog | TakeRecord | CompleteRecord
 
 
 def answer(member: ReplicaMember) -> SurvivorAnswer:
@@ -44,7 +44,7 @@ def answer(member: ReplicaMember) -> SurvivorAnswer:
     if not member.up:
         if found.end is None and found.log_uuid is not None:
             try:
-                end, holes = member.store.survey()
+                end, holes = member.store.inspection()
             except DLedgerError as error:
                 return replace(found, reason=str(error))
             return replace(found, end=end, holes=holes, reason="its store is being repaired")
@@ -61,7 +61,7 @@ def answer(member: ReplicaMember) -> SurvivorAnswer:
         chain=replica.lineage.chain,
         end=end,
         leader=leader,
-        holes=() if leader is not None else member.store.survey(end)[1],
+        holes=() if leader is not None else member.store.inspection(end)[1],
     )
 
 
@@ -72,8 +72,8 @@ async def carry_out(member: ReplicaMember, action: Change) -> None:
         DLedgerError: the store does not allow it, or its node died meanwhile.
     """
     match action:
-        case GiveUpLog(log_uuid):
-            _give_up(member, log_uuid)
+        case RetireLog(log_uuid):
+            _retire(member, log_uuid)
         case FillHoles(_, _, survivors):
             await _fill(member, survivors)
         case CutLog(_, start):
@@ -82,14 +82,14 @@ async def carry_out(member: ReplicaMember, action: Change) -> None:
             if member.store.cut(start) is None:
                 member.was_cut = before
         case TakeRecord(record):
-            member.store.take_continuation(record)
+            member.store.take_recovery(record)
         case CompleteRecord(record):
             if member.store.identity.log_uuid != record.log_uuid:
-                member.store.complete_continuation(record.log_uuid)
+                member.store.complete_recovery(record.log_uuid)
                 member.sim.recoveries.move(member)
 
 
-def _give_up(member: ReplicaMember, log_uuid: str) -> None:
+def _retire(member: ReplicaMember, log_uuid: str) -> None:
     if member.waits:
         return
     if log_uuid != member.store.identity.log_uuid:
@@ -98,12 +98,12 @@ def _give_up(member: ReplicaMember, log_uuid: str) -> None:
         member.files.kill()
         member.life += 1
         member.repairs.busy = False
-        end, _ = member.store.survey()
+        end, _ = member.store.inspection()
     else:
         if member.core.status().has_active_leader:
             raise RecoveryRefusedError("a majority is alive", "", "")
         known = member.leave()
-        end, _ = member.store.survey(known)
+        end, _ = member.store.inspection(known)
         kept = (end.last_term, end.last_index) >= (known.last_term, known.last_index)
         check(kept, "a store gives up more than its log", member.node_id, known, end)
     member.store.give_up(end)
@@ -118,7 +118,7 @@ def set_aside(member: ReplicaMember) -> None:
 
 def _check_given_up(member: ReplicaMember) -> None:
     if not member.waits:
-        raise RecoveryRefusedError("the store has not given its log up", "", "")
+        raise RecoveryRefusedError("the store has not retired its log", "", "")
 
 
 class _Environment(SimRepairEnvironment):

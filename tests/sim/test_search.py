@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from dledger_core import continuation, recovery
+from dledger_core import lineage, recovery
 from dledger_core.ids import NO_INDEX, NO_TERM
 from dledger_core.raft import floor, state
 from dledger_core.raft.floor import Floor
 from dledger_core.raft.progress import Progress
 from dledger_core.raft.state import RaftState
 from dledger_core.server.replica import acknowledged
-from dledger_core.server.replica.acknowledged import Acknowledged
+from dledger_core.server.replica.peer_watermarks import PeerWatermarks
 from dledger_core.storage.files.acknowledged_file import Remembered
 from dledger_core.storage.tables.tables import LogTables
 from tests.sim.search import producers
@@ -98,19 +98,21 @@ def without_start_rule(patch: pytest.MonkeyPatch) -> None:
 
 def with_one_value(patch: pytest.MonkeyPatch) -> None:
     """A vote in a later term takes the place of the acknowledgement."""
-    remember = Acknowledged._remember
+    remember = PeerWatermarks._remember
 
-    def one_value(self: Acknowledged, store: str, found: Remembered) -> None:
+    def one_value(self: PeerWatermarks, store: str, found: Remembered) -> None:
         is_later = found.term > found.acknowledged[0]
         remember(self, store, replace(found, acknowledged=(NO_TERM, NO_INDEX)) if is_later else found)
 
-    patch.setattr(Acknowledged, "_remember", one_value)
+    patch.setattr(PeerWatermarks, "_remember", one_value)
 
 
 def with_one_term(patch: pytest.MonkeyPatch) -> None:
     """An acknowledgement counts in its own term only: in a later one no entry is known to be committed."""
-    check = Acknowledged.check
-    patch.setattr(Acknowledged, "check", lambda self, group, theirs, log, _: check(self, group, theirs, log, NO_INDEX))
+    check = PeerWatermarks.check
+    patch.setattr(
+        PeerWatermarks, "check", lambda self, group, theirs, log, _: check(self, group, theirs, log, NO_INDEX)
+    )
 
 
 def with_kept_match(patch: pytest.MonkeyPatch) -> None:
@@ -221,10 +223,10 @@ def with_best_end_of_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_stop_by_index(patch: pytest.MonkeyPatch) -> None:
-    def by_index(chain: continuation.Chain, log_uuid: str, index: int, term: int, **_: Any) -> bool:
-        return continuation.follows(chain, log_uuid, index)
+    def by_index(chain: lineage.Chain, log_uuid: str, index: int, term: int, **_: Any) -> bool:
+        return lineage.follows(chain, log_uuid, index)
 
-    patch.setattr(continuation, "contains", by_index)
+    patch.setattr(lineage, "contains", by_index)
 
 
 def with_uncapped_chain(patch: pytest.MonkeyPatch) -> None:
@@ -233,9 +235,9 @@ def with_uncapped_chain(patch: pytest.MonkeyPatch) -> None:
 
 def with_contest_by_end(patch: pytest.MonkeyPatch) -> None:
     """An entry that was never committed contests the new log too."""
-    respond = continuation.respond
+    respond = lineage.respond
     patch.setattr(
-        continuation,
+        lineage,
         "respond",
         lambda has_committed, has_end: respond(has_committed=has_committed and has_end, has_end=has_end),
     )

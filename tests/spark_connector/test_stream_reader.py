@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
 from dledger_core import LogRange, open_store
 from dledger_core.client import EntryCheck, LogPosition, Loss, LossKind
-from dledger_core.continuation import ContinuedLog
+from dledger_core.lineage import AncestorLog
 from spark_connector.errors import (
     CheckpointError,
     DataLossError,
@@ -264,7 +264,7 @@ def test_stream_stops_at_ending_time_once_log_reaches_it(store: StoreWriter) -> 
     assert engine.read == list(range(6)), "not there yet"
     for _ in range(3):
         store.append_numbers(2)
-    assert append_times(store)[6] == 2 * second - first, "appended at the same pace"
+    assert append_times(store)[6] == 2 * second - first, "appended at the same rate"
     engine.run(reader, 4)
     assert engine.read == list(range(8))
     engine.start(make_reader(store, endingTimestamp=json.dumps({"default": second})))
@@ -300,7 +300,7 @@ def test_end_before_start_is_rejected(store: StoreWriter) -> None:
 # --- losses ------------------------------------------------------------------------------------------------------
 
 
-CHAIN = (ContinuedLog("aa", 39, 3, None),)
+CHAIN = (AncestorLog("aa", 39, 3, None),)
 
 
 def recreated(view: LogRange) -> Loss:

@@ -64,8 +64,8 @@ def test_new_store_has_the_layout_of_the_format(tmp_path: Path) -> None:
     log.close(8)
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     data = [f"data/{segment_name(base)}" for base in (0, 4096, 8192)]
-    twins = (f"meta/{name}{copy}" for name in ("checkpoint", "hard-state", "members") for copy in ("", ".2"))
-    assert names == sorted(["currterm", *data, f"index/{segment_name(0)}", *twins, "meta/lock", "meta/log.json"])
+    ab_files = (f"meta/{name}{copy}" for name in ("checkpoint", "hard-state", "members") for copy in ("", ".2"))
+    assert names == sorted(["currterm", *data, f"index/{segment_name(0)}", *ab_files, "meta/lock", "meta/log.json"])
     assert {(tmp_path / name).stat().st_size for name in data} == {4096}
     assert (tmp_path / "currterm").read_text() == "voteLeader=n0\ncurrTerm=3\n"
     recorded = json.loads((tmp_path / "meta" / "log.json").read_text())

@@ -19,8 +19,8 @@ import pytest
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
 from dledger_core.record import HEADER, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.file_system import OsFile, OsFiles
-from dledger_core.storage.files.twin_file import copies
 from tests.storage.sample import DATA, INDEX, META, Sample
 from tests.support.logs import SMALL, STORE, append, bodies_of, open_log, read_all
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from dledger_core import founding
+from dledger_core import bootstrap
+from dledger_core.bootstrap import EMPTY, BootstrapRecord, LogConstants, NamedStore, StoreIdentity
 from dledger_core.errors import CorruptRecordError
-from dledger_core.founding import EMPTY, FoundingRecord, LogConstants, NamedStore, StoreIdentity
 from dledger_core.ids import NodeId, Term, member_id
 from dledger_core.raft import UNKNOWN, Configuration
 from dledger_core.raft.ready import HardState
+from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.identity import load_identity, prepare_store, save_identity
 from dledger_core.storage.files.layout import Layout, load_log_meta
 from dledger_core.storage.files.meta_files import load_hard_state
 from dledger_core.storage.files.node_file import node_file, start_node
-from dledger_core.storage.files.twin_file import copies
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import STORE
 
 LAYOUT = Layout(STORE)
 CONSTANTS = LogConstants(profile="B", data_segment_bytes=1 << 16, index_segment_bytes=1 << 12)
-RECORD = FoundingRecord(
+RECORD = BootstrapRecord(
     record_id="record",
     log_uuid="log",
     constants=CONSTANTS,
@@ -43,7 +43,7 @@ def prepare(files: FaultyFiles) -> None:
 
 
 def found(files: FaultyFiles) -> None:
-    """Take every step of a founding, from the state that is there."""
+    """Take every step of a bootstrap, from the state that is there."""
     for identity in STEPS[1:3]:
         if not load_identity(files, LAYOUT).is_member:
             save_identity(files, LAYOUT, identity)
@@ -61,7 +61,7 @@ def test_identity_survives_its_file_and_is_empty_without_one() -> None:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
-def test_founding_survives_power_cut_at_every_file_operation(keep: float) -> None:
+def test_bootstrap_survives_power_cut_at_every_file_operation(keep: float) -> None:
     whole = FaultyFiles()
     found(whole)
     number = 0
@@ -105,7 +105,7 @@ def test_store_that_lost_both_copies_of_its_identity_is_refused() -> None:
 def test_preparation_for_another_log_replaces_the_files_of_one_given_up() -> None:
     files = FaultyFiles()
     prepare(files)
-    other = founding.LogConstants(profile="A", data_segment_bytes=1 << 20, index_segment_bytes=1 << 12)
+    other = bootstrap.LogConstants(profile="A", data_segment_bytes=1 << 20, index_segment_bytes=1 << 12)
     prepare_store(
         files,
         LAYOUT,

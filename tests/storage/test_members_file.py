@@ -12,9 +12,9 @@ from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId, Position, Term
 from dledger_core.raft import UNKNOWN, Floor
 from dledger_core.raft.ready import HardState
 from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
-from dledger_core.storage.files.twin_file import copies
 from dledger_core.storage.write.trim import LogStart
 from tests.storage.sample import DATA
 from tests.support.faulty_files import Crash, FaultyFiles
@@ -30,8 +30,8 @@ def entry(index: int, body: bytes, term: int = 1) -> ConfigurationEntry:
     return ConfigurationEntry(Index(index), Term(term), body)
 
 
-def founded() -> tuple[FaultyFiles, CommitLog]:
-    """Return a store of a founded group with entries 0 to 3, of which 2 is a configuration."""
+def bootstrapped() -> tuple[FaultyFiles, CommitLog]:
+    """Return a store of a bootstrapped group with entries 0 to 3, of which 2 is a configuration."""
     files = FaultyFiles()
     open_log(files, config=SEGMENTS).close()
     members_file(LAYOUT).save(files, KnownConfigurations((FOUNDED,)))
@@ -71,7 +71,7 @@ def remove(files: FaultyFiles, *paths: object) -> None:
 
 
 def test_store_that_was_set_back_does_not_know_its_group_until_it_recovered():
-    files, log = founded()
+    files, log = bootstrapped()
     log.raise_floor(Floor(Term(1)))
     log = reopened(files)
     assert log.ends_below_members
@@ -100,7 +100,7 @@ def test_configuration_entry_is_durable_and_named_before_persist_returns(durabil
 
 
 def test_only_entries_after_the_checkpoint_are_searched_at_start() -> None:
-    files, log = founded()
+    files, log = bootstrapped()
     log.close()
     names = {path: bytes(files.content(path)) for path in copies(LAYOUT.members)}
     for path in names:
@@ -148,7 +148,7 @@ def test_crash_of_an_append_leaves_old_or_new_configuration() -> None:
         assert names == [b"founded", b"second"] + [b"third"] * (log.last_index() == 4)
         seen.add(len(names))
 
-    assert crash_everywhere(founded, lambda log: append(log, [], configuration=b"third"), look) >= 8
+    assert crash_everywhere(bootstrapped, lambda log: append(log, [], configuration=b"third"), look) >= 8
     assert seen == {2, 3}
 
 
@@ -172,7 +172,7 @@ def test_crash_of_a_truncation_leaves_no_floor_and_no_truncated_configuration() 
         else:
             assert names == (b"founded",)
 
-    assert crash_everywhere(founded, replace_tail, look) >= 10
+    assert crash_everywhere(bootstrapped, replace_tail, look) >= 10
     assert seen == {(b"founded", b"second"), (b"founded", b"other"), (b"founded",)}
 
 
@@ -200,12 +200,12 @@ def test_crash_of_a_snapshot_install_keeps_vote_and_configuration_of_the_log() -
         assert log.first_index() == 0 or log.hard_state == HardState(Term(5), MemberId("n2"))
         seen.add(int(log.first_index()))
 
-    assert crash_everywhere(founded, installed, look) >= 12
+    assert crash_everywhere(bootstrapped, installed, look) >= 12
     assert seen == {0, 1000}
 
 
 def trimmable() -> tuple[FaultyFiles, CommitLog]:
-    files, log = founded()
+    files, log = bootstrapped()
     append(log, [bytes(300)] * 5)
     append(log, [], configuration=b"third")
     log.save_checkpoint(log.last_index())
@@ -230,7 +230,7 @@ def test_crash_of_a_trim_keeps_the_configuration_in_force() -> None:
 
 
 def test_log_that_ends_below_the_file_is_a_recovering_voter() -> None:
-    files, log = founded()
+    files, log = bootstrapped()
     lose(files, int(log.position_of(2)))
     log = reopened(files)
     assert (log.last_index(), log.ends_below_members) == (1, True)
@@ -247,7 +247,7 @@ def test_log_that_ends_below_the_file_is_a_recovering_voter() -> None:
 
 
 def test_store_forgets_its_lost_end_only_when_recovery_ends() -> None:
-    files, log = founded()
+    files, log = bootstrapped()
     append(log, [b"d"] * 3)
     append(log, [], configuration=b"third")
     lose(files, int(log.position_of(2)))
@@ -263,7 +263,7 @@ def test_store_forgets_its_lost_end_only_when_recovery_ends() -> None:
 
 
 def test_snapshot_install_below_a_lost_entry_does_not_hide_the_loss() -> None:
-    files, log = founded()
+    files, log = bootstrapped()
     append(log, [], configuration=b"third")
     lose(files, int(log.position_of(2)))
     log = reopened(files)
@@ -285,7 +285,7 @@ def test_snapshot_install_below_a_lost_entry_does_not_hide_the_loss() -> None:
 @pytest.mark.parametrize("damage", ["removed", "flipped"])
 @pytest.mark.parametrize("copy", [0, 1])
 def test_one_lost_copy_costs_nothing(copy: int, damage: str) -> None:
-    files, log = founded()
+    files, log = bootstrapped()
     path = copies(LAYOUT.members)[copy]
     remove(files, path) if damage == "removed" else files.content(path).__setitem__(30, 0)
     log = reopened(files)
@@ -296,7 +296,7 @@ def test_one_lost_copy_costs_nothing(copy: int, damage: str) -> None:
 
 
 def test_store_that_lost_both_copies_recovers_until_a_leader_compared_its_log() -> None:
-    files, log = founded()
+    files, log = bootstrapped()
     log.close()
     remove(files, *copies(LAYOUT.members))
     findings = open_store(STORE, files=files).verify().findings
@@ -311,14 +311,14 @@ def test_store_that_lost_both_copies_recovers_until_a_leader_compared_its_log() 
 
 
 def test_trimmed_store_that_lost_both_copies_knows_no_group_after_its_recovery() -> None:
-    files, log = founded()
+    files, log = bootstrapped()
     append(log, [bytes(300)] * 5)
     assert log.trim(7, NO_TABLES, log.last_index()) > 2
     log.close()
     remove(files, *copies(LAYOUT.members))
     log = reopened(files)
     unknown = ConfigurationEntry(NO_INDEX, NO_TERM, UNKNOWN.to_bytes())
-    assert (log.ends_below_members, known(log)) == (True, [unknown]), "not what the group was founded with"
+    assert (log.ends_below_members, known(log)) == (True, [unknown]), "not what the group was bootstrapped with"
     log.persist(HardState(Term(2), None), None, [])
     log.remove_floor(log.last_index())
     log = reopened(files)
@@ -336,7 +336,7 @@ def test_new_store_without_the_file_has_lost_nothing() -> None:
 
 
 def test_damaged_entry_that_the_checkpoint_covers_is_an_error() -> None:
-    files, log = founded()
+    files, log = bootstrapped()
     position = int(log.position_of(2))
     log.close()
     lose(files, position)

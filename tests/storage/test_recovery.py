@@ -18,8 +18,8 @@ from dledger_core.raft.batch import TermRange
 from dledger_core.raft.ready import HardState
 from dledger_core.record import HEADER_BYTES, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage import open_store
+from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
-from dledger_core.storage.files.twin_file import copies
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log, place, read_all
 

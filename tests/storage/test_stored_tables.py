@@ -18,9 +18,9 @@ from dledger_core.errors import DiskFailedError, ProducerUnknownError
 from dledger_core.ids import Index
 from dledger_core.server.replica.replica import Controls
 from dledger_core.storage import CommitLog
+from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.table_store import DamagedTablesError
-from dledger_core.storage.files.twin_file import copies
 from dledger_core.storage.tables.orphaned import ORPHANED
 from dledger_core.storage.tables.tables import LogTables, TableChanges
 from tests.storage.sample import Sample

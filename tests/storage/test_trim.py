@@ -18,7 +18,7 @@ from dledger_core.raft.ready import HardState
 from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.check.repair import StoreRepair
-from dledger_core.storage.files.twin_file import copies
+from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.tables.tables import LogTables, TableChanges
 from dledger_core.storage.write.trim import LogStart
 from tests.storage.sample import DATA, META, Sample
@@ -90,28 +90,28 @@ def restart(log: CommitLog, start: LogStart, hard_state: HardState | None = None
 
 def crash_everywhere(action: Callable[[CommitLog], object], look: Callable[[FaultyFiles, str], None]) -> int:
     """Crash ``action`` at each of its operations, by a kill and by power losses; return how many there are."""
-    twin = FULL.files.clone()
-    log = open_log(twin)
-    before = twin.operations
+    ab_file = FULL.files.clone()
+    log = open_log(ab_file)
+    before = ab_file.operations
     action(log)
-    count = twin.operations - before
+    count = ab_file.operations - before
     for at in range(1, count + 1):
         for keep in (None, 0.0, 0.5, 1.0):
-            twin = FULL.files.clone()
-            log = open_log(twin)
-            twin.crash_at = twin.operations + at
+            ab_file = FULL.files.clone()
+            log = open_log(ab_file)
+            ab_file.crash_at = ab_file.operations + at
             with pytest.raises(Crash):
                 action(log)
-            twin.kill() if keep is None else twin.crash(keep)
-            look(twin, f"operation {at} of {count}, keep {keep}")
+            ab_file.kill() if keep is None else ab_file.crash(keep)
+            look(ab_file, f"operation {at} of {count}, keep {keep}")
     return count
 
 
 def test_trim_is_atomic_across_crashes_and_keeps_the_tables() -> None:
     seen = set()
 
-    def look(twin: FaultyFiles, when: str) -> None:
-        log = open_log(twin)
+    def look(ab_file: FaultyFiles, when: str) -> None:
+        log = open_log(ab_file)
         begin = log.first_index()
         seen.add(begin)
         assert read_all(log) == FULL.entries[begin:], when
@@ -119,7 +119,7 @@ def test_trim_is_atomic_across_crashes_and_keeps_the_tables() -> None:
         assert (log.commit_index, log.hard_state) == (ENTRIES - 1, VOTE)
         append(log, [b"more"], term=2)
         log.close()
-        assert open_store(STORE, files=twin).verify().findings == ()
+        assert open_store(STORE, files=ab_file).verify().findings == ()
 
     assert crash_everywhere(lambda log: trim(log, THIRD), look) >= 6
     assert {0, THIRD} <= seen <= {0, SECOND, THIRD}
@@ -209,14 +209,14 @@ def test_restart_is_atomic_across_crashes() -> None:
     seen = set()
     later = HardState(Term(3), NodeId("n2"))
 
-    def look(twin: FaultyFiles, when: str) -> None:
-        log = open_log(twin)
+    def look(ab_file: FaultyFiles, when: str) -> None:
+        log = open_log(ab_file)
         assert log.hard_state in (VOTE, later), when
         seen.add(log.first_index())
         if log.first_index() == 0:
             assert read_all(log) == FULL.entries, when
             assert tables_of(log).snapshot() == KNOWN_TABLES.snapshot(), when
-            assert META / "tables.new" not in twin.names
+            assert META / "tables.new" not in ab_file.names
             return
         assert log.hard_state.term == 3, when
         assert (log.first_index(), log.last_index(), log.commit_index) == (1000, 999, 999), when
@@ -225,7 +225,7 @@ def test_restart_is_atomic_across_crashes() -> None:
         assert log.load_tables().snapshot() == start_tables().snapshot(), when
         append(log, [b"next"] * 3, term=3)
         log.close(1002)
-        assert open_store(STORE, files=twin).verify().findings == ()
+        assert open_store(STORE, files=ab_file).verify().findings == ()
 
     assert crash_everywhere(lambda log: restart(log, start(), later), look) >= 10
     assert seen == {0, 1000}
@@ -233,21 +233,21 @@ def test_restart_is_atomic_across_crashes() -> None:
 
 @pytest.mark.parametrize("power", [False, True])
 def test_repair_completes_a_restart_with_a_failed_write(files: FaultyFiles, power: bool) -> None:
-    log, before = open_log(twin := files.clone()), files.operations
+    log, before = open_log(ab_file := files.clone()), files.operations
     restart(log, start())
     seen = set()
-    for ahead in range(1, twin.operations - before + 1):
-        log = open_log(twin := files.clone())
-        twin.fail_at = twin.operations + ahead
+    for ahead in range(1, ab_file.operations - before + 1):
+        log = open_log(ab_file := files.clone())
+        ab_file.fail_at = ab_file.operations + ahead
         with contextlib.suppress(DiskFailedError):
             restart(log, start())
-        twin.fail_at = None
-        twin.crash(0.5) if power else twin.kill()
-        with StoreRepair.open(STORE, files=twin) as store:
+        ab_file.fail_at = None
+        ab_file.crash(0.5) if power else ab_file.kill()
+        with StoreRepair.open(STORE, files=ab_file) as store:
             assert store.find() == []
             store.settle()
-        twin.crash(0.0)
-        log = open_log(twin)
+        ab_file.crash(0.0)
+        log = open_log(ab_file)
         assert (log.first_index(), log.last_index()) in ((0, ENTRIES - 1), (1000, 999))
         seen.add(log.first_index())
     assert seen == {0, 1000}

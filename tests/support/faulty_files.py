@@ -60,10 +60,14 @@ class Inode:
         self.failure_errno, self.reported = number, False
 
     def clone(self) -> Inode:
-        twin = Inode()
-        twin.content, twin.durable, twin.pending = bytearray(self.content), bytearray(self.durable), [*self.pending]
-        twin.failures, twin.failure_errno, twin.reported = self.failures, self.failure_errno, self.reported
-        return twin
+        ab_file = Inode()
+        ab_file.content, ab_file.durable, ab_file.pending = (
+            bytearray(self.content),
+            bytearray(self.durable),
+            [*self.pending],
+        )
+        ab_file.failures, ab_file.failure_errno, ab_file.reported = self.failures, self.failure_errno, self.reported
+        return ab_file
 
     def crash(self, chance: random.Random, keep: float) -> None:
         for offset, data in self.pending:
@@ -220,25 +224,25 @@ class FaultyFiles:
 
     def clone(self) -> FaultyFiles:
         """Return a copy without open files."""
-        twins: dict[int, Inode] = {}
+        ab_files: dict[int, Inode] = {}
 
-        def twin_of(inode: Inode) -> Inode:
-            if id(inode) not in twins:
-                twins[id(inode)] = inode.clone()
-            return twins[id(inode)]
+        def ab_file_of(inode: Inode) -> Inode:
+            if id(inode) not in ab_files:
+                ab_files[id(inode)] = inode.clone()
+            return ab_files[id(inode)]
 
-        twin = copy.copy(self)
-        twin.chance = copy.copy(self.chance)
-        twin.generation += 1
-        twin.locks = set()
-        twin.names = {path: twin_of(inode) for path, inode in self.names.items()}
-        twin.durable_names = {path: twin_of(inode) for path, inode in self.durable_names.items()}
-        twin.pending_names = {
-            folder: [(path, inode and twin_of(inode)) for path, inode in changes]
+        ab_file = copy.copy(self)
+        ab_file.chance = copy.copy(self.chance)
+        ab_file.generation += 1
+        ab_file.locks = set()
+        ab_file.names = {path: ab_file_of(inode) for path, inode in self.names.items()}
+        ab_file.durable_names = {path: ab_file_of(inode) for path, inode in self.durable_names.items()}
+        ab_file.pending_names = {
+            folder: [(path, inode and ab_file_of(inode)) for path, inode in changes]
             for folder, changes in self.pending_names.items()
         }
-        twin.directories, twin.log, twin.closed_unsynced = set(self.directories), [*self.log], []
-        return twin
+        ab_file.directories, ab_file.log, ab_file.closed_unsynced = set(self.directories), [*self.log], []
+        return ab_file
 
     def content(self, path: Path) -> bytearray:
         """The bytes of a file, to look at or to damage."""

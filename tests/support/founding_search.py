@@ -1,4 +1,4 @@
-"""All interleavings of founding by concurrent inits, with the decisions of ``dledger_core.founding``.
+"""All interleavings of bootstrap by concurrent inits, with the decisions of ``dledger_core.bootstrap``.
 
 An init asks one node after the other, decides, sends its action to one node after the other, and starts again; it may
 be interrupted between any two messages and be run again. A disk may be lost at any time. A record counts as committed
@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dledger_core import founding
+from dledger_core import bootstrap
+from dledger_core.bootstrap import BootstrapRecord, LogConstants, NamedStore, RetiredRecord, StoreAnswer, StoreIdentity
 from dledger_core.errors import FoundingRefusedError
-from dledger_core.founding import FoundingRecord, GivenUp, LogConstants, NamedStore, StoreAnswer, StoreIdentity
 from dledger_core.ids import NodeId
 
 CONSTANTS = LogConstants(profile="B", data_segment_bytes=1 << 20, index_segment_bytes=1 << 20)
@@ -79,19 +79,19 @@ class Search:
         self.majority = nodes // 2 + 1
         self.ids = [NodeId(f"n{node}") for node in range(nodes)]
         self.peers = tuple((node, f"host:{number}") for number, node in enumerate(self.ids))
-        self._records: dict[Any, FoundingRecord] = {}
+        self._records: dict[Any, BootstrapRecord] = {}
         self._results: dict[Any, Any] = {}
 
     # --- real objects ------------------------------------------------------------------------------------------
 
-    def _record(self, number: int, named: Named) -> FoundingRecord:
+    def _record(self, number: int, named: Named) -> BootstrapRecord:
         key = number, stores, bits = number, *named[number]
         if key not in self._records:
             voters = tuple(
                 NamedStore(node, f"{node}/{store}", address)
                 for (node, address), store in zip(self.peers, stores, strict=True)
             )
-            self._records[key] = FoundingRecord(
+            self._records[key] = BootstrapRecord(
                 record_id=str(number),
                 log_uuid=f"log {number}",
                 constants=CONSTANTS,
@@ -104,7 +104,7 @@ class Search:
     def _identity(self, node: int, store: Store, named: Named) -> StoreIdentity:
         uuid, held, is_complete, bits = store
         given_up = tuple(
-            GivenUp(str(number), True, self._record(number, named).given_up_min)
+            RetiredRecord(str(number), True, self._record(number, named).retired_min)
             for number in range(len(named))
             if bits >> number & 1
         )
@@ -134,11 +134,11 @@ class Search:
         answer = self._answer(node, store, named)
         try:
             if kind == "take":
-                identity = founding.taken(answer, self._record(number, named))
+                identity = bootstrap.taken(answer, self._record(number, named))
             elif kind == "complete":
-                identity = founding.completed(answer.identity, str(number))
+                identity = bootstrap.completed(answer.identity, str(number))
             else:
-                identity = founding.given_up(answer.identity, self.ids[node], str(number))
+                identity = bootstrap.given_up(answer.identity, self.ids[node], str(number))
             result = self._store(identity, store[0])
         except FoundingRefusedError:
             result = store
@@ -151,18 +151,18 @@ class Search:
         if key in self._results:
             return self._results[key]
         answers = {self.ids[i]: self._answer(i, reply, named) for i, reply in enumerate(replies)}
-        decision = founding.decide("g", self.peers, answers, str(number), f"log {number}", again=again)
+        decision = bootstrap.decide("g", self.peers, answers, str(number), f"log {number}", again=again)
         result: Any = None
-        if isinstance(decision, founding.Take):
+        if isinstance(decision, bootstrap.Take):
             new = decision.record.record_id == str(number)
             assert not new or [s.store for s in decision.record.voters] == [
                 f"{self.ids[i]}/{reply[0]}" for i, reply in enumerate(replies)
             ]
             bits = sum(1 << int(each) for each in decision.record.replaces)
             result = "take", self._targets(dict.fromkeys(decision.nodes, decision.record.record_id)), (bits,) * new
-        elif isinstance(decision, founding.Complete):
+        elif isinstance(decision, bootstrap.Complete):
             result = "complete", self._targets(dict.fromkeys(decision.nodes, decision.record.record_id)), ()
-        elif isinstance(decision, founding.GiveUp):
+        elif isinstance(decision, bootstrap.Retire):
             result = "give up", self._targets(dict(decision.records)), ()
         self._results[key] = result
         return result

@@ -45,7 +45,7 @@ def configuration_entry(body: bytes) -> Proposal:
 
 
 class Snapshots:
-    """Snapshots of ``nbytes`` bytes that contain their first index, and the configuration unless it is ``founded``.
+    """Snapshots of ``nbytes`` bytes that contain their first index, and the configuration unless it is ``bootstrapped``.
 
     Attributes:
         calls_until_done: calls of each function that return None before one has a result.
@@ -53,9 +53,9 @@ class Snapshots:
 
     calls_until_done: int = 0
 
-    def __init__(self, nbytes: int = 5, founded: Iterable[NodeId] = NODES[:3]) -> None:
+    def __init__(self, nbytes: int = 5, bootstrapped: Iterable[NodeId] = NODES[:3]) -> None:
         self.nbytes = nbytes
-        self._founded = ConfigurationInForce(NO_INDEX, Configuration(frozenset(founded)))
+        self._bootstrapped = ConfigurationInForce(NO_INDEX, Configuration(frozenset(bootstrapped)))
         self._calls: Counter[str] = Counter()
 
     def _is_done(self, function: str) -> bool:
@@ -76,7 +76,7 @@ class Snapshots:
         if head != self._head(first_index):
             raise ProtocolError("the chunks of a snapshot do not fit", values={"data": data})
         index, _, body = rest.partition(b"|")
-        packed = ConfigurationInForce(Index(int(index)), Configuration.from_bytes(body)) if body else self._founded
+        packed = ConfigurationInForce(Index(int(index)), Configuration.from_bytes(body)) if body else self._bootstrapped
         return InstalledSnapshot(data, packed)
 
     def _head(self, first_index: Index) -> bytes:

@@ -37,7 +37,7 @@ def open_log(
 def found_store(
     directory: Path, node_id: str = "n0", config: StorageConfig = SMALL, files: Files | None = None
 ) -> None:
-    """Create the identity of a log, as its founding does, unless it exists."""
+    """Create the identity of a log, as its bootstrap does, unless it exists."""
     files, layout = files or OsFiles(), Layout(Path(directory))
     if files.read(layout.log_meta) is None:
         files.mkdir(layout.meta)

@@ -130,11 +130,11 @@ class MemoryStore:
 
     def copy(self) -> MemoryStore:
         """Returns an independent disk with the same content."""
-        twin = MemoryStore(hard_state=self.hard_state)
-        twin.batches, twin._firsts = self.batches.copy(), self._firsts.copy()
-        twin._first_index, twin._prev_term = self._first_index, self._prev_term
-        twin.in_force_before = self.in_force_before
-        return twin
+        ab_file = MemoryStore(hard_state=self.hard_state)
+        ab_file.batches, ab_file._firsts = self.batches.copy(), self._firsts.copy()
+        ab_file._first_index, ab_file._prev_term = self._first_index, self._prev_term
+        ab_file.in_force_before = self.in_force_before
+        return ab_file
 
     def apply(self, ready: Ready) -> None:
         """Writes all of a Ready."""

@@ -173,7 +173,7 @@ class HandDriven:
             ReplicaSettings(
                 group="g",
                 member=member_id(self.node_id),
-                founded=Configuration(frozenset(map(NodeId, voters))),
+                bootstrapped=Configuration(frozenset(map(NodeId, voters))),
                 raft=raft,
             ),
             self.log,

@@ -77,11 +77,11 @@ class ServerGroup:
     async def __aenter__(self) -> ServerGroup:
         for peer in self.peers:
             await self.start(peer.node_id)
-        await eventually(self.is_founded)
+        await eventually(self.is_bootstrapped)
         return self
 
-    def is_founded(self) -> bool:
-        """Whether no group of a running node waits to be founded."""
+    def is_bootstrapped(self) -> bool:
+        """Whether no group of a running node waits to be bootstrapped."""
         return not any(group.is_waiting for node in self.nodes.values() for group in node.groups.values())
 
     async def __aexit__(self, *_: object) -> None:

@@ -26,8 +26,8 @@ from typing import Any, Final
 
 from dledger_core.client.routing.channel import ChannelPool
 from dledger_core.config import Peer, parse_peer
-from dledger_core.continuation import chain_of_rows
 from dledger_core.errors import DLedgerError, NotLeaderError, OtherLogError, UnreachableError
+from dledger_core.lineage import chain_of_rows
 from dledger_core.net import messages
 from dledger_core.net.frame import Frame
 

@@ -119,7 +119,7 @@ def chunk_of(records: Records, after: SourceCursor, crcs: npt.NDArray[Any]) -> C
     """
     headers = records.headers
     magics = headers["magic"].astype(np.int32)
-    # The copy gets members of its own when it is founded: former ones are history, and must not take effect there.
+    # The copy gets members of its own when it is bootstrapped: former ones are history, and must not take effect there.
     magics[magics == MAGIC_MEMBERSHIP] = MAGIC_CONTROL
     return Chunk(
         "log",

@@ -2,7 +2,7 @@
 
 ``backup_files`` has the format. A ``BackupSource`` is a stopped store or a running node. A backup never contains a term
 with a vote: a store that was set back in time has forgotten votes and acknowledgements, and may elect a leader that
-lacks acknowledged entries. So ``restore`` writes stores that have given their log up.
+lacks acknowledged entries. So ``restore`` writes stores that have retired their log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from dledger_core.client.backup import PIN_S, NodeLog, nodes_to_back_up
 from dledger_core.client.position import check_of
 from dledger_core.client.protocol import Metadata
 from dledger_core.config import Peer, parse_peer
-from dledger_core.continuation import ContinuedLog, find_link
 from dledger_core.errors import (
     BehindError,
     CorruptRecordError,
@@ -38,6 +37,7 @@ from dledger_core.errors import (
     UnreachableError,
 )
 from dledger_core.ids import NO_TERM
+from dledger_core.lineage import AncestorLog, find_link
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.record import HEADER_BYTES, Records
 from dledger_core.storage.check.judge import batch_ends
@@ -132,7 +132,7 @@ class StoppedStore:
 
     Raises:
         StoreBusyError: a node has the store open.
-        StoreMismatchError: it is not a native store, or not of a founded log.
+        StoreMismatchError: it is not a native store, or not of a bootstrapped log.
         EndLostError: the end of its log may be lost.
         QuarantinedError: it is quarantined.
         CorruptRecordError: it is damaged, or a write to it has failed.
@@ -160,7 +160,7 @@ class StoppedStore:
         path, store = str(self._layout.root), self._store
         identity = load_identity(self._files, self._layout)
         if store.meta.log_uuid is None:
-            raise StoreMismatchError("the store has no founded log", path, "start its node, and found the group")
+            raise StoreMismatchError("the store has no bootstrapped log", path, "start its node, and found the group")
         if identity.log_uuid not in (None, store.meta.log_uuid):
             raise StoreIncompleteError(
                 "a recovery of the store was interrupted", path, "start its node: it completes the recovery"
@@ -205,7 +205,7 @@ class StoppedStore:
             except CorruptRecordError:
                 raise _end_lost(str(self._layout.root)) from None
         identity = load_identity(self._files, self._layout)
-        given_up = None if identity.continuation is None or identity.is_member else identity.continuation.given_up.end
+        given_up = None if identity.recovery is None or identity.is_member else identity.recovery.given_up.end
         log = SourceLog(
             meta=meta,
             term=max(NO_TERM if state.value is None else state.value.term, given_up.term if given_up else NO_TERM),
@@ -563,12 +563,12 @@ class _Backup:
         finally:
             new.close()
 
-    def _end(self, end: int, log_uuid: str) -> ContinuedLog:
+    def _end(self, end: int, log_uuid: str) -> AncestorLog:
         meta = self.source.log.meta
         if end == meta.first_index:
-            return ContinuedLog(log_uuid, end - 1, meta.previous_term or NO_TERM, None)
+            return AncestorLog(log_uuid, end - 1, meta.previous_term or NO_TERM, None)
         term, check = self._entry(end - 1)
-        return ContinuedLog(log_uuid, end - 1, term, check)
+        return AncestorLog(log_uuid, end - 1, term, check)
 
     def _entry(self, index: int) -> tuple[int, int]:
         """Return term and check of an entry."""

@@ -52,7 +52,7 @@ class DiskRounds:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._recorded: dict[str, dict[Index, int]] = {}
 
-    def start_look(self) -> None:
+    def start_probe(self) -> None:
         """Start a look at free disk space."""
         self._start("disk space", self.look())
 

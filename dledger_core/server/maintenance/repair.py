@@ -104,16 +104,16 @@ Agreed = Callable[[int, Records, Records | None, int], int]
 
 
 class SurvivorConnection(PeerConnection):
-    """A connection to another store that has given its log up too; see ``PeerRecordSource``."""
+    """A connection to another store that has retired its log too; see ``PeerRecordSource``."""
 
     def _request(self, group: str, start: int, end: int) -> dict[str, Any]:
         log = self._log.get("lu")
-        request = messages.ContinueRequest(operation="read", log=log, start=start, end=end)
+        request = messages.RecoverLogRequest(operation="read", log=log, start=start, end=end)
         return messages.CONTINUE.encode(request, g=group)
 
 
 class SurvivorRecords:
-    """Records of another store that has given its log up too; see ``PeerRecordSource``.
+    """Records of another store that has retired its log too; see ``PeerRecordSource``.
 
     Instead of the commit index, a read returns the last entry that is known to be the same one here.
 
@@ -279,7 +279,7 @@ class RepairEnvironment(Protocol):
         """Return access to another node, not connected yet."""
 
     def survivor(self, peer: Peer) -> PeerRecordSource:
-        """Return access to the store of another node that has given its log up, not connected yet."""
+        """Return access to the store of another node that has retired its log, not connected yet."""
 
 
 class EventLoopRepairs:
@@ -366,7 +366,7 @@ class RepairReport:
         return tuple(damage for damage in self.found if not any(damage.start <= at < damage.end for at in left))
 
 
-async def _give_up(_remaining: Sequence[Damage], _failures: Mapping[str, str]) -> bool:
+async def _retire(_remaining: Sequence[Damage], _failures: Mapping[str, str]) -> bool:
     return False
 
 
@@ -374,7 +374,7 @@ async def repair_store(
     store: StoreRepair,
     peers: Sequence[Peer],
     group: str,
-    retry: Retry = _give_up,
+    retry: Retry = _retire,
     environment: RepairEnvironment | None = None,
 ) -> RepairReport:
     """Verify a complete store, replace damaged records by those of peers, verify again and clear its marker.
@@ -421,11 +421,11 @@ async def repair_store(
 async def fill_holes(
     store: StoreRepair, survivors: Sequence[Peer], group: str, environment: RepairEnvironment
 ) -> RepairReport:
-    """Fill the holes of a store that has given its log up with the records of other survivors.
+    """Fill the holes of a store that has retired its log with the records of other survivors.
 
     Args:
         store: opened for repair; closed by the caller.
-        survivors: the nodes whose stores have given up the same log.
+        survivors: the nodes whose stores have retired the same log.
         group: the group's name.
         environment: threads and connections.
 
@@ -433,7 +433,7 @@ async def fill_holes(
         DiskFailedError: a write failed.
     """
     await environment.run_blocking(store.prepare)
-    found = (await environment.run_blocking(store.survey)).holes
+    found = (await environment.run_blocking(store.inspection)).holes
     others = tuple(peer for peer in survivors if peer.node_id != store.meta.node_id)
     records = PeerRecords(
         others,

@@ -1,4 +1,4 @@
-"""Restore a backup: write stores that have given their log up.
+"""Restore a backup: write stores that have retired their log.
 
 Such a store never votes and acknowledges nothing. ``dledger recover --lost`` continues its log where all other stores
 are lost, or takes it as one more survivor; while a majority lives it changes nothing. A marker in each store says that
@@ -18,10 +18,10 @@ from typing import Final
 import msgpack
 import numpy as np
 
+from dledger_core.bootstrap import StoreIdentity
 from dledger_core.config import is_node_id
-from dledger_core.continuation import Continuation, GivenUpLog, LogEnd
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreIncompleteError, StoreMismatchError
-from dledger_core.founding import StoreIdentity
+from dledger_core.lineage import LogEnd, RecoveryState, RetiredLog
 from dledger_core.record import MAGIC_BLANK, PREFIX, index_records
 from dledger_core.storage.check.judge import ScanCursor, native_rules
 from dledger_core.storage.check.scan import RecordBlock, Scanner
@@ -222,8 +222,8 @@ class _Restore:
         if rows:
             save_tables(files, layout.tables, TableChanges(LogTables.from_rows(rows).applied_index, dict(rows), True))
         save_log_meta(files, layout.log_meta, replace(backup.meta, node_id=node_id, store_uuid=store))
-        state = Continuation(GivenUpLog(end.log_uuid, store, self._log_end()))
-        save_identity(files, layout, StoreIdentity(store=store, continuation=state))
+        state = RecoveryState(RetiredLog(end.log_uuid, store, self._log_end()))
+        save_identity(files, layout, StoreIdentity(store=store, recovery=state))
         for directory in (layout.root, layout.meta, layout.data, layout.index):
             files.sync_dir(directory)
         return RestoreReport(
@@ -303,7 +303,7 @@ class _Restore:
         data.sync([base])
 
     def _log_end(self) -> LogEnd:
-        """Return the final end of the log that the store gave up: later entries are lost here."""
+        """Return the final end of the log that the store retired: later entries are lost here."""
         end = self.backup.end
         return LogEnd(
             term=self.backup.term,

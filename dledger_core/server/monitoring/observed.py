@@ -69,7 +69,7 @@ class ObservedNode:
         return sum(len(flow.tasks) for flow in self.service.flows.values())
 
     def not_ready(self) -> Iterator[str]:
-        """Yield why the node does not serve a group; a group that waits to be founded is ready for that.
+        """Yield why the node does not serve a group; a group that waits to be bootstrapped is ready for that.
 
         A node that stores no entries, or that leads a group in which no append is acknowledged, is not ready either.
         """

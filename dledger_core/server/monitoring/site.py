@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from dledger_core.config import ListenAddress, is_loopback
 from dledger_core.errors import BadRequestError, DLedgerError
 from dledger_core.server.monitoring.access import Principal, PrincipalOf, bearer_of
-from dledger_core.server.monitoring.cluster_look import ClusterLook, OpenChannel, open_channel
+from dledger_core.server.monitoring.cluster_probe import ClusterProbe, OpenChannel, open_channel
 from dledger_core.server.monitoring.events import RecentEvents
 from dledger_core.server.monitoring.history import History
 from dledger_core.server.monitoring.http_port import HttpPort, HttpRequest, HttpResponse, text_response
@@ -91,7 +91,7 @@ class Site:
         self._history = History(node)
         node.service.node.commit_history = self._history.commits
         self._events = RecentEvents()
-        self._cluster = ClusterLook(node, options.open_channel)
+        self._cluster = ClusterProbe(node, options.open_channel)
         self._report = StatusReport(node, self._cluster, self._history, self._events, version)
         self._browser = MessageBrowser(options.messages, self._executor)
         self._page = _page_response(_PAGE.read_text())

@@ -13,7 +13,7 @@ from typing import Any, Final
 from dledger_core.client.members import STALLED
 from dledger_core.client.verdict import reasons_of, verdict_of
 from dledger_core.server.hosted import HostedGroup
-from dledger_core.server.monitoring.cluster_look import ClusterLook, GroupLook, NodeLook
+from dledger_core.server.monitoring.cluster_probe import ClusterProbe, GroupProbe, NodeProbe
 from dledger_core.server.monitoring.events import RecentEvents
 from dledger_core.server.monitoring.history import History
 from dledger_core.server.monitoring.observed import ObservedNode
@@ -35,7 +35,7 @@ class StatusReport:
     """
 
     def __init__(
-        self, node: ObservedNode, cluster: ClusterLook, history: History, events: RecentEvents, version: str
+        self, node: ObservedNode, cluster: ClusterProbe, history: History, events: RecentEvents, version: str
     ) -> None:
         self._node = node
         self._cluster = cluster
@@ -80,7 +80,7 @@ class StatusReport:
         found["time"] = datetime.fromtimestamp(found.pop("time_s"), UTC).isoformat(timespec="milliseconds")
         return found
 
-    def _group(self, look: GroupLook) -> dict[str, Any]:
+    def _group(self, look: GroupProbe) -> dict[str, Any]:
         hosted = self._node.groups[look.name].hosted
         health = look.health()
         best = max((node.commit_index for node in look.nodes if node.commit_index is not None), default=None)
@@ -98,7 +98,7 @@ class StatusReport:
         }
         return found | (self._here(hosted) if hosted is not None else {"here": None})
 
-    def _node_of(self, node: NodeLook, look: GroupLook, best: int | None) -> dict[str, Any]:
+    def _node_of(self, node: NodeProbe, look: GroupProbe, best: int | None) -> dict[str, Any]:
         members = () if look.members is None else look.members.members
         member = next((each for each in members if each.node_id == node.node_id), None)
         behind = None if best is None or node.commit_index is None else best - node.commit_index

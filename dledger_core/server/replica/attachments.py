@@ -25,7 +25,7 @@ _CLOSED: Final = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
-class ShownStore:
+class StoreClaim:
     """State of a group's store, as its node shows it in an attach.
 
     Attributes:
@@ -64,10 +64,10 @@ class AttachHost(Protocol):
     def hosted_groups(self) -> Iterable[str]:
         """Return the names of the groups to attach."""
 
-    def identity(self, group: str) -> ShownStore | None:
+    def identity(self, group: str) -> StoreClaim | None:
         """Return this node's store of a group, None unless it is hosted now."""
 
-    def check_attach(self, group: str, theirs: ShownStore) -> None:
+    def check_attach(self, group: str, theirs: StoreClaim) -> None:
         """Raise the DLedgerError that refuses another node's store."""
 
     def attached(self, group: str, member: MemberId) -> None:
@@ -163,7 +163,7 @@ class Attachments:
 
     def _take(self, message: Attach) -> DLedgerError | None:
         group, member = message.group, member_id(self._node_id, message.store_uuid)
-        theirs = ShownStore(
+        theirs = StoreClaim(
             member,
             message.log_uuid,
             Term(message.term),

@@ -25,11 +25,11 @@ class _Control:
     body: bytes
 
 
-def known_configurations(log: CommitLog, founded: Configuration) -> list[ConfigurationInForce]:
+def known_configurations(log: CommitLog, bootstrapped: Configuration) -> list[ConfigurationInForce]:
     """Return the configurations of a log, after the one in force before its first entry."""
     known = [ConfigurationInForce(found.index, Configuration.from_bytes(found.body)) for found in log.configurations]
     if not known or known[0].index >= log.first_index():
-        known.insert(0, ConfigurationInForce(NO_INDEX, founded))
+        known.insert(0, ConfigurationInForce(NO_INDEX, bootstrapped))
     return known
 
 

@@ -12,9 +12,9 @@ from dledger_core.config import Limits
 from dledger_core.errors import DLedgerError, NotLeaderError
 from dledger_core.ids import NO_INDEX, Index, MemberId, NodeId, Term, node_of
 from dledger_core.raft import Role, SoftState
+from dledger_core.server.replica.catch_up_rate import CatchUpRate
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.log_time import LogTime
-from dledger_core.server.replica.pace import CatchUpPace
 from dledger_core.server.replica.preferred_leaders import PreferredLeaders
 from dledger_core.server.replica.ready_loop import ReadyLoop
 
@@ -35,7 +35,7 @@ class Leadership:
         preferred: which node should lead.
 
     Attributes:
-        pace: the rate at which files are read for members that lag.
+        rate: the rate at which files are read for members that lag.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class Leadership:
         self._clock_difference_ms = limits.clock_difference_ms
         self._term: Term | None = None
         self._ready_from = NO_INDEX
-        self.pace = CatchUpPace(environment.monotonic_ms, lambda: log.staged_end)
+        self.rate = CatchUpRate(environment.monotonic_ms, lambda: log.staged_end)
 
     # --- what the loop reports -------------------------------------------------------------------------------
 
     def committed(self, commit_index: Index) -> None:
         """Measure how long the committed batches took."""
-        self.pace.committed(commit_index)
+        self.rate.committed(commit_index)
 
     def role_changed(self, soft_state: SoftState) -> None:
         """Begin or end a leadership."""
         if soft_state.role is not Role.LEADER:
             self._term = None
-            self.pace.forget()
+            self.rate.forget()
             self._append_clock.follow()
             self._log_time.follow()
         elif soft_state.term != self._term:
@@ -97,8 +97,8 @@ class Leadership:
 
     def tick(self) -> bool:
         """Count a tick of a leader; return whether there is output."""
-        used = self._raft.allow_catch_up(self.pace.bytes_per_tick)
-        self.pace.tick(used=used)
+        used = self._raft.allow_catch_up(self.rate.bytes_per_tick)
+        self.rate.tick(used=used)
         if (successor := self._preferred.tick()) is not None:
             self._raft.transfer_leadership(successor)
         return used or successor is not None

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from dledger_core.continuation import Chain, ContinuedLog, Response, chain_rows, contains, respond
 from dledger_core.errors import LogContestedError, LogContinuedError
 from dledger_core.ids import Index, node_of
-from dledger_core.server.replica.attachments import ShownStore
+from dledger_core.lineage import AncestorLog, Chain, Response, chain_rows, contains, respond
+from dledger_core.server.replica.attachments import StoreClaim
 from dledger_core.server.replica.ready_loop import ReadyLoop
 
 _LOG = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class Lineage:
         loop: the replica's.
 
     Attributes:
-        contested: the error for appends, once a log that this one continues was seen alive.
+        forked: the error for appends, once a log that this one continues was seen alive.
     """
 
     def __init__(self, loop: ReadyLoop) -> None:
@@ -31,7 +31,7 @@ class Lineage:
         self._log = loop.log
         self._controls = loop.controls
         self._is_adopted = loop.log.log_uuid is not None
-        self.contested: LogContestedError | None = None
+        self.forked: LogContestedError | None = None
 
     @property
     def log_uuid(self) -> str | None:
@@ -47,7 +47,7 @@ class Lineage:
     def follows(self, log_uuid: str, index: int, term: int) -> bool | None:
         """Whether this log continues another one and contains its entry of this index and term.
 
-        None if it is the same log, or while that is not known here; see ``continuation.contains``.
+        None if it is the same log, or while that is not known here; see ``lineage.contains``.
         """
         if log_uuid == self.log_uuid:
             return None
@@ -61,7 +61,7 @@ class Lineage:
             term_at=lambda index: self._loop.raft.term_at(Index(index)),
         )
 
-    def refusal(self, link: ContinuedLog, theirs: ShownStore) -> LogContinuedError:
+    def refusal(self, link: AncestorLog, theirs: StoreClaim) -> LogContinuedError:
         """Return the refusal of a store whose log this one continues; contest it if this log lacks its committed entry.
 
         The refusal names the store's reaction, for the end that it showed. A node of 0.2.0 reacts to the chain, by
@@ -105,11 +105,11 @@ class Lineage:
         if tables.log_uuid == self._log.log_uuid and tables.chain != self._log.chain:
             self._loop.disk.run(partial(self._log.adopt_chain, tables.chain))  # a member that was admitted later
 
-    def contest(self, link: ContinuedLog, node_id: str, index: int, term: int | None) -> None:
+    def contest(self, link: AncestorLog, node_id: str, index: int, term: int | None) -> None:
         """Refuse appends from now on: a store of the continued log has a committed entry that this log lacks."""
         # Two logs with committed entries would both grow, and no later step could join them: an operator has to choose
         # (test_majority_that_is_alive_stays_and_new_log_refuses_appends).
-        if self.contested is None:
+        if self.forked is None:
             _LOG.critical(
                 "appends refused, the continued log is alive: group=%s log=%s continued=%s index=%d peer=%s "
                 "committed_index=%d committed_term=%s remedy=decide which log stays, stop the nodes of the other one "
@@ -122,7 +122,7 @@ class Lineage:
                 index,
                 term,
             )
-        self.contested = LogContestedError(
+        self.forked = LogContestedError(
             f"log {self.log_uuid} continues log {link.log_uuid} up to index {link.index}, and lacks a committed entry "
             f"of that log that {node_id} has, at index {index}" + ("" if term is None else f" of term {term}"),
             f"group {self._loop.group}",

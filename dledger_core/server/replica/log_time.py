@@ -1,8 +1,8 @@
 """Log time: how long a group had a leader, in ms. Everything that expires does so by it, and never by a wall clock.
 
-A leader counts the time that its process runs while it is in office. Its control entries and heartbeats carry the
+A leader counts the time that its process runs while it is as leader. Its control entries and heartbeats carry the
 count, and each node continues from the highest one that it has received. Time without a leader, in suspend or in a
-stall does not count, so log time is never ahead of the time since the log was founded.
+stall does not count, so log time is never ahead of the time since the log was bootstrapped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LogTime:
 
     @property
     def now_ms(self) -> int:
-        """The newest log time that is known here; in office it advances, up to the highest that an entry may hold."""
+        """The newest log time that is known here; as leader it advances, up to the highest that an entry may hold."""
         counted_ms = 0 if self._since_ms is None else self._running_ms() - self._since_ms
         # A heartbeat with the highest time must not stop a later leader whose entries could not hold more
         # (test_highest_log_time_of_a_heartbeat_stops_no_later_leader).
@@ -66,7 +66,7 @@ class LogTime:
 
     def observe(self, log_time_ms: int) -> None:
         """Continue from a log time that an entry or a heartbeat carries, if it is higher."""
-        # Never back: what has expired once would be open again (test_log_time_never_falls_and_counts_in_office_only).
+        # Never back: what has expired once would be open again (test_log_time_never_falls_and_counts_while_leading_only).
         if log_time_ms > self.now_ms:
             self._known_ms = log_time_ms
             if self._since_ms is not None:
@@ -79,7 +79,7 @@ class LogTime:
 
     def follow(self) -> None:
         """Stop counting: this node leads no longer."""
-        # Otherwise two nodes would count the same time (test_follower_does_not_count_after_its_office).
+        # Otherwise two nodes would count the same time (test_follower_does_not_count_after_its_leadership).
         self._known_ms, self._since_ms = self.now_ms, None
 
     def pack(self, fields: dict[str, Any]) -> bytes:

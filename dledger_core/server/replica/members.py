@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dledger_core.raft import Configuration, ConfigurationInForce
 
 _LOG = logging.getLogger(__name__)
-_FOUNDING: Final = -1
+_BOOTSTRAP: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class LogMembers:
-    """The members of one group's log, and the index of the entry that made them so; -1 for the founding."""
+    """The members of one group's log, and the index of the entry that made them so; -1 for the bootstrap."""
 
     index: int
     members: tuple[Member, ...]
@@ -116,7 +116,7 @@ class Members:
         addresses = {peer.node_id: peer.address for peer in self.peers}
         if known is None or known.configuration.is_unknown:
             listed = (Member(peer.node_id, "", peer.address, "voter") for peer in self._listed)
-            return LogMembers(_FOUNDING, tuple(listed))
+            return LogMembers(_BOOTSTRAP, tuple(listed))
         found = known.configuration
 
         def member(each: MemberId) -> Member:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dledger_core.ids import MemberId, NodeId, node_of
 from dledger_core.raft import Floor
-from dledger_core.server.replica.attachments import ShownStore
+from dledger_core.server.replica.attachments import StoreClaim
 from dledger_core.server.replica.ready_loop import ReadyLoop
 
 
@@ -19,11 +19,11 @@ class PeerReports:
         self._loop = loop
         self._raft = loop.raft
 
-    def check_attach(self, theirs: ShownStore) -> None:
+    def check_attach(self, theirs: StoreClaim) -> None:
         """Check another member's store, which its node shows; a leader counts no entry that it lacks.
 
         Raises:
-            IdentityLostError, EndLostError: it has forgotten what this node remembers, see ``Acknowledged.check``.
+            IdentityLostError, EndLostError: it has forgotten what this node remembers, see ``PeerWatermarks.check``.
         """
         self._loop.run(self._raft.report_end, theirs.member, theirs.last_term, theirs.last_index)
         self._loop.acknowledged.check(self._loop.group, theirs, self._raft, self._loop.controls.commit_index)
@@ -37,7 +37,7 @@ class PeerReports:
 
         Args:
             needed: the floor that the other node names: that of a leader at the end of its term, or one without an
-                index. Acknowledged entries may be lost then, of any term up to the present one. None is such a floor
+                index. PeerWatermarks entries may be lost then, of any term up to the present one. None is such a floor
                 too: version 0.2.0 names none.
         """
         before, term = self._raft.floor, self._raft.status().term

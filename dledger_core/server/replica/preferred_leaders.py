@@ -11,7 +11,7 @@ from dledger_core.raft import ProgressState, RawNode
 _PAUSE: Final = 16
 """Checks between two offers, so that a node that cannot win an election does little harm."""
 _BY_HAND_PAUSE: Final = 750
-"""The same (about five minutes) for a leader that is not preferred and was elected by a transfer: a person requested
+"""The same (about five minutes) for a leader that is not preferred and was elected by a transfer: an operator requested
 it, or the nodes have different preferred leaders and must not transfer leadership in a circle."""
 
 

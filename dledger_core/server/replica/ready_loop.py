@@ -14,10 +14,10 @@ from typing import Protocol, TypeVar, TypeVarTuple
 from dledger_core.errors import DiskFailedError, DLedgerError, ProposalDroppedError, ProtocolError, invariant
 from dledger_core.ids import Index, NodeId, node_of
 from dledger_core.raft import LogRestart, Message, RawNode, Ready, Role, SoftState
-from dledger_core.server.replica.acknowledged import Acknowledged
 from dledger_core.server.replica.change_signal import ChangeSignal
 from dledger_core.server.replica.controls import Controls
 from dledger_core.server.replica.environment import Environment
+from dledger_core.server.replica.peer_watermarks import PeerWatermarks
 from dledger_core.server.replica.snapshot import NewLog
 from dledger_core.storage import CommitLog
 
@@ -67,7 +67,7 @@ class ReadyLoop:
         raft: RawNode,
         log: CommitLog,
         controls: Controls,
-        acknowledged: Acknowledged,
+        acknowledged: PeerWatermarks,
         environment: Environment,
         send: Callable[[Message], None],
         on_applied: Callable[[], None],

@@ -32,7 +32,6 @@ from dledger_core.record import ProposedBatch
 from dledger_core.server.maintenance.disk_space import SpaceGuard
 from dledger_core.server.maintenance.retention import Pins
 from dledger_core.server.monitoring.measures import GroupMeasures
-from dledger_core.server.replica.acknowledged import Acknowledged
 from dledger_core.server.replica.change_signal import response_within
 from dledger_core.server.replica.controls import Controls, known_configurations
 from dledger_core.server.replica.environment import Environment
@@ -40,6 +39,7 @@ from dledger_core.server.replica.leadership import Leadership
 from dledger_core.server.replica.lineage import Lineage
 from dledger_core.server.replica.log_time import LogTime, TimedEntries
 from dledger_core.server.replica.peer_reports import PeerReports
+from dledger_core.server.replica.peer_watermarks import PeerWatermarks
 from dledger_core.server.replica.preferred_leaders import PreferredLeaders
 from dledger_core.server.replica.ready_loop import ReadyLoop
 from dledger_core.server.replica.snapshot import SnapshotInstalls, without_deleted
@@ -58,7 +58,7 @@ class ReplicaSettings:
     Attributes:
         group: the group's name.
         member: this member.
-        founded: the configuration that the group was founded with; used while the store knows none.
+        bootstrapped: the configuration that the group was bootstrapped with; used while the store knows none.
         raft: Raft's settings.
         preferred_leaders: nodes that should lead once they have caught up, best first.
         reserve_bytes: free disk space below which appends are rejected.
@@ -67,7 +67,7 @@ class ReplicaSettings:
 
     group: str
     member: MemberId
-    founded: Configuration
+    bootstrapped: Configuration
     raft: RaftConfig
     preferred_leaders: tuple[NodeId, ...] = ()
     reserve_bytes: int = 0
@@ -111,7 +111,7 @@ class Replica:
         self.measures = measures or GroupMeasures()
         self.space = SpaceGuard(group, log, settings.reserve_bytes, limits)
         self.pins = Pins(limits)
-        self.acknowledged = Acknowledged(log.acknowledged, is_durable=log.config.durability == "fsync")
+        self.acknowledged = PeerWatermarks(log.acknowledged, is_durable=log.config.durability == "fsync")
         self.log_time = LogTime(environment.running_ms)
         self._environment = environment
         self._on_configuration = on_configuration
@@ -119,7 +119,7 @@ class Replica:
         self._controls = Controls(log)
         self.raft = RawNode(
             member=settings.member,
-            configurations=known_configurations(log, settings.founded),
+            configurations=known_configurations(log, settings.bootstrapped),
             config=settings.raft,
             store=log,
             hard_state=log.hard_state,
@@ -226,15 +226,15 @@ class Replica:
         While a leader appends, an entry with the log time precedes a batch at least each ``Limits.log_time_s``.
         """
         # Test: test_majority_that_is_alive_stays_and_new_log_refuses_appends.
-        if self.lineage.contested is not None:
-            raise self.lineage.contested
+        if self.lineage.forked is not None:
+            raise self.lineage.forked
         return self.loop.ask(self._propose, proposal)
 
     def _propose(self, proposal: ProposedBatch) -> Batch:
         if (due := self._entries.before(proposal)) is not None:
             self.raft.propose(due)
         batch = self.raft.propose(proposal)
-        self.leadership.pace.proposed(batch.last_index)
+        self.leadership.rate.proposed(batch.last_index)
         return batch
 
     def propose_soon(self, propose: Callable[[], None]) -> None:

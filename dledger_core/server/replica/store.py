@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from dledger_core.client.position import check_of
-from dledger_core.continuation import LogEnd
 from dledger_core.errors import BusyError, RecoveryRefusedError
 from dledger_core.ids import NO_TERM, Index, Term
+from dledger_core.lineage import LogEnd
 from dledger_core.record import HEADER_BYTES
 from dledger_core.server.replica.ready_loop import ReadyLoop
 
@@ -135,7 +135,7 @@ class ReplicaStore:
         # The loop stops first: an entry that is acknowledged after its end was read would be missing in the recovery.
         end = await asyncio.to_thread(self.close_with_end)
         stopped = RecoveryRefusedError(
-            f"the store of {self._loop.node_id} has given its log up", f"group {self._loop.group}"
+            f"the store of {self._loop.node_id} has retired its log", f"group {self._loop.group}"
         )
         self._loop.stop(stopped)  # the clients that wait get a response
         return end

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dledger_core.bootstrap import StoreAnswer
 from dledger_core.client.routing.channel import Channel
 from dledger_core.config import Limits, Peer, parse_peer
 from dledger_core.errors import DLedgerError, MemberChangeRefusedError, ProtocolError
-from dledger_core.founding import StoreAnswer
 from dledger_core.ids import NodeId, node_of
 from dledger_core.net import messages
 from dledger_core.net.credentials import PLAINTEXT, Credentials

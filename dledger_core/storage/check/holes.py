@@ -35,7 +35,7 @@ _CHUNK_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class Inspection:
     """The log that a closed store contains.
 
     Attributes:
@@ -53,7 +53,7 @@ class Survey:
     holes: tuple[Damage, ...]
 
 
-def survey(reader: RecordReader, index: IndexFile, meta: LogMeta, durable: tuple[int, int] | None) -> Survey:
+def inspection(reader: RecordReader, index: IndexFile, meta: LogMeta, durable: tuple[int, int] | None) -> Inspection:
     """Read a complete store; change nothing.
 
     Args:
@@ -73,13 +73,13 @@ def survey(reader: RecordReader, index: IndexFile, meta: LogMeta, durable: tuple
     last_index, last_term, last = found.last_index, found.term, found.record
     durable_last = meta.first_index - 1 if durable is None else durable[0] - 1
     # A durable entry may be acknowledged, so its loss is a hole at the end, and no shorter log
-    # (test_survey_counts_torn_tail_as_no_hole_but_damaged_durable_end).
+    # (test_inspection_counts_torn_tail_as_no_hole_but_damaged_durable_end).
     if durable_last > last_index:
         row = index.read(durable_last, durable_last + 1)[0]
         last_term = max(last_term, int(row["term"]) if int(row["index"]) == durable_last else NO_TERM)
         last_index, last = durable_last, None
     holes = [damage for damage in damaged if damage.start <= last_index]
-    return Survey(meta.first_index, last_index, last_term, last, tuple(_joined(holes)))
+    return Inspection(meta.first_index, last_index, last_term, last, tuple(_joined(holes)))
 
 
 def _joined(holes: Sequence[Damage]) -> list[Damage]:

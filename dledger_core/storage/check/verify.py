@@ -417,8 +417,8 @@ def start_findings(
 
 
 def _check_hard_state(files: Files, layout: Layout, last_term: int) -> None:
-    """Raise CorruptRecordError if a store that may vote has lost its vote; one that gave its log up never votes."""
-    # A store that gave its log up never votes in it, so it may have lost its vote.
+    """Raise CorruptRecordError if a store that may vote has lost its vote; one that retired its log never votes."""
+    # A store that retired its log never votes in it, so it may have lost its vote.
     identity = load_identity(files, layout)
-    if identity.continuation is None or identity.is_member:
+    if identity.recovery is None or identity.is_member:
         load_hard_state(files, layout, last_term)

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dledger_core.continuation import ContinuedLog
 from dledger_core.errors import CorruptRecordError, DiskFullError, StoreBusyError, StoreMismatchError
+from dledger_core.lineage import AncestorLog
 from dledger_core.storage.files.file_system import Files, read_checked, remove_durably, write_checked
 from dledger_core.storage.files.layout import LogMeta, parse_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry, entries_of, rows_of_entries
@@ -89,7 +89,7 @@ class GroupBackup:
     meta: LogMeta
     term: int
     members: tuple[ConfigurationEntry, ...]
-    end: ContinuedLog
+    end: AncestorLog
     segments: tuple[SegmentFile, ...]
     tables: BackupFile
 
@@ -122,7 +122,7 @@ def load_manifest(files: Files, directory: Path) -> GroupBackup | None:
             meta=parse_log_meta(fields["meta"], path),
             term=int(fields["term"]),
             members=entries_of(fields["members"]),
-            end=ContinuedLog(**fields["end"]),
+            end=AncestorLog(**fields["end"]),
             segments=tuple(SegmentFile(**row) for row in fields["segments"]),
             tables=BackupFile(**fields["tables"]),
         )

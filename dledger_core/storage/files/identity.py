@@ -1,7 +1,7 @@
-"""``meta/identity``: the store uuid, the founding record and what was given up; two copies (``twin_file``).
+"""``meta/identity``: the store uuid, the bootstrap record and what was retired; two copies (``ab_file``).
 
 A replica opens only after this file names it a member of a log (``StoreIdentity.is_member``). The other files of a
-founded store are made before the mark that the record is complete: ``meta/log.json`` with the identity of the log and
+bootstrapped store are made before the mark that the record is complete: ``meta/log.json`` with the identity of the log and
 of the store, a hard state and the members file. So a member without one of them has lost it, and with it its votes.
 """
 
@@ -10,25 +10,25 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from dledger_core.bootstrap import EMPTY, LogConstants, StoreIdentity
 from dledger_core.config import StorageConfig
-from dledger_core.continuation import ContinuationRecord, LogEnd, completed, gave_up
 from dledger_core.errors import CorruptRecordError
-from dledger_core.founding import EMPTY, LogConstants, StoreIdentity
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId, NodeId, Term, member_id
+from dledger_core.lineage import LogEnd, RecoveryRecord, completed, retired
 from dledger_core.raft import Configuration
 from dledger_core.raft.floor import Floor
 from dledger_core.raft.ready import HardState
+from dledger_core.storage.files.ab_file import ABFile
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta, load_log_meta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
 from dledger_core.storage.files.meta_files import clear_floor, hard_state_file, save_floor, save_hard_state
 from dledger_core.storage.files.quarantine import end_quarantine
-from dledger_core.storage.files.twin_file import TwinFile
 
 
-def identity_file(path: Path) -> TwinFile[StoreIdentity]:
-    """Return the twin file at ``Layout.identity``."""
-    return TwinFile(path, StoreIdentity.from_fields, StoreIdentity.to_fields)
+def identity_file(path: Path) -> ABFile[StoreIdentity]:
+    """Return the A/B file at ``Layout.identity``."""
+    return ABFile(path, StoreIdentity.from_fields, StoreIdentity.to_fields)
 
 
 def load_identity(files: Files, layout: Layout) -> StoreIdentity:
@@ -87,12 +87,12 @@ def prepare_store(
 ) -> None:
     """Create the files of a store that is about to become a member. Idempotent.
 
-    Those are ``meta/log.json``, a hard state, and the members file with the founding configuration, unless that is
+    Those are ``meta/log.json``, a hard state, and the members file with the bootstrap configuration, unless that is
     UNKNOWN. A converted store keeps its log and its hard state.
     """
     files.mkdir(layout.meta)
     meta = load_log_meta(files, layout.log_meta)
-    if meta is None or meta.log_uuid != log_uuid:  # of no founding, or of one that was given up: without entries
+    if meta is None or meta.log_uuid != log_uuid:  # of no bootstrap, or of one that was retired: without entries
         meta = LogMeta(
             profile=constants.profile,
             group=group,
@@ -114,34 +114,34 @@ def prepare_store(
 
 
 def without_log(identity: StoreIdentity, end: LogEnd) -> StoreIdentity:
-    """Return the identity of a member that gives its log up; the same again if it did so before."""
+    """Return the identity of a member that retires its log; the same again if it did so before."""
     if not identity.is_member:
         return identity
     assert identity.log_uuid is not None
     assert identity.store is not None
-    state = gave_up(None, identity.log_uuid, identity.store, end)
-    return replace(identity, record=None, is_complete=False, admission=None, continuation=state)
+    state = retired(None, identity.log_uuid, identity.store, end)
+    return replace(identity, record=None, is_complete=False, admission=None, recovery=state)
 
 
 def continued(identity: StoreIdentity, log_uuid: str, node_id: str) -> StoreIdentity:
-    """Return the identity of a store whose continuation record is complete: it has another uuid from now on.
+    """Return the identity of a store whose recovery record is complete: it has another uuid from now on.
 
     Raises:
         RecoveryRefusedError: it does not hold that record.
     """
-    state = completed(identity.continuation, log_uuid)
+    state = completed(identity.recovery, log_uuid)
     assert state.record is not None
     survivor = state.record.find(NodeId(node_id))
     assert survivor is not None
-    return replace(identity, store=survivor.store, continuation=state)
+    return replace(identity, store=survivor.store, recovery=state)
 
 
-def continue_store(files: Files, layout: Layout, identity: StoreIdentity) -> None:
+def recover_store(files: Files, layout: Layout, identity: StoreIdentity) -> None:
     """Turn a store of a given up log into one of the log that continues it; its entries stay.
 
     Called at each open of a member; does nothing once ``meta/log.json`` names the new log, which is written last.
     """
-    state, meta = identity.continuation, load_log_meta(files, layout.log_meta)
+    state, meta = identity.recovery, load_log_meta(files, layout.log_meta)
     if state is None or state.record is None or not state.is_complete or meta is None:
         return
     record = state.record
@@ -153,7 +153,7 @@ def continue_store(files: Files, layout: Layout, identity: StoreIdentity) -> Non
     indexes = [NO_INDEX]
     if identity.store == record.voter.store:
         indexes = sorted({NO_INDEX, Index(record.point.index)})
-        clear_floor(files, layout)  # a person decided that this is the best end
+        clear_floor(files, layout)  # an operator decided that this is the best end
     elif record.all_vote:  # its log was cut where it differs: until it reaches the link it elects the others only
         save_floor(files, layout, Floor(Term(record.point.term), Index(record.point.index)))
     body = first_configuration(record).to_bytes()
@@ -165,7 +165,7 @@ def continue_store(files: Files, layout: Layout, identity: StoreIdentity) -> Non
     save_log_meta(files, layout.log_meta, meta)
 
 
-def first_configuration(record: ContinuationRecord) -> Configuration:
+def first_configuration(record: RecoveryRecord) -> Configuration:
     """Return the configuration that a log starts with which continues another one."""
     first = frozenset({member_id(record.voter.node_id, record.voter.store)})
     others = frozenset(member_id(each.node_id, each.store) for each in record.learners)

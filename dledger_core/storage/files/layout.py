@@ -13,12 +13,12 @@ from types import NoneType
 from typing import Any, Final, Literal, NoReturn
 
 from dledger_core.config import StorageConfig
-from dledger_core.continuation import Chain, chain_of
 from dledger_core.errors import ConfigError, StoreBusyError, StoreIncompleteError, StoreMismatchError
 from dledger_core.ids import NO_TERM, NUMBER_MAX
+from dledger_core.lineage import Chain, chain_of
 from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, Header, is_segment_name
+from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.file_system import File, Files, OsFiles, fields_crc, write_checked
-from dledger_core.storage.files.twin_file import copies
 
 FORMAT_VERSION: Final = 1
 
@@ -46,7 +46,7 @@ _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "commitlog_prefix": (str, NoneType),
 }
 _META_LEFTOVERS = frozenset({"lock", "log.json.tmp", "identity", "identity.2", "identity.tmp", "identity.2.tmp"})
-"""Files of a store that is not founded, or whose first file a crash interrupted."""
+"""Files of a store that is not bootstrapped, or whose first file a crash interrupted."""
 _JAVA_NAMES = frozenset({"data", "index", "currterm", "checkpoint"})
 
 
@@ -57,10 +57,10 @@ class LogMeta:
     Attributes:
         format_version: of the files; a reader rejects a higher one.
         profile: ``A`` or ``B``.
-        log_uuid: made when the group is founded, or by a conversion; None until then.
+        log_uuid: made when the group is bootstrapped, or by a conversion; None until then.
         group: name of the group.
         node_id: the node whose store this is.
-        store_uuid: of the founded store; ``meta/identity`` decides whether it is a member. None until it is founded.
+        store_uuid: of the bootstrapped store; ``meta/identity`` decides whether it is a member. None until it is bootstrapped.
         data_segment_bytes: size of a data file.
         index_segment_bytes: size of an index file.
         first_position: start of the first data file.
@@ -188,7 +188,7 @@ class Layout:
 
     @property
     def identity(self) -> Path:
-        """Store uuid and founding record."""
+        """Store uuid and bootstrap record."""
         return self.meta / "identity"
 
     @property

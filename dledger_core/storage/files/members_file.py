@@ -1,4 +1,4 @@
-"""``meta/members``: the configurations of the group that the store knows, a twin file.
+"""``meta/members``: the configurations of the group that the store knows, an A/B file.
 
 A store must not act by an old configuration: after losing the end of its log it could take itself for the only voter of
 a group that has more. So the file names every configuration entry from the one in force before the log's first entry
@@ -19,9 +19,9 @@ from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.configuration import UNKNOWN, Configuration
 from dledger_core.raft.configurations import ConfigurationInForce
+from dledger_core.storage.files.ab_file import ABFile
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.twin_file import TwinFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class ConfigurationEntry:
     """A configuration and the entry that brought it.
 
     Attributes:
-        index: index of the entry; NO_INDEX for the configuration that the group was founded with.
-        term: term of the entry; NO_TERM if it was founded or came with a snapshot.
+        index: index of the entry; NO_INDEX for the configuration that the group was bootstrapped with.
+        term: term of the entry; NO_TERM if it was bootstrapped or came with a snapshot.
         body: body of the entry.
     """
 
@@ -106,7 +106,7 @@ class KnownConfigurations:
     def completed(self, first_index: int) -> KnownConfigurations:
         """Return the content with UNKNOWN before a log that starts here, if it was lost what precedes the log.
 
-        The configuration that the group was founded with may be out of date: by it, a voter might act alone.
+        The configuration that the group was bootstrapped with may be out of date: by it, a voter might act alone.
         """
         known = bool(self.entries) and self.entries[0].index < first_index
         if not self.lost or known or first_index == 0:
@@ -175,6 +175,6 @@ def newest_configuration(files: Files, layout: Layout) -> ConfigurationInForce |
     return ConfigurationInForce(entry.index, Configuration.from_bytes(entry.body))
 
 
-def members_file(layout: Layout) -> TwinFile[KnownConfigurations]:
-    """Return the twin file of a store."""
-    return TwinFile(layout.members, _parse, _fields)
+def members_file(layout: Layout) -> ABFile[KnownConfigurations]:
+    """Return the A/B file of a store."""
+    return ABFile(layout.members, _parse, _fields)

@@ -1,7 +1,7 @@
 """The small files of a store: hard state, checkpoint and the two markers. Each is replaced atomically and durably.
 
 A file in ``meta/`` is a JSON map with a CRC (``file_system.write_checked``), like the store's identity in
-``layout``. Hard state and checkpoint have two copies (``twin_file``). ``currterm`` repeats the hard state in DLedger's
+``layout``. Hard state and checkpoint have two copies (``ab_file``). ``currterm`` repeats the hard state in DLedger's
 own text form, so that Java can read it.
 """
 
@@ -19,9 +19,9 @@ from dledger_core.java_properties import MalformedError, read_java_properties
 from dledger_core.raft.floor import Floor, higher
 from dledger_core.raft.ready import HardState
 from dledger_core.record import INDEX_RECORD_BYTES
+from dledger_core.storage.files.ab_file import ABFile, copies
 from dledger_core.storage.files.file_system import Files, read_checked, remove_durably, write_checked
 from dledger_core.storage.files.layout import REPLACE, Layout
-from dledger_core.storage.files.twin_file import TwinFile, copies
 
 if TYPE_CHECKING:
     from dledger_core.storage.files.segments import Segments
@@ -58,9 +58,9 @@ def _parse_checkpoint(fields: dict[str, Any]) -> Checkpoint | None:
     return Checkpoint(**fields)
 
 
-def checkpoint_file(path: Path) -> TwinFile[Checkpoint]:
-    """Return the twin file at ``Layout.checkpoint``."""
-    return TwinFile(path, _parse_checkpoint, asdict)
+def checkpoint_file(path: Path) -> ABFile[Checkpoint]:
+    """Return the A/B file at ``Layout.checkpoint``."""
+    return ABFile(path, _parse_checkpoint, asdict)
 
 
 def load_checkpoint(files: Files, path: Path) -> Checkpoint | None:
@@ -102,9 +102,9 @@ def _parse_hard_state(fields: dict[str, Any]) -> HardState | None:
     return HardState(Term(term), None if vote is None else MemberId(vote))
 
 
-def hard_state_file(path: Path) -> TwinFile[HardState]:
-    """Return the twin file at ``Layout.hard_state``."""
-    return TwinFile(path, _parse_hard_state, asdict)
+def hard_state_file(path: Path) -> ABFile[HardState]:
+    """Return the A/B file at ``Layout.hard_state``."""
+    return ABFile(path, _parse_hard_state, asdict)
 
 
 def load_hard_state(files: Files, layout: Layout, last_term: int) -> HardState:
@@ -243,8 +243,8 @@ def rewrite_unconfirmed(files: Files, layout: Layout, data: Segments, index: Seg
     checkpoint = load_checkpoint(files, layout.checkpoint)
     data.rewrite(checkpoint.position if checkpoint is not None else 0)
     index.rewrite((checkpoint.durable_index + 1) * INDEX_RECORD_BYTES if checkpoint is not None else 0)
-    twins = (*copies(layout.hard_state), *copies(layout.checkpoint), *copies(layout.members))
-    for path in (*twins, layout.currterm, layout.log_meta):
+    ab_files = (*copies(layout.hard_state), *copies(layout.checkpoint), *copies(layout.members))
+    for path in (*ab_files, layout.currterm, layout.log_meta):
         content = files.read(path)
         if content is not None:
             files.replace(path, content)

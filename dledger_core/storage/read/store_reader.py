@@ -19,9 +19,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from dledger_core.continuation import Chain
 from dledger_core.errors import BadRequestError, CorruptRecordError
 from dledger_core.ids import GroupName, Index, NodeId, Position
+from dledger_core.lineage import Chain
 from dledger_core.raft.batch import TermRange
 from dledger_core.record import (
     DESCRIPTIONS,

@@ -19,9 +19,9 @@ import msgpack
 from dledger_core import control
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.config import Limits
-from dledger_core.continuation import Chain, chain_of
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index
+from dledger_core.lineage import Chain, chain_of
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta
 from dledger_core.storage.files.table_store import DamagedTablesError, Rows, TableStore

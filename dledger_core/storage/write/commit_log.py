@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 
+from dledger_core.bootstrap import LogConstants
 from dledger_core.config import StorageConfig
-from dledger_core.continuation import Chain
 from dledger_core.errors import DiskFailedError, invariant
-from dledger_core.founding import LogConstants
 from dledger_core.ids import Index, Position, Term
+from dledger_core.lineage import Chain
 from dledger_core.raft.batch import Batch, Proposal
 from dledger_core.raft.pointers import LogPointers
 from dledger_core.record import ProposedBatch
@@ -134,7 +134,7 @@ class CommitLog(LogWriter):
 
     @property
     def constants(self) -> LogConstants:
-        """Constants of the log that are fixed when it is founded."""
+        """Constants of the log that are fixed when it is bootstrapped."""
         return constants_of(self._meta, self.config)
 
     @property

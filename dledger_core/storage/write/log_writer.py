@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dledger_core.continuation import Chain
 from dledger_core.errors import StoreMismatchError, invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index
+from dledger_core.lineage import Chain
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.floor import Floor
 from dledger_core.raft.ready import HardState

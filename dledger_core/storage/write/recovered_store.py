@@ -95,8 +95,8 @@ def recover_store(files: Files, layout: Layout, meta: LogMeta, config: StorageCo
     reader = RecordReader(data, index, native_rules(meta))
     # Both copies are there before one of them is replaced: a power cut in that write may cost it
     # (test_power_cut_in_any_write_leaves_old_or_new_content_in_both_copies).
-    for twin in (hard_state_file(layout.hard_state), checkpoint_file(layout.checkpoint), members_file(layout)):
-        twin.make_equal(files)
+    for ab_file in (hard_state_file(layout.hard_state), checkpoint_file(layout.checkpoint), members_file(layout)):
+        ab_file.make_equal(files)
     checkpoint = load_checkpoint(files, layout.checkpoint)
     hard_state = load_hard_state(files, layout, 0)
     saved = members_file(layout).load(files).value

@@ -101,15 +101,15 @@ def run_checkpoint(data: bytes) -> None:
 
 def run_members(data: bytes) -> None:
     """Input: one copy; the other one is missing. A damaged one counts as lost."""
-    twin = members_file(Layout(STORE))
-    files = files_with(twin.path, data)
+    ab_file = members_file(Layout(STORE))
+    files = files_with(ab_file.path, data)
     with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
-        found = twin.load(files).value
+        found = ab_file.load(files).value
     if found is not None:
         indexes = [entry.index for entry in found.entries]
         expect(indexes == sorted(set(indexes)), "configurations out of order", it=found)
-        twin.save(files, found)
-        expect(twin.load(files).value == found, "the configurations change when written again", it=found)
+        ab_file.save(files, found)
+        expect(ab_file.load(files).value == found, "the configurations change when written again", it=found)
 
 
 def run_tables(data: bytes) -> None:

@@ -18,8 +18,8 @@ from dledger_core.checksum import crc32
 from dledger_core.errors import CorruptRecordError, DLedgerError
 from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, StoreReader, open_store
+from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.meta_files import Checkpoint, load_checkpoint, save_checkpoint
-from dledger_core.storage.files.twin_file import copies
 from dledger_core.storage.tables.tables import LogTables, TableChanges
 from tests.fuzz.counted_files import CountedFiles
 from tests.fuzz.finding import expect, memory_below

@@ -16,7 +16,7 @@ from dledger_core.raft.ready import HardState
 from dledger_core.record import Columns, ProposedBatch
 from dledger_core.rocketmq.convert import ConvertRequest, Step, convert
 from dledger_core.storage import CommitLog, open_store
-from dledger_core.storage.files.twin_file import copies
+from dledger_core.storage.files.ab_file import copies
 from tests.rocketmq.convert.stores import converted, request
 from tests.support.faulty_files import Crash, FaultyFiles
 
@@ -25,7 +25,7 @@ STATE = TARGET / "meta" / "converting.json"
 
 
 def bytes_of(files: FaultyFiles) -> dict[str, bytes]:
-    """Content of a complete store, without lock and state, and without the number of writes of a twin file."""
+    """Content of a complete store, without lock and state, and without the number of writes of an A/B file."""
     left_out = {"lock", "converting.json", "converting.json.tmp"}
     found = {str(path): bytes(inode.content) for path, inode in files.names.items() if path.name not in left_out}
     for path in (copy for name in ("hard-state", "checkpoint", "members") for copy in copies(TARGET / "meta" / name)):

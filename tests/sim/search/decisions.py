@@ -23,9 +23,9 @@ from dledger_core.raft import (
 )
 from dledger_core.raft import floor as floors
 from dledger_core.raft.progress import Progress
-from dledger_core.server.replica.acknowledged import Acknowledged
-from dledger_core.server.replica.attachments import ShownStore
+from dledger_core.server.replica.attachments import StoreClaim
 from dledger_core.server.replica.peer_reports import PeerReports
+from dledger_core.server.replica.peer_watermarks import PeerWatermarks
 from dledger_core.server.replica.ready_loop import ReadyLoop
 from dledger_core.storage.files.acknowledged_file import Remembered
 from tests.support.group import CONFIG, NODES, Member, only
@@ -192,7 +192,7 @@ class Decisions:
     # --- memory of the others ----------------------------------------------------------------------------------
 
     def _observed(self, memory: Memory, message: Message) -> Memory:
-        known = Acknowledged({"store": remembered(memory)})
+        known = PeerWatermarks({"store": remembered(memory)})
         known.observe(message)
         return memory_of((known.unwritten() or {}).get("store", remembered(memory)))
 
@@ -235,7 +235,7 @@ class Decisions:
 
     def _truncated(self, memory: Memory, index: int) -> Memory:
         """Return the memory after the own log was truncated from ``index`` on."""
-        known = Acknowledged({"store": remembered(memory)})
+        known = PeerWatermarks({"store": remembered(memory)})
         known.truncated(Index(index))
         return memory_of((known.unwritten() or {}).get("store", remembered(memory)))
 
@@ -243,10 +243,10 @@ class Decisions:
         self, memory: Memory, log: Log, commit: int, term: int, their_log: Log, their_commit: int, floor: FloorRow
     ) -> tuple[str, Memory, FloorRow]:
         """Return the verdict on a store that attaches ("" = it is taken), the memory, and the floor that it needs."""
-        known = Acknowledged({"store": remembered(memory)})
+        known = PeerWatermarks({"store": remembered(memory)})
         last_term, last_index = end_of(their_log)
         committed = min(their_commit, last_index)
-        shown = ShownStore(
+        shown = StoreClaim(
             STORE,
             "log",
             Term(term),

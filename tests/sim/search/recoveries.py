@@ -2,7 +2,7 @@
 
 A site is a node, or several that stay together: the other side of the network. Sites write entries until an operator
 calls some of them lost. From then on these are cut off, and go on among themselves if they are a majority; the others
-give their log up. Every message of the operators is a step, and each may be interrupted before any. Later all stores
+retire their log. Every message of the operators is a step, and each may be interrupted before any. Later all stores
 meet: a node of the new log says to each store of an old one what to do.
 
 Faults: a *lost end*, which its store notices, and the loss of the sites that are called lost, which may be none.
@@ -20,11 +20,11 @@ from functools import cache
 from itertools import combinations, count
 from typing import Any, NamedTuple, TypeAlias
 
-from dledger_core import continuation, recovery
-from dledger_core.continuation import Continuation, ContinuationRecord, LogEnd, Response
+from dledger_core import lineage, recovery
 from dledger_core.errors import RecoveryRefusedError
 from dledger_core.ids import NO_INDEX, NodeId
-from dledger_core.recovery import Action, CompleteRecord, GiveUpLog, KnownMember, SurvivorAnswer, TakeRecord
+from dledger_core.lineage import LogEnd, RecoveryRecord, RecoveryState, Response
+from dledger_core.recovery import Action, CompleteRecord, KnownMember, RetireLog, SurvivorAnswer, TakeRecord
 from tests.sim.search.breadth import Result, search
 from tests.sim.search.decisions import Decisions, FloorRow, end_of
 from tests.sim.search.votes import with_at
@@ -42,7 +42,7 @@ Entries: TypeAlias = tuple[Entry, ...]
 
 
 class Site(NamedTuple):
-    """One site; ``state`` is a number of a ``Continuation``."""
+    """One site; ``state`` is a number of a ``RecoveryState``."""
 
     log: str = OLD
     entries: Entries = ()
@@ -121,9 +121,9 @@ class Recoveries:
         self.changed = cache(self._changed)
         self.response = cache(self._response)
         self.voters = cache(self._voters)
-        self._states: list[Continuation] = []
+        self._states: list[RecoveryState] = []
         self._actions: list[Action] = []
-        self._records: dict[str, ContinuationRecord] = {}
+        self._records: dict[str, RecoveryRecord] = {}
         self._numbered: dict[Any, int] = {}
         self._names_made = count(1)
 
@@ -139,7 +139,7 @@ class Recoveries:
     def steps(self, state: State) -> Steps:
         """Yield all that can happen."""
         for at, site in enumerate(state.sites):
-            if not site.has_stopped and not self._has_given_up(site):
+            if not site.has_stopped and not self._has_retired(site):
                 yield from self._elections(state, at)
                 if site.leads:
                     yield from self._led(state, at)
@@ -150,7 +150,7 @@ class Recoveries:
 
     # --- one log -------------------------------------------------------------------------------------------------
 
-    def _has_given_up(self, site: Site) -> bool:
+    def _has_retired(self, site: Site) -> bool:
         return site.state is not None and not self._states[site.state].is_complete
 
     def _voters(self, log: str) -> dict[int, int]:
@@ -168,7 +168,7 @@ class Recoveries:
             if other != at
             and site.log == sites[at].log
             and not site.has_stopped
-            and not self._has_given_up(site)
+            and not self._has_retired(site)
             and (other in state.lost) == side
         ]
 
@@ -369,7 +369,7 @@ class Recoveries:
         uuids = count()
         name = next(self._names_made)
         action = recovery.decide(names, answers, lambda: f"{name}.{next(uuids)}")
-        if not isinstance(action, GiveUpLog | TakeRecord | CompleteRecord):
+        if not isinstance(action, RetireLog | TakeRecord | CompleteRecord):
             return None, False
         forgets = False
         if isinstance(action, TakeRecord):
@@ -384,7 +384,7 @@ class Recoveries:
         return self._number(self._actions, action), forgets
 
     def _carried_out(self, state: State, number: int, action: Action) -> Steps:
-        assert isinstance(action, GiveUpLog | TakeRecord | CompleteRecord)
+        assert isinstance(action, RetireLog | TakeRecord | CompleteRecord)
         node = action.nodes[0]
         at = self.site_of[node]
         site = state.sites[at]
@@ -416,16 +416,16 @@ class Recoveries:
         answer = self._answer(at, site)
         made = self._actions[action]
         try:
-            if isinstance(made, GiveUpLog):
+            if isinstance(made, RetireLog):
                 assert answer.log_uuid
                 assert answer.store
                 assert answer.end
-                after = continuation.gave_up(state, answer.log_uuid, answer.store, answer.end)
+                after = lineage.retired(state, answer.log_uuid, answer.store, answer.end)
             elif isinstance(made, TakeRecord):
-                after = continuation.taken(state, node, made.record)
+                after = lineage.taken(state, node, made.record)
             else:
                 assert isinstance(made, CompleteRecord)
-                after = continuation.completed(state, made.record.log_uuid)
+                after = lineage.completed(state, made.record.log_uuid)
         except RecoveryRefusedError:
             return None
         return self._number(self._states, after)
@@ -438,7 +438,7 @@ class Recoveries:
         if here.log == OLD:
             return
         for other, site in enumerate(state.sites):
-            if site.log == here.log or site.has_stopped or self._has_given_up(site):
+            if site.log == here.log or site.has_stopped or self._has_retired(site):
                 continue
             found = self.response(here, site)
             if found is None:
@@ -455,12 +455,12 @@ class Recoveries:
     def _response(self, here: Site, site: Site) -> Response | None:
         """Return the reaction of a store to the log of a node; None if that does not continue its log."""
         chain = self._records[here.log].continues
-        if continuation.find_link(chain, site.log) is None:
+        if lineage.find_link(chain, site.log) is None:
             return None
         terms = _terms(here)
 
         def contains(index: int) -> bool | None:
-            return continuation.contains(
+            return lineage.contains(
                 chain,
                 site.log,
                 index,
@@ -471,7 +471,7 @@ class Recoveries:
             )
 
         end = len(site.entries) - 1
-        return continuation.respond(has_committed=contains(min(site.commit, end)), has_end=contains(end))
+        return lineage.respond(has_committed=contains(min(site.commit, end)), has_end=contains(end))
 
 
 def _terms(site: Site) -> tuple[int, ...]:

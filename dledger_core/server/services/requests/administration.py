@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dledger_core.bootstrap import LogConstants
 from dledger_core.client.members import response_of
 from dledger_core.config import is_node_id, parse_peer, parse_peers
 from dledger_core.errors import BadRequestError, ConfigError
-from dledger_core.founding import LogConstants
 from dledger_core.ids import NodeId
 from dledger_core.net import codec, messages
 from dledger_core.server import store_requests
@@ -101,21 +101,21 @@ async def admit(call: GroupCall, message: messages.AdmitRequest) -> None:
     call.respond(messages.ADMIT_OK, response)
 
 
-async def continue_log(call: GroupCall, message: messages.ContinueRequest) -> None:
+async def continue_log(call: GroupCall, message: messages.RecoverLogRequest) -> None:
     """Do one step of ``dledger recover --lost``."""
     if message.operation == "read":
-        await _read_given_up(call, message)
+        await _read_retired(call, message)
         return
-    record = codec.parse_continuation_record(call.frame.payload) if message.operation == "take" else None
+    record = codec.parse_recovery_record(call.frame.payload) if message.operation == "take" else None
     survivors = parse_peers(message.peers) if message.peers else ()
     answer = await store_requests.recover(
         call.group, message.operation, message.log, record, start=message.start, survivors=survivors
     )
-    call.respond(messages.CONTINUE_OK, messages.ContinueResponse(), codec.continuation_payload(answer))
+    call.respond(messages.CONTINUE_OK, messages.RecoverLogResponse(), codec.recovery_payload(answer))
 
 
-async def _read_given_up(call: GroupCall, message: messages.ContinueRequest) -> None:
-    records, commit_index = await store_requests.read_given_up(call.group, message.log, message.start, message.end)
+async def _read_retired(call: GroupCall, message: messages.RecoverLogRequest) -> None:
+    records, commit_index = await store_requests.read_retired(call.group, message.log, message.start, message.end)
     response = messages.ReadResponse(
         count=records.count,
         next_index=message.start + records.count,

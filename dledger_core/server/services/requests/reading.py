@@ -6,8 +6,8 @@ import contextlib
 from functools import partial
 
 from dledger_core.config import format_peers
-from dledger_core.continuation import chain_rows
 from dledger_core.errors import QuotaExceededError
+from dledger_core.lineage import chain_rows
 from dledger_core.net import codec, messages
 from dledger_core.net.limits.quotas import Quota
 from dledger_core.server.group import hosted_logs

@@ -1,0 +1,1 @@
+"""Bootstrap of groups on a node."""

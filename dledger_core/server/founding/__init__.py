@@ -1,1 +1,0 @@
-"""Founding of groups on a node."""
