@@ -2,17 +2,17 @@
 
 A group's log starts with a *bootstrap record*, which names its stores. ``dledger init`` asks every node of the peers
 list for the identity of its store (``StoreAnswer``), decides with ``decide`` on one ``Action``, sends it to the nodes,
-and asks again until the group is bootstrapped or the answer is a ``Refusal``. It keeps no state between two rounds: it may
-be interrupted at any instruction and run again, and several may run at once.
+and asks again until the group is bootstrapped or the answer is a ``Refusal``. It keeps no state between two rounds: it
+may be interrupted at any instruction and run again, and several may run at once.
 
 A store changes its ``StoreIdentity`` only by the functions below, and each result is durable before the response
 leaves. Its replica votes only once ``is_member`` is durable:
 
 * a record is marked complete only after all its stores hold it durably;
-* a record that is not complete can be given up, permanently; another one takes its place only when n - majority + 1 of
+* a record that is not complete can be retired, permanently; another one takes its place only when n - majority + 1 of
   its n voters have given it up, because then no majority of its voters can vote, now or later. The new record names
-  the given up ones that its init counted, and a store takes it only if it names all that the store has given up: an
-  init that asked before a store gave its record up has not counted.
+  the retired ones that its init counted, and a store takes it only if it names all that the store has retired: an
+  init that asked before a store retired its record up has not counted.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class BootstrapRecord:
         version: the group's version.
         voters: the first voters, sorted by node id.
         learners: empty stores next to converted ones; they become voters when they have caught up.
-        replaces: ids of the records, given up by enough voters, whose place it takes; sorted.
+        replaces: ids of the records, retired by enough voters, whose place it takes; sorted.
     """
 
     record_id: str
@@ -189,7 +189,7 @@ class StoreIdentity:
         store: its uuid; None until an init or an admission asks for it, because a start must not create an identity.
         record: the bootstrap record that it holds.
         is_complete: whether all stores of the record held it durably.
-        given_up: bootstrap records that it has retired.
+        retired: bootstrap records that it has retired.
         admission: the log that it was admitted to.
         recovery: what it did in ``dledger recover --lost``; once complete, the log that it belongs to.
     """
@@ -197,7 +197,7 @@ class StoreIdentity:
     store: str | None = None
     record: BootstrapRecord | None = None
     is_complete: bool = False
-    given_up: tuple[RetiredRecord, ...] = ()
+    retired: tuple[RetiredRecord, ...] = ()
     admission: Admission | None = None
     recovery: RecoveryState | None = None
 
@@ -222,8 +222,9 @@ class StoreIdentity:
         """Return the identity as a map of plain values."""
         state = None if self.recovery is None else self.recovery.to_fields()
         fields = asdict(replace(self, recovery=None))
-        del fields["recovery"]  # 0.2.0 reads it by its former name
-        return fields | {"continuation": state}
+        del fields["recovery"]
+        # 0.2.0 reads both by their former names (test_identity_has_the_fields_of_0_2_0).
+        return fields | {"continuation": state, "given_up": fields.pop("retired")}
 
     @classmethod
     def from_fields(cls, fields: object) -> StoreIdentity | None:
@@ -236,7 +237,7 @@ class StoreIdentity:
                 store=fields["store"],
                 record=BootstrapRecord.from_fields(record),
                 is_complete=fields["is_complete"],
-                given_up=tuple(RetiredRecord(**each) for each in fields["given_up"]),
+                retired=tuple(RetiredRecord(**each) for each in fields["given_up"]),
                 admission=None if admission is None else Admission.from_fields(admission),
                 recovery=RecoveryState.from_fields(state),
             )
@@ -275,7 +276,7 @@ def taken(answer: StoreAnswer, record: BootstrapRecord) -> StoreIdentity:
     if identity.is_member:
         raise _refused(f"the store of {node} belongs to log {identity.log_uuid}", "move it away if that log is lost")
     if identity.recovery is not None:
-        raise _refused(_has_retired(node, identity.recovery), _AFTER_GIVING_UP)
+        raise _refused(_has_retired(node, identity.recovery), _AFTER_RETIRING)
     if identity.record is not None:
         raise _refused(f"the store of {node} holds another bootstrap record", "run dledger init --again")
     if not knows_retired(record, identity):
@@ -296,8 +297,8 @@ def taken(answer: StoreAnswer, record: BootstrapRecord) -> StoreIdentity:
 
 
 def knows_retired(record: BootstrapRecord, identity: StoreIdentity) -> bool:
-    """Whether the init that wrote a record counted all records that a store has given up."""
-    return all(each.record_id in record.replaces for each in identity.given_up)
+    """Whether the init that wrote a record counted all records that a store has retired."""
+    return all(each.record_id in record.replaces for each in identity.retired)
 
 
 def _fitting(answer: StoreAnswer, record: BootstrapRecord) -> LogConstants:
@@ -314,7 +315,7 @@ def completed(identity: StoreIdentity, record_id: str) -> StoreIdentity:
     return replace(identity, is_complete=True)
 
 
-def given_up(identity: StoreIdentity, node_id: NodeId, record_id: str) -> StoreIdentity:
+def retired(identity: StoreIdentity, node_id: NodeId, record_id: str) -> StoreIdentity:
     """Return the identity of a store that gives its incomplete record up.
 
     Raises:
@@ -325,7 +326,7 @@ def given_up(identity: StoreIdentity, node_id: NodeId, record_id: str) -> StoreI
         raise _refused("the store does not hold this bootstrap record, or it is complete", "run dledger init again")
     is_voter = any((voter.node_id, voter.store) == (node_id, identity.store) for voter in record.voters)
     entry = RetiredRecord(record_id, is_voter, record.retired_min)
-    return replace(identity, record=None, given_up=(*identity.given_up, entry))
+    return replace(identity, record=None, retired=(*identity.retired, entry))
 
 
 def admitted(answer: StoreAnswer, admission: Admission, new_store: str) -> StoreIdentity:
@@ -340,7 +341,7 @@ def admitted(answer: StoreAnswer, admission: Admission, new_store: str) -> Store
     if identity.log_uuid == admission.log_uuid:
         return identity
     if identity.recovery is not None and not identity.is_member:
-        raise _refused(_has_retired(node, identity.recovery), _AFTER_GIVING_UP)
+        raise _refused(_has_retired(node, identity.recovery), _AFTER_RETIRING)
     if identity.is_member or answer.converted_log is not None:
         belongs = identity.log_uuid or answer.converted_log
         raise _refused(f"the store of {node} belongs to log {belongs}", "move it away, then run the command again")
@@ -351,11 +352,11 @@ def admitted(answer: StoreAnswer, admission: Admission, new_store: str) -> Store
     return replace(identity, store=new_store, admission=admission)
 
 
-_AFTER_GIVING_UP: Final = "run dledger recover --lost again, or move the store away"
+_AFTER_RETIRING: Final = "run dledger recover --lost again, or move the store away"
 
 
 def _has_retired(node: NodeId, state: RecoveryState) -> str:
-    return f"the store of {node} has given up log {state.given_up.log_uuid}"
+    return f"the store of {node} has retired log {state.retired.log_uuid}"
 
 
 def _refused(what: str, remedy: str) -> FoundingRefusedError:
@@ -476,7 +477,7 @@ def decide(
         answers: the answers by the listed node that was asked; of the others there is none.
         new_record_id: id of a record that this action may create.
         new_log_uuid: identity of a log that this action may create.
-        again: whether incomplete records that cannot be continued are given up.
+        again: whether incomplete records that cannot be continued are retired.
     """
     for node in sorted(answers):
         if (refusal := _fits(peers, node, answers[node])) is not None:
@@ -548,21 +549,21 @@ def _continues(record: BootstrapRecord, node: NodeId, identity: StoreIdentity) -
     return identity.record == record or (record.names(node, identity.store) and knows_retired(record, identity))
 
 
-def is_retired(answers: Mapping[NodeId, StoreAnswer], given_up: RetiredRecord) -> bool:
+def is_retired(answers: Mapping[NodeId, StoreAnswer], record: RetiredRecord) -> bool:
     """Whether enough voters of a record have given it up, so that no majority of them can vote."""
-    return _count_retired(answers, given_up) >= given_up.needed
+    return _count_retired(answers, record) >= record.needed
 
 
-def _count_retired(answers: Mapping[NodeId, StoreAnswer], given_up: RetiredRecord) -> int:
+def _count_retired(answers: Mapping[NodeId, StoreAnswer], record: RetiredRecord) -> int:
     return sum(
-        any(each.record_id == given_up.record_id and each.is_voter for each in answer.identity.given_up)
+        any(each.record_id == record.record_id and each.is_voter for each in answer.identity.retired)
         for answer in answers.values()
     )
 
 
 def _not_retired(answers: Mapping[NodeId, StoreAnswer]) -> Refusal | None:
     for answer in answers.values():
-        for each in answer.identity.given_up:
+        for each in answer.identity.retired:
             if not is_retired(answers, each):
                 count = _count_retired(answers, each)
                 return Refusal(
@@ -638,7 +639,7 @@ def _new(peers: Peers, answers: Mapping[NodeId, StoreAnswer], record_id: str, lo
         version=GROUP_VERSION,
         voters=stores(voters),
         learners=stores({node: answer for node, answer in answers.items() if node not in voters}),
-        replaces=tuple(sorted({each.record_id for answer in answers.values() for each in answer.identity.given_up})),
+        replaces=tuple(sorted({each.record_id for answer in answers.values() for each in answer.identity.retired})),
     )
     return Take(record, tuple(node for node, _ in peers))
 

@@ -1,6 +1,6 @@
 """A log that continues one whose majority is lost: chains, records, and what a store may do. No I/O.
 
-A log is a chain: it *continues* the logs before it, each up to one entry that index, term and check identify. The
+A log has a lineage: it *continues* the logs before it, each up to one entry that index, term and check identify. The
 command that starts such a log is ``dledger recover``; its decisions are in ``recovery``.
 
 A store changes its ``RecoveryState`` only by ``retired``, ``taken`` and ``completed``, and the result is durable before
@@ -41,23 +41,23 @@ class AncestorLog:
     check: int | None
 
 
-Chain: TypeAlias = tuple[AncestorLog, ...]
+Ancestors: TypeAlias = tuple[AncestorLog, ...]
 """The logs that a log continues, oldest first."""
 
 
 def find_link(chain: Sequence[AncestorLog], log_uuid: str | None) -> AncestorLog | None:
-    """Return the link of a log in a chain, or None."""
+    """Return the link of a log among these, or None."""
     return next((link for link in chain if link.log_uuid == log_uuid), None)
 
 
-def follows(chain: Chain, log_uuid: str, last_index: int) -> bool:
-    """Whether a log with this chain contains a log's entries up to ``last_index``, by their indexes only."""
+def follows(chain: Ancestors, log_uuid: str, last_index: int) -> bool:
+    """Whether a log with these ancestors contains a log's entries up to ``last_index``, by their indexes only."""
     link = find_link(chain, log_uuid)
     return link is not None and last_index <= link.index
 
 
 def contains(
-    chain: Chain,
+    chain: Ancestors,
     log_uuid: str,
     index: int,
     term: int,
@@ -66,14 +66,14 @@ def contains(
     commit_index: int,
     term_at: Callable[[int], int | None],
 ) -> bool | None:
-    """Whether a log with this chain contains the entry of another log that index and term name; None if unknown.
+    """Whether a log with these ancestors contains the entry of another log that index and term name; None if unknown.
 
     Up to the link, all entries of this log are those of the other one, where index and term identify an entry. Only
     committed entries count: a learner may still hold entries that its log does not have. The term of a deleted entry
     is not known.
 
     Args:
-        chain: chain of this log.
+        chain: the ancestors of this log.
         log_uuid: the other log.
         index: index of the entry; NO_INDEX for an empty log, which every log contains.
         term: term of the entry.
@@ -154,7 +154,7 @@ def agreed_index(one: LogEnd, other: LogEnd) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class RetiredLog:
-    """The log that a store gave up, and its final end there, without ranges: the store's files have them."""
+    """The log that a store retired, and its final end there, without ranges: the store's files have them."""
 
     log_uuid: str
     store: str
@@ -187,7 +187,7 @@ class RecoveryRecord:
 
     Attributes:
         log_uuid: identity of the new log.
-        continues: its chain; the last one is the log that was given up.
+        continues: its ancestors; the last one is the log that was retired.
         term: highest term that a survivor reported; the new log starts above it.
         version: the group's version.
         voter: the survivor with the best end, the only voter.
@@ -196,7 +196,7 @@ class RecoveryRecord:
     """
 
     log_uuid: str
-    continues: Chain
+    continues: Ancestors
     term: int
     version: int
     voter: Survivor
@@ -238,7 +238,7 @@ class RecoveryRecord:
             record = cls(
                 **fields
                 | {
-                    "continues": chain_of(fields["continues"]),
+                    "continues": ancestors_of(fields["continues"]),
                     "voter": Survivor(**fields["voter"]),
                     "learners": tuple(Survivor(**each) for each in fields["learners"]),
                     "lost": tuple(fields["lost"]),
@@ -253,8 +253,8 @@ class RecoveryRecord:
         return record if fits and type(record.version) is int and _fits(record.term) else None
 
 
-def chain_of(rows: object) -> Chain:
-    """Return the chain of a list of maps; raise ValueError or TypeError if it is malformed."""
+def ancestors_of(rows: object) -> Ancestors:
+    """Return the ancestors of a list of maps; raise ValueError or TypeError if it is malformed."""
     if not isinstance(rows, list | tuple):
         raise TypeError("not a list")
     chain = tuple(AncestorLog(**row) for row in rows)
@@ -265,13 +265,13 @@ def chain_of(rows: object) -> Chain:
     return chain
 
 
-def chain_rows(chain: Chain) -> list[list[Any]]:
-    """Return a chain as METADATA carries it."""
+def ancestor_rows(chain: Ancestors) -> list[list[Any]]:
+    """Return ancestors as METADATA carries them."""
     return [[link.log_uuid, link.index, link.term, -1 if link.check is None else link.check] for link in chain]
 
 
-def chain_of_rows(rows: Sequence[Sequence[Any]] | None) -> Chain:
-    """Return the chain of ``chain_rows``."""
+def ancestors_of_rows(rows: Sequence[Sequence[Any]] | None) -> Ancestors:
+    """Return the ancestors of ``ancestor_rows``."""
     return tuple(
         AncestorLog(log_uuid, index, term, None if check < 0 else check) for log_uuid, index, term, check in rows or ()
     )
@@ -300,20 +300,21 @@ class RecoveryState:
     """State of a store in a recovery: part of its identity.
 
     Attributes:
-        given_up: the log that it gave up.
+        retired: the log that it retired.
         record: the record that it holds.
         is_complete: whether all survivors held the record: the store belongs to the new log.
     """
 
-    given_up: RetiredLog
+    retired: RetiredLog
     record: RecoveryRecord | None = None
     is_complete: bool = False
 
     def to_fields(self) -> dict[str, Any]:
         """Return the state as a map of plain values, which 0.2.0 reads too: it knows no ranges."""
         fields = asdict(self)
-        del fields["given_up"]["end"]["ranges"]
-        return fields | {"record": None if self.record is None else self.record.to_fields()}
+        before = fields.pop("retired")
+        del before["end"]["ranges"]
+        return fields | {"given_up": before, "record": None if self.record is None else self.record.to_fields()}
 
     @classmethod
     def from_fields(cls, fields: object) -> RecoveryState | None:
@@ -321,8 +322,10 @@ class RecoveryState:
         try:
             assert isinstance(fields, dict)
             before, record = fields["given_up"], fields["record"]
-            given_up = RetiredLog(before["log_uuid"], before["store"], end_of(before["end"]))
-            found = cls(given_up, None if record is None else RecoveryRecord.from_fields(record), fields["is_complete"])
+            retired_log = RetiredLog(before["log_uuid"], before["store"], end_of(before["end"]))
+            found = cls(
+                retired_log, None if record is None else RecoveryRecord.from_fields(record), fields["is_complete"]
+            )
         except (AssertionError, KeyError, TypeError, ValueError):
             return None
         fits = found.record is not None or found.is_complete is False
@@ -331,7 +334,7 @@ class RecoveryState:
 
 def retired(state: RecoveryState | None, log_uuid: str, store: str, end: LogEnd) -> RecoveryState:
     """Return the state of a store that retires its log; the same again if it did so before."""
-    if state is not None and state.given_up.log_uuid == log_uuid:
+    if state is not None and state.retired.log_uuid == log_uuid:
         return state
     return RecoveryState(RetiredLog(log_uuid, store, replace(end, ranges=())))
 
@@ -343,9 +346,9 @@ def with_end(state: RecoveryState | None, end: LogEnd) -> RecoveryState:
         RecoveryRefusedError: it has not retired its log, or a record names its end.
     """
     record = None if state is None else state.record
-    if state is None or state.is_complete or (record is not None and record.voter.before == state.given_up.store):
+    if state is None or state.is_complete or (record is not None and record.voter.before == state.retired.store):
         raise _refused("the store has not retired its log, or the record of a recovery names its end")
-    return replace(state, given_up=replace(state.given_up, end=replace(end, ranges=())))
+    return replace(state, retired=replace(state.retired, end=replace(end, ranges=())))
 
 
 def taken(state: RecoveryState | None, node_id: NodeId, record: RecoveryRecord) -> RecoveryState:
@@ -362,8 +365,8 @@ def taken(state: RecoveryState | None, node_id: NodeId, record: RecoveryRecord) 
         or survivor is None
         or (record.point.log_uuid, survivor.before)
         != (
-            state.given_up.log_uuid,
-            state.given_up.store,
+            state.retired.log_uuid,
+            state.retired.store,
         )
     ):
         raise _refused(f"the store of {node_id} has not retired the log that the record continues")
@@ -413,7 +416,7 @@ def respond(*, has_committed: bool | None, has_end: bool | None) -> Response:
 
     Args:
         has_committed: whether the new log ``contains`` the last entry that the store knows to be committed. Entries
-            that are not committed contest nothing, whatever their term.
+            that are not committed fork nothing, whatever their term.
         has_end: whether it contains the last entry of the store.
     """
     if has_committed is False:

@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 from dledger_core.ids import NodeId
 from dledger_core.lineage import (
     AncestorLog,
-    Chain,
+    Ancestors,
     LogEnd,
     RecoveryRecord,
     RecoveryState,
     Survivor,
     agreed_index,
-    chain_of,
+    ancestors_of,
     end_of,
     outranks,
 )
@@ -51,7 +51,7 @@ class SurvivorAnswer:
 
     Attributes:
         node_id: the node.
-        log_uuid: the log that the store belongs to, or that it gave up; None if there is none.
+        log_uuid: the log that the store belongs to, or that it retired; None if there is none.
         store: its uuid in that log.
         profile: of the log.
         version: the group's version.
@@ -70,7 +70,7 @@ class SurvivorAnswer:
     profile: str = "B"
     version: int = 0
     members: tuple[KnownMember, ...] = ()
-    chain: Chain = ()
+    chain: Ancestors = ()
     end: LogEnd | None = None
     reason: str = ""
     leader: NodeId | None = None
@@ -83,7 +83,7 @@ class SurvivorAnswer:
         return None if self.state is None or self.state.is_complete else self.state.record
 
     @property
-    def has_given_up(self) -> bool:
+    def has_retired(self) -> bool:
         """Whether the store retired its log and is not in a new one yet."""
         return self.state is not None and not self.state.is_complete
 
@@ -104,7 +104,7 @@ class SurvivorAnswer:
                 **fields
                 | {
                     "members": tuple(KnownMember(**each) for each in fields["members"]),
-                    "chain": chain_of(fields["chain"]),
+                    "chain": ancestors_of(fields["chain"]),
                     "end": None if end is None else end_of(end),
                     "state": found,
                     "holes": tuple(Hole(**each) for each in fields.get("holes", ())),
@@ -163,7 +163,7 @@ class Recovered:
     """The group has a new log on all survivors: nothing to do."""
 
     log_uuid: str
-    chain: Chain
+    chain: Ancestors
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def decide(
     refusal = _not_possible(lost, answers, found, log_uuid)
     if refusal is not None:
         return refusal
-    serving = tuple(node for node in sorted(found) if not found[node].has_given_up)
+    serving = tuple(node for node in sorted(found) if not found[node].has_retired)
     if serving:
         return RetireLog(log_uuid, serving)
     if (action := _repair_action(lost, found, log_uuid, tried, accepts_loss=accepts_loss)) is not None:
@@ -376,12 +376,12 @@ def _elects(answer: SurvivorAnswer | None, member: KnownMember, candidate: Survi
     """Whether a store may vote for a candidate; a damaged one that waits for its repair votes for none."""
     if answer is None or answer.end is None or answer.store != member.store or candidate.end is None:
         return False
-    may_vote = not answer.has_given_up and not answer.reason and not answer.end.is_recovering
+    may_vote = not answer.has_retired and not answer.reason and not answer.end.is_recovering
     return may_vote and answer.end.rank <= candidate.end.rank
 
 
 def _never_votes(answer: SurvivorAnswer) -> bool:
-    return answer.log_uuid is None or answer.has_given_up
+    return answer.log_uuid is None or answer.has_retired
 
 
 def _members(found: Answers) -> set[KnownMember]:
@@ -434,7 +434,7 @@ def _continued(
             return Unanswered(missing)
         lacking = tuple(each.node_id for each in record.survivors if answers[each.node_id].held != record)
         return TakeRecord(record, lacking) if lacking else CompleteRecord(record, _holders(record, answers))
-    fresh = {node: answer for node, answer in answers.items() if node not in lost and answer.has_given_up}
+    fresh = {node: answer for node, answer in answers.items() if node not in lost and answer.has_retired}
     fresh = _of_members(fresh)
     if not mine and fresh and all(set(record.lost) < set(lost) for record in others):
         log_uuid = others[0].point.log_uuid
@@ -480,8 +480,8 @@ def _new_record(lost: AbstractSet[NodeId], found: Answers, new_uuid: Callable[[]
     )
 
 
-def _extended(chain: Chain, point: AncestorLog) -> Chain:
-    """Return a chain with one more link, which caps the earlier ones: the new log contains nothing after its point.
+def _extended(chain: Ancestors, point: AncestorLog) -> Ancestors:
+    """Return the ancestors with one more, which caps the earlier ones: the new log contains nothing after its point.
 
     The best end may be that of a survivor that never caught up in the log of the point. Its last entry is one of the
     earlier log then, because a log that continues another one has entries of higher terms only.
@@ -524,7 +524,7 @@ def preview(lost: AbstractSet[NodeId], answers: Answers) -> dict[str, Any]:
                 "commit_index": end.commit_index,
                 "terms": [{"term": term, "from_index": start} for term, start in end.ranges],
                 "is_recovering": end.is_recovering,
-                "has_given_up": found[node].has_given_up,
+                "has_given_up": found[node].has_retired,
                 "holes": [
                     {"start": hole.start, "end": hole.end, "filled_by": _fillers(node, hole, found)}
                     for hole in found[node].holes
@@ -536,7 +536,7 @@ def preview(lost: AbstractSet[NodeId], answers: Answers) -> dict[str, Any]:
 
 
 def plan_of(found: Mapping[str, Any]) -> list[str]:
-    """Return the plan of a recovery as lines for a person, from its ``preview``."""
+    """Return the plan of a recovery as lines for an operator, from its ``preview``."""
     nodes = [each["node"] for each in found["survivors"]]
     certain, end = found["committed_end"], found["continues_at_index"] + 1
     lines = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.support.bootstrap_search import CONSTANTS, Search
 
 from dledger_core import bootstrap
 from dledger_core.bootstrap import (
@@ -25,6 +24,7 @@ from dledger_core.bootstrap import (
 )
 from dledger_core.errors import FoundingRefusedError
 from dledger_core.ids import NodeId
+from tests.support.bootstrap_search import CONSTANTS, Search
 
 PEERS = tuple((NodeId(f"n{i}"), f"host:{i}") for i in range(3))
 NODES = tuple(node for node, _ in PEERS)
@@ -69,13 +69,13 @@ def test_search_finds_two_logs_where_stores_vote_before_complete_mark() -> None:
 
 
 @pytest.mark.soak
-def test_search_finds_two_logs_where_given_up_stores_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_finds_two_logs_where_retired_stores_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "is_retired", lambda *_: True)
     assert Search().run().violation
 
 
 @pytest.mark.soak
-def test_search_finds_two_logs_where_records_do_not_name_given_up_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_finds_two_logs_where_records_do_not_name_retired_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "knows_retired", lambda *_: True)
     assert Search().run().violation
 
@@ -131,9 +131,9 @@ def test_init_gives_two_records_up_only_when_asked() -> None:
     assert decision == Retire(((NodeId("n0"), "record"), (NodeId("n1"), "other")))
 
 
-def test_init_replaces_given_up_record_only_if_enough_stores_have_given_it_up() -> None:
+def test_init_replaces_retired_record_only_if_enough_stores_have_retired_it() -> None:
     def retired(node: str) -> StoreAnswer:
-        return answer(node, bootstrap.given_up(holding(node).identity, NodeId(node), "record"))
+        return answer(node, bootstrap.retired(holding(node).identity, NodeId(node), "record"))
 
     assert isinstance(decided(retired("n0"), answer("n1"), answer("n2")), Refusal)
     decision = decided(retired("n0"), retired("n1"), answer("n2"))
@@ -159,7 +159,7 @@ def test_incomplete_record_next_to_two_empty_nodes_founds_nothing() -> None:
     left, wiped = holding("n2"), [answer("n0", StoreIdentity(store="new")), answer("n1", StoreIdentity(store="newer"))]
     assert isinstance(decided(*wiped, left), Refusal)
     assert decided(*wiped, left, again=True) == Retire(((NodeId("n2"), "record"),))
-    retired = answer("n2", bootstrap.given_up(left.identity, NodeId("n2"), "record"))
+    retired = answer("n2", bootstrap.retired(left.identity, NodeId("n2"), "record"))
     assert isinstance(decided(*wiped, retired), Refusal)
     assert isinstance(decided(*wiped, retired, again=True), Refusal)
 
@@ -193,9 +193,9 @@ def test_store_takes_only_a_record_that_names_it_and_equals_its_list() -> None:
             bootstrap.taken(stranger, made)
 
 
-def test_complete_record_is_never_given_up_and_no_other_is_completed() -> None:
+def test_complete_record_is_never_retired_and_no_other_is_completed() -> None:
     with pytest.raises(FoundingRefusedError):
-        bootstrap.given_up(holding("n0", complete=True).identity, NodeId("n0"), "record")
+        bootstrap.retired(holding("n0", complete=True).identity, NodeId("n0"), "record")
     with pytest.raises(FoundingRefusedError):
         bootstrap.completed(holding("n0").identity, "other")
 

@@ -18,7 +18,7 @@ from dledger_core.errors import RecoveryRefusedError
 from dledger_core.ids import NodeId
 from dledger_core.lineage import (
     AncestorLog,
-    Chain,
+    Ancestors,
     LogEnd,
     RecoveryRecord,
     RecoveryState,
@@ -131,8 +131,8 @@ def test_state_that_a_store_keeps_has_the_fields_that_0_2_0_reads() -> None:
     assert isinstance(action, TakeRecord)
     state = retired(None, "old", "store of n1", end(ranges=((1, 0), (3, 9))))
     kept = StoreIdentity(store="store of n1", recovery=taken(state, NODES[1], action.record)).to_fields()
-    given_up, record = kept["continuation"]["given_up"], kept["continuation"]["record"]
-    assert set(given_up["end"]) == {"term", "last_term", "last_index", "commit_index", "check", "is_recovering"}
+    before, record = kept["continuation"]["given_up"], kept["continuation"]["record"]
+    assert set(before["end"]) == {"term", "last_term", "last_index", "commit_index", "check", "is_recovering"}
     assert set(record["voter"]) == {"node_id", "before", "store", "address"}
     assert StoreIdentity.from_fields(kept) == StoreIdentity(
         store="store of n1", recovery=taken(state, NODES[1], action.record)
@@ -157,16 +157,16 @@ def test_recovery_lets_all_survivors_give_up_before_one_of_them_gets_record() ->
 
 def test_recovery_continues_record_of_survivor_and_completes_it_once_all_hold_it() -> None:
     two = [answer("n1"), answer("n2", end=end(3, 8))]
-    given_up = [after_retiring(each) for each in two]
+    both = [after_retiring(each) for each in two]
     four = (*MEMBERS, KnownMember(NODES[3], "store of n3", "host:3", True))
-    given_up = [replace(each, members=four) for each in given_up]
-    action = decided("n0,n3", *given_up)
+    both = [replace(each, members=four) for each in both]
+    action = decided("n0,n3", *both)
     assert isinstance(action, TakeRecord)
     record = action.record
-    first = replace(given_up[0], state=taken(given_up[0].state, NODES[1], record))
-    assert decided("n0,n3", first, given_up[1]) == TakeRecord(record, (NODES[2],))
+    first = replace(both[0], state=taken(both[0].state, NODES[1], record))
+    assert decided("n0,n3", first, both[1]) == TakeRecord(record, (NODES[2],))
     assert decided("n0,n3", first) == Unanswered((NODES[2],))
-    second = replace(given_up[1], state=taken(given_up[1].state, NODES[2], record))
+    second = replace(both[1], state=taken(both[1].state, NODES[2], record))
     assert decided("n0,n3", first, second) == CompleteRecord(record, (NODES[1], NODES[2]))
     done = member_of(record, first)
     assert decided("n0,n3", done, second) == CompleteRecord(record, (NODES[2],))
@@ -217,9 +217,9 @@ def test_recovery_waits_for_every_member_that_is_not_named_lost() -> None:
 
 
 def test_lost_node_that_returns_after_others_gave_up_can_be_a_survivor() -> None:
-    given_up, returned = after_retiring(answer("n2")), answer("n0")
-    assert isinstance(decided("n0,n1", given_up, returned), Refused)
-    assert decided("n1", given_up, returned) == RetireLog("old", (NODES[0],)), "n0 alone has no majority"
+    survivor, returned = after_retiring(answer("n2")), answer("n0")
+    assert isinstance(decided("n0,n1", survivor, returned), Refused)
+    assert decided("n1", survivor, returned) == RetireLog("old", (NODES[0],)), "n0 alone has no majority"
 
 
 @pytest.mark.parametrize("others", [(), MEMBERS[1:2]], ids=["a group that is unknown", "another one that was removed"])
@@ -466,7 +466,9 @@ def rank(entries: Entries) -> tuple[int, int]:
     return (entries[-1][1] if entries else -1), len(entries) - 1
 
 
-def response_to(chain: Chain, new: Entries, log_uuid: str, old: Entries, committed: int, first: int = 0) -> Response:
+def response_to(
+    chain: Ancestors, new: Entries, log_uuid: str, old: Entries, committed: int, first: int = 0
+) -> Response:
     """Return the reaction of a store with ``committed`` entries to a log whose first entry is at ``first``."""
 
     def has(count: int) -> bool | None:
@@ -499,7 +501,7 @@ def test_no_pair_of_logs_stops_store_whose_entries_new_log_lacks() -> None:
     assert stopped > 100
 
 
-def continued_again(first: Entries, entries: Entries) -> Chain:
+def continued_again(first: Entries, entries: Entries) -> Ancestors:
     """Return the chain of a recovery of log "new", which continued "old" up to ``first``, by one survivor."""
     (last_term, last_index), (term, index) = rank(first), rank(entries)
     survivor = answer("n2", log_uuid="new", chain=(AncestorLog("old", last_index, last_term, 1),))

@@ -79,7 +79,7 @@ def test_dry_run_shows_holes_and_who_may_fill_them() -> None:
 
 def test_end_changes_only_while_no_record_names_it() -> None:
     one, two = survivor("n1"), survivor("n2", last_index=8)
-    assert with_end(one.state, end(3, 4)).given_up.end == end(3, 4)
+    assert with_end(one.state, end(3, 4)).retired.end == end(3, 4)
     with pytest.raises(RecoveryRefusedError):
         with_end(None, end())
     action = decided(one, two)
@@ -87,7 +87,7 @@ def test_end_changes_only_while_no_record_names_it() -> None:
     voter, learner = (taken(each.state, each.node_id, action.record) for each in (one, two))
     with pytest.raises(RecoveryRefusedError):
         with_end(voter, end(3, 4))
-    assert with_end(learner, end(3, 4)).given_up.end == end(3, 4), "a learner gets its end from the voter"
+    assert with_end(learner, end(3, 4)).retired.end == end(3, 4), "a learner gets its end from the voter"
 
 
 def test_answer_of_an_older_node_has_no_holes() -> None:

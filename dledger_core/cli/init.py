@@ -35,7 +35,7 @@ _PEERS = "n0-host0:40911;n1-host1:40911;n2-host2:40911"
 )
 @timeout_option
 @access_options
-@option("--again", is_flag=True, help="Give up earlier bootstraps that are incomplete and cannot be continued.")
+@option("--again", is_flag=True, help="Retire earlier bootstraps that are incomplete and cannot be continued.")
 @option("--dry-run", is_flag=True, help="Only ask the nodes, and show what init would do.")
 @format_option
 def init(
@@ -49,8 +49,8 @@ def init(
 ) -> int:
     """Found the groups of new nodes: once, when all nodes run.
 
-    A node with an empty directory neither votes nor leads until its group is bootstrapped. Init asks every node of the list
-    at its listed address. All must answer, must have been started with the same list, and must be empty, hold the same
+    A node with an empty directory neither votes nor leads until its group is bootstrapped. Init asks every node of the
+    list at its listed address. All must answer, must have been started with the same list, and must be empty, hold the same
     incomplete bootstrap, or have converted stores of one log. Init can be interrupted at any time and run again; groups
     that exist are left alone. Nodes whose whole list is on loopback found their groups without it.
 
@@ -76,7 +76,7 @@ def _text(decision: Decision) -> str:
     if isinstance(decision, Complete):
         return f"complete on {', '.join(decision.nodes)}"
     if isinstance(decision, Retire):
-        return f"give up on {', '.join(node for node, _ in decision.records)}"
+        return f"retire on {', '.join(node for node, _ in decision.records)}"
     if isinstance(decision, Refusal):
         return f"refused, {decision.what}; {decision.remedy}"
     return f"wait for {', '.join(decision.nodes)}"

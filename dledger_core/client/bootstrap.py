@@ -153,7 +153,7 @@ async def look(access: StoreAccess, group: str, *, again: bool = False, ask: boo
     Args:
         access: the nodes.
         group: the group.
-        again: whether incomplete records that cannot be continued would be given up.
+        again: whether incomplete records that cannot be continued would be retired.
         ask: make store uuids where there are none.
     """
     answers, _ = await access.ask(group, "ask" if ask else "look")

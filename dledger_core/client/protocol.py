@@ -19,7 +19,7 @@ from dledger_core.client.signatures import takes
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId
 from dledger_core.digest import RangeDigest
-from dledger_core.lineage import Chain
+from dledger_core.lineage import Ancestors
 from dledger_core.record import Columns, Fetch, Isolation
 
 
@@ -89,7 +89,7 @@ class LogRange:
     end: int
     commit_index: int
     log_uuid: str | None = None
-    chain: Chain = ()
+    chain: Ancestors = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Metadata:
     nodes: tuple[NodeStatus, ...]
     log_uuid: str | None = None
     preferred_leaders: tuple[str, ...] = ()
-    chain: Chain = ()
+    chain: Ancestors = ()
     tables: tuple[TableUsage, ...] = ()
 
     @property

@@ -23,7 +23,7 @@ from dledger_core.client.routing.retry import Deadline
 from dledger_core.config import Peer, is_node_id
 from dledger_core.control import TransactionId
 from dledger_core.errors import DLedgerError
-from dledger_core.lineage import chain_of_rows
+from dledger_core.lineage import ancestors_of_rows
 from dledger_core.net import messages
 from dledger_core.net.frame import Frame
 from dledger_core.record import Isolation
@@ -50,7 +50,7 @@ def metadata_of(peers: Sequence[Peer], responses: Described) -> Metadata:
     leading = [r.node[0] for r in decoded.values() if r.node[1] == "leader" and r.term == newest.term]
     uuid = next((response.log for response in decoded.values() if response.log), None)
     leader = leading[0] if leading else newest.leader
-    chain = max((chain_of_rows(response.chain) for response in decoded.values()), key=len)
+    chain = max((ancestors_of_rows(response.chain) for response in decoded.values()), key=len)
     # A lagging node has not received the newest rows yet.
     tables = {name: TableUsage(name, rows, limit) for name, rows, limit in newest.tables or ()}
     for response in decoded.values():

@@ -38,7 +38,7 @@ class ServerConfig:
         scrub_bytes_per_second: rate of the background scrub; 0 = no scrub.
         scrub_pause_s: pause between two rounds of the scrub.
         role_command: program and arguments to run at role changes; see ``RoleCommand``.
-        init: whether the node founds its groups, if its id is the smallest of ``peers``; see ``founds``.
+        init: whether the node bootstraps its groups, if its id is the smallest of ``peers``; see ``bootstraps``.
         security: files with certificates and principals; None = plaintext, and every client may do everything.
         insecure: whether plaintext is meant on an address that other machines reach; see ``check_exposure``.
         http: where the second port listens, with metrics, health and the status page; None = there is none.
@@ -148,8 +148,8 @@ class ServerConfig:
         return next(p for p in self.peers if p.node_id == self.self_id)
 
     @property
-    def founds(self) -> bool:
-        """Whether this node founds its groups.
+    def bootstraps(self) -> bool:
+        """Whether this node bootstraps its groups.
 
         Only the node with the smallest id, because two inits at once could each leave an incomplete record.
         """

@@ -197,10 +197,10 @@ class Group:
         store = self.store = GroupStore(self.host.config, self.name)
         if not store.identity.is_member:
             store.take_lock()
-            given_up = store.identity.recovery is not None  # restored, or in a recovery that was interrupted
+            has_retired = store.identity.recovery is not None  # restored, or in a recovery that was interrupted
             self._enter(
                 SetAside()
-                if given_up
+                if has_retired
                 else Waiting("it waits to be bootstrapped", "run dledger init once all nodes run")
             )
             return
@@ -215,7 +215,7 @@ class Group:
             self._start(store, log)
 
     async def open_bootstrapped(self, store: GroupStore) -> None:
-        """Open the store that a bootstrap, an admission or a recovery has made a member's. Whatever fails is its own."""
+        """Open a store that a bootstrap, an admission or a recovery has made a member's. Whatever fails is its own."""
         opening = Waiting()
         self._enter(opening)
         store.release_lock()

@@ -20,8 +20,8 @@ from dledger_core.server.hosted import HostedGroup
 
 _LOG = logging.getLogger(__name__)
 
-_GIVEN_UP: Final = "its store has retired its log, in a recovery or because it was restored from a backup"
-_GIVEN_UP_REMEDY: Final = (
+_RETIRED: Final = "its store has retired its log, in a recovery or because it was restored from a backup"
+_RETIRED_REMEDY: Final = (
     "run dledger recover --lost; if the other nodes are alive, move the store away and run dledger member replace"
 )
 REMEDIES: Final = {
@@ -99,14 +99,14 @@ class SetAside(Waiting):
     __slots__ = ()
 
     def __init__(
-        self, reason: str = _GIVEN_UP, remedy: str = _GIVEN_UP_REMEDY, task: asyncio.Task[None] | None = None
+        self, reason: str = _RETIRED, remedy: str = _RETIRED_REMEDY, task: asyncio.Task[None] | None = None
     ) -> None:
         super().__init__(reason, remedy, task)
 
     def explain(self, reason: str, remedy: str) -> bool:
-        """Change nothing for the bootstrapper: no bootstrap ends this state, although bootstrap services ask the store."""
+        """Change nothing for the bootstrapper: no bootstrap ends this state, although its requests ask the store."""
         del reason, remedy
-        return super().explain(_GIVEN_UP, _GIVEN_UP_REMEDY)
+        return super().explain(_RETIRED, _RETIRED_REMEDY)
 
 
 class Repairing(State):

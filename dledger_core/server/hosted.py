@@ -81,7 +81,7 @@ class GroupHost:
     credentials: Credentials = PLAINTEXT
 
 
-def shown_store(replica: Replica) -> StoreClaim:
+def store_claim(replica: Replica) -> StoreClaim:
     """Return the store that a node shows to others."""
     last_term, last_index = replica.store.end
     commit_index = replica.commit_index

@@ -34,7 +34,7 @@ from dledger_core.server.config import ServerConfig
 from dledger_core.server.descriptors import raise_limit, within_descriptors
 from dledger_core.server.group import Group
 from dledger_core.server.group_state import GroupState
-from dledger_core.server.hosted import GroupHost, HostedGroup, shown_store
+from dledger_core.server.hosted import GroupHost, HostedGroup, store_claim
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.repair import EventLoopRepairs
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
@@ -432,7 +432,7 @@ class NodeServer:
     def identity(self, group: str) -> StoreClaim | None:
         """Return this node's store of a group, None unless it is hosted now."""
         hosted = self.groups[group].hosted
-        return None if hosted is None else shown_store(hosted.replica)
+        return None if hosted is None else store_claim(hosted.replica)
 
     def check_attach(self, group: str, theirs: StoreClaim) -> None:
         """Raise the error that refuses another node's store of a group."""

@@ -160,13 +160,13 @@ class _Attempt:
     """The writers of one attempt, one per group.
 
     A group has either a writer or a committed transaction, never both: an attempt that found its transaction committed
-    must append nothing more there. A transaction that is committed while the attempt writes fails it: either a ab_file of
+    must append nothing more there. A transaction that is committed while the attempt writes fails it: either a duplicate of
     the task has won, or Spark runs the task again, which then compares all its rows.
     """
 
     def __init__(self, options: DLedgerOptions, transaction: TransactionId, *, once: bool) -> None:
         self._options = options
-        self._once = once
+        self._one_time = once
         # New for each attempt: Spark may run a task again with its rows in another order and in other chunks, so the
         # parts of two attempts are never interchangeable
         # (test_shuffled_task_retry_and_replayed_batch_write_each_row_once).
@@ -247,7 +247,7 @@ class _Attempt:
             # Only a group that does not know the query asks what the others know of it.
             elsewhere = self._newest_elsewhere(group) if is_new else -1
         self._writers[group] = _GroupWriter(
-            client, self._options, transaction, self._uuid, once=self._once, elsewhere=elsewhere
+            client, self._options, transaction, self._uuid, once=self._one_time, elsewhere=elsewhere
         )
         self.renew(group)
 

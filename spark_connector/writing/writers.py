@@ -42,7 +42,7 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
         # a transaction per task, and readers would see a part of a failed write
         # (test_batch_write_is_one_transaction_while_leader_is_killed).
         write_id = f"write-{uuid.uuid4()}"
-        self._once = options.txn_app_id is None or options.txn_version is None
+        self._one_time = options.txn_app_id is None or options.txn_version is None
         if options.txn_app_id is None or options.txn_version is None:
             self._transaction = TransactionId(write_id, 0, write_id)
         else:
@@ -54,7 +54,7 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
     @brief
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append a task's rows."""
-        return write_attempt(iterator, self._shape, self._options, self._transaction, once=self._once)
+        return write_attempt(iterator, self._shape, self._options, self._transaction, once=self._one_time)
 
     @brief
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -63,7 +63,7 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Abort the transaction in every group, unless it is committed."""
-        abort_attempts(self._options, self._shape.group, self._transaction, once=self._once)
+        abort_attempts(self._options, self._shape.group, self._transaction, once=self._one_time)
 
 
 class DLedgerStreamWriter(DataSourceStreamArrowWriter):

@@ -16,7 +16,7 @@ from dledger_core.client import AsyncLogClient, NodeClient
 from dledger_core.client.routing.retry import Timeouts
 from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError, OtherLogError
-from dledger_core.lineage import chain_of_rows, follows
+from dledger_core.lineage import ancestors_of_rows, follows
 from dledger_core.net import codec, messages
 from dledger_core.net.hello import Hello
 from dledger_core.net.listening import serve
@@ -223,7 +223,7 @@ class FakeNode:
         group |= {"configuration": self.group.configuration, "chain": self.chain or None}
         uuid, index, entry_term = header.get("seen") or (self.log_uuid, -1, -1)
         if uuid != self.log_uuid:
-            group["follows"] = follows(chain_of_rows(self.chain), uuid, index) and entry_term in (-1, 1)
+            group["follows"] = follows(ancestors_of_rows(self.chain), uuid, index) and entry_term in (-1, 1)
         return {"t": Type.METADATA_OK} | state | group, []
 
     def on_member(self, header, payload):

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 DAY_MS: Final = 86_400_000
 LASTING_MS: Final = 7 * DAY_MS
-ONCE_MS: Final = DAY_MS
+ONE_TIME_MS: Final = DAY_MS
 CONTROL: Final = 2
 """Magic number of control entries."""
 PAUSE_S: Final = 0.05
@@ -69,9 +69,9 @@ class Auditor:
         self.visible_index = 0
         self.log_time_ms = 0
         self.producers = Ids(LASTING_MS)
-        self.producers_once = Ids(ONCE_MS)
+        self.producers_once = Ids(ONE_TIME_MS)
         self.queries = Ids(LASTING_MS)
-        self.queries_once = Ids(ONCE_MS)
+        self.queries_once = Ids(ONE_TIME_MS)
         self.dormant: dict[str, Known] = {}
         self.watched: dict[str, int] = {}
         """Log time of the newest entry of each id that a writer watches, -1 before the first."""

@@ -31,7 +31,7 @@ from dledger_core.errors import (
     QueryUnknownError,
     TransactionError,
 )
-from tests.endurance.auditor import DAY_MS, LASTING_MS, ONCE_MS, Auditor
+from tests.endurance.auditor import DAY_MS, LASTING_MS, ONE_TIME_MS, Auditor
 from tests.endurance.ledger import Ledger
 
 GIVE_UP_S: Final = 60.0
@@ -338,7 +338,7 @@ class Writers:
             return
         at_ms = self._auditor.watched[name]
         for part in (self._chance.uniform(0.1, 0.95), self._chance.uniform(1.02, 1.3)):
-            self._later(at_ms + part * ONCE_MS, lambda: self._remember_query(done))
+            self._later(at_ms + part * ONE_TIME_MS, lambda: self._remember_query(done))
 
     async def _stream(self, name: str) -> None:
         """A stream that is restarted: the new run replays the newest micro-batch, and the old one is fenced."""
@@ -504,9 +504,9 @@ class Writers:
         before_ms = self._auditor.log_time_ms
         known = await self._replay(done)
         if known:
-            self._judge_known(name, ONCE_MS, before_ms)
+            self._judge_known(name, ONE_TIME_MS, before_ms)
         else:
-            await self._judge_unknown(name, ONCE_MS)
+            await self._judge_unknown(name, ONE_TIME_MS)
             await self._refused(TransactionId(name, 1, uuid4().hex), QueryUnknownError)
         self._ledger.counts[f"queries used once: {'replays answered' if known else 'expired'}"] += 1
 
@@ -565,4 +565,4 @@ class _Producer:
     @property
     def limit_ms(self) -> int:
         """Log time without an append after which the log forgets it."""
-        return ONCE_MS if self.once else LASTING_MS
+        return ONE_TIME_MS if self.once else LASTING_MS

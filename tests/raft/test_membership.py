@@ -633,7 +633,7 @@ def test_sole_voter_of_old_that_lost_its_end_does_not_lead() -> None:
     lost.tick(5 * TIMEOUT)
     assert lost.role is not Role.LEADER
     assert lost.raw.status().is_recovering
-    # Both voters are needed, and N0 votes for no candidate: the group waits for a person, and loses nothing.
+    # Both voters are needed, and N0 votes for no candidate: the group waits for an operator, and loses nothing.
     heal(group)
     group.tick(5 * TIMEOUT)
     assert [group[node].role is Role.LEADER for node in (N0, N1)] == [False, False]

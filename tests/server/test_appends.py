@@ -492,7 +492,7 @@ def test_abort_of_unknown_query_is_one_entry_and_refuses_a_late_append(n0, ask, 
         commit(n0)
     assert batches(n0) == [(0, 0), (1, 2)], "in one batch, and only once"
     table = n0.replica.tables.transactions
-    assert (table.state(KEY), len(table.queries), table.queries.once_count) == ("aborted", 1, int(once))
+    assert (table.state(KEY), len(table.queries), table.queries.one_time_count) == ("aborted", 1, int(once))
     n0.depose()
     n0.lead()
     commit(n0)
@@ -777,7 +777,7 @@ def test_ids_used_once_fill_half_of_the_table(n0) -> None:
         ask.produced(name, 0, 0, b"x")
     n0.acknowledge()
     n0.confirm()
-    assert (len(n0.replica.tables.producers), n0.replica.tables.producers.once_count) == (4, 2)
+    assert (len(n0.replica.tables.producers), n0.replica.tables.producers.one_time_count) == (4, 2)
 
 
 def test_producer_in_flight_counts_once_after_leadership_was_lost(n0) -> None:

@@ -91,7 +91,7 @@ def test_restored_store_has_all_committed_entries_and_never_votes() -> None:
     identity = load_identity(files, layout)
     assert not identity.is_member
     assert identity.recovery is not None
-    end = identity.recovery.given_up.end
+    end = identity.recovery.retired.end
     assert (end.last_index, end.commit_index, end.last_term) == (19, 19, 1)
     assert end.is_recovering
     with open_store(found.store, files=files) as store:
@@ -369,8 +369,8 @@ def test_restored_store_is_backed_up_and_restored_like_any_other() -> None:
     found = [load_identity(files, Layout(Path(path))).recovery for path in (first.store, second.store)]
     assert found[0] is not None
     assert found[1] is not None
-    assert found[0].given_up.end == found[1].given_up.end
-    assert found[0].given_up.store != found[1].given_up.store, "two restores are two stores"
+    assert found[0].retired.end == found[1].retired.end
+    assert found[0].retired.store != found[1].retired.store, "two restores are two stores"
 
 
 @pytest.mark.parametrize(("last", "is_accepted"), [(19, True), (25, True), (18, False)])
@@ -391,7 +391,7 @@ def test_backup_of_log_is_continued_by_log_that_has_its_entries(last: int, is_ac
     assert (second.log, second.end_index, second.kept_files) == ("new", 30, first.copied_files - 1)
     identity = load_identity(files, Layout(Path(restored(files).store)))
     assert identity.recovery is not None
-    assert identity.recovery.given_up.log_uuid == "new"
+    assert identity.recovery.retired.log_uuid == "new"
 
 
 def test_backup_with_logs_of_several_nodes_is_restored_for_named_node() -> None:

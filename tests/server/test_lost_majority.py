@@ -412,7 +412,7 @@ def test_new_log_stops_store_only_for_end_that_it_contains(tmp_path: Path) -> No
             assert response((later, below), (0, link.term)) == ("wait", False)
             assert response((later, below), (below, None)) == ("wait", False)
             assert response((later, link.index + 9), (0, None)) == ("wait", False)
-            assert not is_forked(), "entries that are not committed contest nothing"
+            assert not is_forked(), "entries that are not committed fork nothing"
             assert response((later, below), (below, later)) == ("stay", False)
             assert is_forked()
             replica.lineage.forked = None
@@ -475,7 +475,7 @@ def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path, veri
 
 
 def test_give_up_whose_client_disconnects_is_finished(tmp_path: Path) -> None:
-    """A node cancels the requests of a lost connection: the group must not stay closed and not given up."""
+    """A node cancels the requests of a lost connection: the group must not stay closed and not retired."""
 
     async def work() -> None:
         async with ServerGroup(tmp_path) as group, client_of(group) as client:

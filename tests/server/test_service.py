@@ -703,7 +703,7 @@ async def test_unknown_query_is_introduced_by_what_other_groups_know(tmp_path):
                 await send
         part = await client.attempt([b"a"], key | {"w": 6, "o": True})
         await client.transact("commit", key, [part])
-        assert group.hosted("n0").replica.tables.transactions.queries.once_count == 1
+        assert group.hosted("n0").replica.tables.transactions.queries.one_time_count == 1
 
 
 async def test_commit_overtaken_by_newer_run_is_fenced(tmp_path):

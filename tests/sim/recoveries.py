@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dledger_core.errors import DLedgerError, LogContinuedError
 from dledger_core.ids import Index, MemberId, NodeId, Term, node_of
-from dledger_core.lineage import Chain, LogEnd, RecoveryRecord, Response, find_link
+from dledger_core.lineage import Ancestors, LogEnd, RecoveryRecord, Response, find_link
 from dledger_core.raft import Batch, ConfigurationInForce, HardState
 from dledger_core.recovery import (
     Electable,
@@ -438,7 +438,7 @@ class Recoveries:
         """Return the entries that a store wrote, without configurations, which count no longer."""
         disk, state = member.disk.copy(), member.store.identity.recovery
         assert state is not None
-        end = state.given_up.end.last_index
+        end = state.retired.end.last_index
         is_known = record.voter.node_id == member.node or member.was_cut
         disk.batches = [self._plain(batch) for batch in disk.batches if not is_known or batch.last_index <= end]
         disk._firsts = [batch.first_index for batch in disk.batches]
@@ -498,7 +498,7 @@ class Recoveries:
                 end = batch.last_index
         check(end == record.point.index, "a record continues another end", voter.node_id, end, record.point)
 
-    def _check_chain(self, group: Simulator, chain: Chain) -> None:
+    def _check_chain(self, group: Simulator, chain: Ancestors) -> None:
         """Check that no link claims more of a log than the new one has."""
         for link in chain:
             if link.index >= 0:

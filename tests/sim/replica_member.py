@@ -56,7 +56,7 @@ from dledger_core.raft import (
 )
 from dledger_core.record import Records, merge_ranges, records_of
 from dledger_core.server.bootstrap.store import GroupStore, configuration_of
-from dledger_core.server.hosted import shown_store
+from dledger_core.server.hosted import store_claim
 from dledger_core.server.replica.attachments import StoreClaim
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
@@ -401,7 +401,7 @@ class ReplicaMember(Member):
     @property
     def shown(self) -> StoreClaim:
         """The store as its node shows it to others."""
-        return shown_store(self.replica)
+        return store_claim(self.replica)
 
     def unreachable(self, peer: MemberId) -> None:
         self.replica.peers.unreachable(node_of(peer))
@@ -558,7 +558,7 @@ class ReplicaMember(Member):
         if log.first_index() > 0 and (self.members_lost or trimmed_later):
             self.disk.in_force_before = unknown_group
         expected = self.disk.configurations()
-        if self.continues is not None:  # of the given up log, a store keeps some configurations, which count no longer
+        if self.continues is not None:  # of the retired log, a store keeps some configurations, which count no longer
             found = [each for each in found if self._is_new(each.index)]
             expected = [each for each in expected if self._is_new(each.index)]
         elif expected[0].index == NO_INDEX and (not found or found[0].index != NO_INDEX):

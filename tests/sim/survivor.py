@@ -77,7 +77,7 @@ async def carry_out(member: ReplicaMember, action: Change) -> None:
         case FillHoles(_, _, survivors):
             await _fill(member, survivors)
         case CutLog(_, start):
-            _check_given_up(member)
+            _check_retired(member)
             before, member.was_cut = member.was_cut, True
             if member.store.cut(start) is None:
                 member.was_cut = before
@@ -105,7 +105,7 @@ def _retire(member: ReplicaMember, log_uuid: str) -> None:
         known = member.leave()
         end, _ = member.store.inspection(known)
         kept = (end.last_term, end.last_index) >= (known.last_term, known.last_index)
-        check(kept, "a store gives up more than its log", member.node_id, known, end)
+        check(kept, "a store retires more than its log", member.node_id, known, end)
     member.store.give_up(end)
     member.waits = True
 
@@ -116,7 +116,7 @@ def set_aside(member: ReplicaMember) -> None:
     member.waits = True
 
 
-def _check_given_up(member: ReplicaMember) -> None:
+def _check_retired(member: ReplicaMember) -> None:
     if not member.waits:
         raise RecoveryRefusedError("the store has not retired its log", "", "")
 
@@ -136,7 +136,7 @@ class _Environment(SimRepairEnvironment):
 
 
 async def _fill(member: ReplicaMember, survivors: Sequence[NodeId]) -> None:
-    _check_given_up(member)
+    _check_retired(member)
     peers = tuple(Peer(node, "sim", 1 + at) for at, node in enumerate(survivors))
     life = member.life
     with member.store.repairing(write=True) as repairing:

@@ -22,7 +22,7 @@ from dledger_core.server.replica.peer_watermarks import PeerWatermarks
 from dledger_core.storage.files.acknowledged_file import Remembered
 from dledger_core.storage.tables.tables import LogTables
 from tests.sim.search import producers
-from tests.sim.search.recoveries import CONTESTED, FORGOTTEN, STOPPED, Recoveries, Recovery
+from tests.sim.search.recoveries import FORGOTTEN, FORKED, STOPPED, Recoveries, Recovery
 from tests.sim.search.votes import LOST, MINORITY, NEEDLESS, STUCK, TWO_LEADERS, Votes
 
 STATES_MAX = 600_000
@@ -223,7 +223,7 @@ def with_best_end_of_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_stop_by_index(patch: pytest.MonkeyPatch) -> None:
-    def by_index(chain: lineage.Chain, log_uuid: str, index: int, term: int, **_: Any) -> bool:
+    def by_index(chain: lineage.Ancestors, log_uuid: str, index: int, term: int, **_: Any) -> bool:
         return lineage.follows(chain, log_uuid, index)
 
     patch.setattr(lineage, "contains", by_index)
@@ -233,7 +233,7 @@ def with_uncapped_chain(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "_extended", lambda chain, point: (*chain, point))
 
 
-def with_contest_by_end(patch: pytest.MonkeyPatch) -> None:
+def with_fork_by_end(patch: pytest.MonkeyPatch) -> None:
     """An entry that was never committed contests the new log too."""
     respond = lineage.respond
     patch.setattr(
@@ -253,7 +253,7 @@ FIGURE_8 = ("1 is elected in term 1 by (0,)", "1 appends", "2 is elected in term
         (with_best_end_of_all, (3, 1, 1), ONE, {"terms": 4, "entries": 2}, (*FIGURE_8, "2 sends 0 to 1"), FORGOTTEN),
         (with_stop_by_index, (2, 1), ONE, {}, (), STOPPED),
         (with_uncapped_chain, (3, 1, 1), ONE_AFTER_THE_OTHER, {}, (), STOPPED),
-        (with_contest_by_end, (2, 1), ONE, {}, (), CONTESTED),
+        (with_fork_by_end, (2, 1), ONE, {}, (), FORKED),
     ],
 )
 def test_search_finds_loss_without_rule_of_recoveries(

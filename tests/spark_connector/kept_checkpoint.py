@@ -1,6 +1,6 @@
 """Spark checkpoints of a source and of a sink, kept so that later versions prove they resume from them.
 
-``python -m tests.compatibility.make --only checkpoints`` makes those of the version at hand, once, before it is released.
+``python -m tests.compatibility.make --only checkpoints`` makes those of this version, once, before it is released.
 
 One query reads a log and writes another one, one reads the log into a Delta table. Each driver died after the sink's
 commit and before Spark's: the last micro-batch has to be replayed, and must write nothing. After it the source has

@@ -102,7 +102,7 @@ def test_store_that_lost_both_copies_of_its_identity_is_refused() -> None:
         load_identity(files, LAYOUT)
 
 
-def test_preparation_for_another_log_replaces_the_files_of_one_given_up() -> None:
+def test_preparation_for_another_log_replaces_the_files_of_a_retired_one() -> None:
     files = FaultyFiles()
     prepare(files)
     other = bootstrap.LogConstants(profile="A", data_segment_bytes=1 << 20, index_segment_bytes=1 << 12)

@@ -24,7 +24,7 @@ from tests.support.logs import STORE, append, open_log, read_all
 
 LAYOUT = Layout(STORE)
 ME = NodeId("n0")
-FOUNDED = Configuration(frozenset(MemberId(f"n{i}/s{i}") for i in range(3)))
+BOOTSTRAPPED = Configuration(frozenset(MemberId(f"n{i}/s{i}") for i in range(3)))
 BODIES = [b"a", b"b", b"c"]
 
 
@@ -32,7 +32,9 @@ def old_store() -> FaultyFiles:
     """Return a closed store of log ``old``: three entries of term 2, of which two are committed, and a membership."""
     files = FaultyFiles()
     open_log(files).close()
-    members_file(LAYOUT).save(files, KnownConfigurations((ConfigurationEntry(NO_INDEX, NO_TERM, FOUNDED.to_bytes()),)))
+    members_file(LAYOUT).save(
+        files, KnownConfigurations((ConfigurationEntry(NO_INDEX, NO_TERM, BOOTSTRAPPED.to_bytes()),))
+    )
     meta = load_log_meta(files, LAYOUT.log_meta)
     assert meta is not None
     save_log_meta(files, LAYOUT.log_meta, replace(meta, log_uuid="old", store_uuid="s0"))
@@ -40,7 +42,7 @@ def old_store() -> FaultyFiles:
     log = open_log(files)
     for body in BODIES:
         append(log, [body], 2)
-    append(log, [], 2, configuration=FOUNDED.to_bytes())
+    append(log, [], 2, configuration=BOOTSTRAPPED.to_bytes())
     log.close(1)
     save_identity(files, LAYOUT, StoreIdentity(store="s0"))
     return files

@@ -21,7 +21,7 @@ from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import MEMBERS, NO_TABLES, SMALL, STORE, append, open_log, place
 
 LAYOUT = Layout(STORE)
-FOUNDED = ConfigurationEntry(NO_INDEX, NO_TERM, b"founded")
+BOOTSTRAPPED = ConfigurationEntry(NO_INDEX, NO_TERM, b"founded")
 VOTE = HardState(Term(1), MemberId("n0"))
 SEGMENTS = replace(SMALL, data_segment_bytes=1024)
 
@@ -34,7 +34,7 @@ def bootstrapped() -> tuple[FaultyFiles, CommitLog]:
     """Return a store of a bootstrapped group with entries 0 to 3, of which 2 is a configuration."""
     files = FaultyFiles()
     open_log(files, config=SEGMENTS).close()
-    members_file(LAYOUT).save(files, KnownConfigurations((FOUNDED,)))
+    members_file(LAYOUT).save(files, KnownConfigurations((BOOTSTRAPPED,)))
     log = open_log(files, config=SEGMENTS)
     append(log, [b"a", b"b"])
     append(log, [], configuration=b"second")
@@ -106,8 +106,8 @@ def test_only_entries_after_the_checkpoint_are_searched_at_start() -> None:
     for path in names:
         files.content(path)[:] = b""
         files.names[path].sync()
-    members_file(LAYOUT).save(files, KnownConfigurations((FOUNDED,)))
-    assert known(reopened(files)) == [FOUNDED], "the checkpoint covers the entry, so the file had named it"
+    members_file(LAYOUT).save(files, KnownConfigurations((BOOTSTRAPPED,)))
+    assert known(reopened(files)) == [BOOTSTRAPPED], "the checkpoint covers the entry, so the file had named it"
 
 
 # --- crashes ---------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_crash_of_a_snapshot_install_keeps_vote_and_configuration_of_the_log() -
     def look(log: CommitLog) -> None:
         assert not log.ends_below_members
         assert log.floor is None
-        expected = [MEMBERS] if log.first_index() == 1000 else [FOUNDED, entry(2, b"second")]
+        expected = [MEMBERS] if log.first_index() == 1000 else [BOOTSTRAPPED, entry(2, b"second")]
         assert known(log) == expected
         assert log.first_index() == 0 or log.hard_state == HardState(Term(5), MemberId("n2"))
         seen.add(int(log.first_index()))
@@ -235,12 +235,12 @@ def test_log_that_ends_below_the_file_is_a_recovering_voter() -> None:
     log = reopened(files)
     assert (log.last_index(), log.ends_below_members) == (1, True)
     assert log.floor == Floor(VOTE.term)
-    assert known(log) == [FOUNDED]
+    assert known(log) == [BOOTSTRAPPED]
     append(log, [b"x"], term=2)
     append(log, [], term=2, configuration=b"of another leader")
     append(log, [b"y"], term=2)
     log = reopened(files)
-    assert known(log) == [FOUNDED, entry(3, b"of another leader", term=2)], "the lost entry was replaced"
+    assert known(log) == [BOOTSTRAPPED, entry(3, b"of another leader", term=2)], "the lost entry was replaced"
     log.remove_floor(4)
     log = reopened(files)
     assert (log.ends_below_members, log.floor) == (False, None)
@@ -256,10 +256,10 @@ def test_store_forgets_its_lost_end_only_when_recovery_ends() -> None:
     log.stage_truncate(Index(2))
     log.persist(HardState(Term(3), None), Index(2), [place(log, 2, [b"z"], term=3)])
     log = reopened(files)
-    assert (log.ends_below_members, known(log)) == (True, [FOUNDED])
+    assert (log.ends_below_members, known(log)) == (True, [BOOTSTRAPPED])
     log.remove_floor(2)
     log = reopened(files)
-    assert (log.ends_below_members, known(log)) == (False, [FOUNDED])
+    assert (log.ends_below_members, known(log)) == (False, [BOOTSTRAPPED])
 
 
 def test_snapshot_install_below_a_lost_entry_does_not_hide_the_loss() -> None:
@@ -290,9 +290,9 @@ def test_one_lost_copy_costs_nothing(copy: int, damage: str) -> None:
     remove(files, path) if damage == "removed" else files.content(path).__setitem__(30, 0)
     log = reopened(files)
     assert (log.ends_below_members, log.floor) == (False, None)
-    assert known(log) == [FOUNDED, entry(2, b"second")]
+    assert known(log) == [BOOTSTRAPPED, entry(2, b"second")]
     remove(files, copies(LAYOUT.members)[1 - copy])
-    assert known(reopened(files)) == [FOUNDED, entry(2, b"second")]
+    assert known(reopened(files)) == [BOOTSTRAPPED, entry(2, b"second")]
 
 
 def test_store_that_lost_both_copies_recovers_until_a_leader_compared_its_log() -> None:

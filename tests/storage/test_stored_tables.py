@@ -104,7 +104,7 @@ def test_tables_ahead_of_log_are_cut_back_durably_before_other_entries_get_index
     log.close()
 
 
-def test_producer_of_lost_entries_is_unknown_once_they_are_given_up() -> None:
+def test_producer_of_lost_entries_is_unknown_once_they_are_forgotten() -> None:
     tables = LogTables()
     for index, (name, sequence) in enumerate([("kept", 0), ("both", 0), ("lost", 0), ("both", 1)]):
         tables.apply(Index(2 * index), 0, producer_entry(name, sequence))

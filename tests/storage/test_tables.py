@@ -32,8 +32,8 @@ from dledger_core.record import Columns
 from dledger_core.storage.read.visibility import Visibility
 from dledger_core.storage.tables import open_transactions, queries
 from dledger_core.storage.tables.open_transactions import OPEN_PER_QUERY_MAX
-from dledger_core.storage.tables.producers import EXPIRED_PER_ENTRY, EXPIRY_MS, ONCE_EXPIRY_MS, ProducerTable
-from dledger_core.storage.tables.queries import ACTIVE_MS, NEWEST_MS, ONCE_MS
+from dledger_core.storage.tables.producers import EXPIRED_PER_ENTRY, EXPIRY_MS, ONE_TIME_EXPIRY_MS, ProducerTable
+from dledger_core.storage.tables.queries import ACTIVE_MS, NEWEST_MS, ONE_TIME_MS
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.tables.transactions import TransactionTable
 
@@ -98,18 +98,18 @@ def test_ids_used_once_expire_after_a_day_and_others_after_seven() -> None:
     table.apply(of_producer("once", once=True), 100, 0, 1)
     table.apply(of_producer("declared too late", once=False), 200, 0, 2)
     table.apply(of_producer("declared too late", 1, once=True), 300, 0, 3)
-    table.expire(ONCE_EXPIRY_MS + 1)
+    table.expire(ONE_TIME_EXPIRY_MS + 1)
     assert "once" in table
-    assert not table.has_expired(ONCE_EXPIRY_MS + 1)
-    table.apply(of_producer("once again", once=True), 400, 0, ONCE_EXPIRY_MS + 2)
-    assert table.has_expired(ONCE_EXPIRY_MS + 2)
-    table.expire(ONCE_EXPIRY_MS + 2)
+    assert not table.has_expired(ONE_TIME_EXPIRY_MS + 1)
+    table.apply(of_producer("once again", once=True), 400, 0, ONE_TIME_EXPIRY_MS + 2)
+    assert table.has_expired(ONE_TIME_EXPIRY_MS + 2)
+    table.expire(ONE_TIME_EXPIRY_MS + 2)
     assert set(table) == {"lasting", "declared too late", "once again"}
-    table.apply(of_producer("once again", 1), 500, 0, ONCE_EXPIRY_MS + 3)
-    table.expire(2 * ONCE_EXPIRY_MS + 4)
+    table.apply(of_producer("once again", 1), 500, 0, ONE_TIME_EXPIRY_MS + 3)
+    table.expire(2 * ONE_TIME_EXPIRY_MS + 4)
     known = {"lasting", "declared too late", "once again"}
     assert set(table) == known, "ids that are used again expire after seven days"
-    assert table.once_count == 0
+    assert table.one_time_count == 0
 
 
 def test_one_entry_expires_a_limited_number_of_producers() -> None:
@@ -123,7 +123,7 @@ def test_one_entry_expires_a_limited_number_of_producers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lasting", "used_once", "new", "new_once", "once", "has_room"),
+    ("lasting", "used_once", "new", "new_one_time", "once", "has_room"),
     [
         (9, 0, 0, 0, False, True),
         (9, 0, 1, 0, False, False),
@@ -135,12 +135,12 @@ def test_one_entry_expires_a_limited_number_of_producers() -> None:
         (0, 5, 0, 0, True, False),
     ],
 )
-def test_full_table_has_no_room_for_new_producer(lasting, used_once, new, new_once, once, has_room) -> None:
+def test_full_table_has_no_room_for_new_producer(lasting, used_once, new, new_one_time, once, has_room) -> None:
     table = ProducerTable()
     for number in range(lasting + used_once):
         table.apply(of_producer(f"p{number}", once=number >= lasting), number * 100, 0, 0)
     with nullcontext() if has_room else pytest.raises(ProducersFullError):
-        table.check_room("new", once=once, new=new, new_once=new_once, rows_max=10)
+        table.check_room("new", once=once, new=new, new_one_time=new_one_time, rows_max=10)
 
 
 def test_removed_producer_is_unknown() -> None:
@@ -468,7 +468,7 @@ def test_full_table_rejects_newcomers_until_others_expire(
     table: TransactionTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "QUERIES_MAX", 6)
-    monkeypatch.setattr(queries, "ONCE_MAX", 3)
+    monkeypatch.setattr(queries, "ONE_TIME_MAX", 3)
     for number in range(3):
         commit(table, [], T0._replace(query_id=f"write {number}"), o=True)
     newcomer = T0._replace(query_id="newcomer")
@@ -485,8 +485,8 @@ def test_full_table_rejects_newcomers_until_others_expire(
         with pytest.raises(QueriesFullError):
             check()
     table.check_attempt(T0._replace(query_id="stream 1", batch_id=1))
-    assert [table.has_expired(at_ms) for at_ms in (ONCE_MS, ONCE_MS + 1)] == [False, True]
-    table.expire(ONCE_MS + 1)
+    assert [table.has_expired(at_ms) for at_ms in (ONE_TIME_MS, ONE_TIME_MS + 1)] == [False, True]
+    table.expire(ONE_TIME_MS + 1)
     table.check_attempt(newcomer, once=True)
     table.check_attempt(newcomer)
     assert sorted(table.queries) == ["stream 0", "stream 1", "stream 2"]

@@ -45,7 +45,7 @@ def configuration_entry(body: bytes) -> Proposal:
 
 
 class Snapshots:
-    """Snapshots of ``nbytes`` bytes that contain their first index, and the configuration unless it is ``bootstrapped``.
+    """Snapshots of ``nbytes`` bytes with their first index, and the configuration unless it is ``bootstrapped``.
 
     Attributes:
         calls_until_done: calls of each function that return None before one has a result.

@@ -27,7 +27,7 @@ from typing import Any, Final
 from dledger_core.client.routing.channel import ChannelPool
 from dledger_core.config import Peer, parse_peer
 from dledger_core.errors import DLedgerError, NotLeaderError, OtherLogError, UnreachableError
-from dledger_core.lineage import chain_of_rows
+from dledger_core.lineage import ancestors_of_rows
 from dledger_core.net import messages
 from dledger_core.net.frame import Frame
 
@@ -194,7 +194,7 @@ class KnownLog:
         values = {"group": self.group, "node": node_id, "ours": self.log_uuid, "theirs": response.log}
         peer = self.pool.peers.get(node_id)
         address = node_id if peer is None else peer.address
-        link = next((link for link in chain_of_rows(response.chain) if link.log_uuid == self.log_uuid), None)
+        link = next((link for link in ancestors_of_rows(response.chain) if link.log_uuid == self.log_uuid), None)
         if link is not None and response.follows is None:
             return UnreachableError(
                 f"{node_id} does not know whether log {response.log}, which continues log {self.log_uuid}, contains "

@@ -1,4 +1,4 @@
-"""Groups that wait: the node asks the others about their stores, and founds the groups if that is its task."""
+"""Groups that wait: the node asks the others about their stores, and bootstraps the groups if that is its task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 0.02
-"""First pause of a node that founds: the others have just been started."""
+"""First pause of a node that bootstraps: the others have just been started."""
 _PAUSE_GROWTH: Final = 1.25
 _PAUSE_MAX_S: Final = 1.0
 _LOOK_S: Final = 0.5
@@ -52,16 +52,16 @@ class Bootstrapper:
         return [group for group in self._groups.values() if group.is_waiting]
 
     async def _run(self) -> None:
-        founds = self._config.founds
-        pause_s, pause_max_s = (_PAUSE_S, _PAUSE_MAX_S) if founds else (_LOOK_S, _LOOK_MAX_S)
+        bootstraps = self._config.bootstraps
+        pause_s, pause_max_s = (_PAUSE_S, _PAUSE_MAX_S) if bootstraps else (_LOOK_S, _LOOK_MAX_S)
         access = StoreAccess(self._config.peers, self._config.limits.peer_connect_s, self._credentials)
         try:
             while waiting := self._waiting():
-                if not founds:
+                if not bootstraps:
                     await asyncio.sleep(pause_s)  # most groups are bootstrapped meanwhile
                 for start in range(0, len(waiting), _PARALLEL):
                     await asyncio.gather(*(self._step(access, group) for group in waiting[start : start + _PARALLEL]))
-                if founds and self._waiting():
+                if bootstraps and self._waiting():
                     await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * _PAUSE_GROWTH, pause_max_s)
         finally:
@@ -69,7 +69,7 @@ class Bootstrapper:
 
     async def _step(self, access: StoreAccess, group: Group) -> None:
         try:
-            if self._config.founds:
+            if self._config.bootstraps:
                 await bootstrap_group(access, group.name)
                 return
             decision = await look(access, group.name)
@@ -93,7 +93,7 @@ class Bootstrapper:
     def _wait_for(self, group: Group, nodes: list[str]) -> None:
         reason = f"it waits for {', '.join(nodes)} to be bootstrapped" if nodes else "it waits to be bootstrapped"
         start = "start all nodes of the list"
-        group.waits(reason, start if self._config.founds else f"{start}, then {self._init(group)}")
+        group.waits(reason, start if self._config.bootstraps else f"{start}, then {self._init(group)}")
 
     def _init(self, group: Group) -> str:
         return f"run {command('init', group.name, peers_of(self._config))}"

@@ -96,7 +96,7 @@ class GroupStore:
         files: the file system.
 
     Raises:
-        StoreMismatchError: the directory contains a store that was neither bootstrapped nor converted, or something else.
+        StoreMismatchError: the directory contains a store neither bootstrapped nor converted, or something else.
         CorruptRecordError: a store has lost its identity, or a member one of its files.
     """
 
@@ -145,7 +145,7 @@ class GroupStore:
         """The store as this node reports it."""
         meta = self._meta
         is_converted = meta is not None and (self._has_entries or meta.store_uuid is None)
-        # A file that a bootstrap prepared, which was given up then, does not override the settings.
+        # A file that a bootstrap prepared, which was retired then, does not override the settings.
         is_fixed = meta is not None and (is_converted or self.identity.is_member or meta.commitlog_prefix is not None)
         return StoreAnswer(
             node_id=self._config.self_id,
@@ -189,7 +189,7 @@ class GroupStore:
             if operation == "complete":
                 self._become_member(bootstrap.completed(answer.identity, record_id))
             else:
-                self._become(bootstrap.given_up(answer.identity, node, record_id))
+                self._become(bootstrap.retired(answer.identity, node, record_id))
         return self.answer
 
     def admit(self, node_id: str, log_uuid: str, constants: LogConstants) -> StoreAnswer:
@@ -216,13 +216,13 @@ class GroupStore:
         end: LogEnd | None = None
         holes: tuple[Hole, ...] = ()
         if state is not None and not is_member:
-            inspected, holes = self.inspection(state.given_up.end)
-            end = replace(state.given_up.end, ranges=inspected.ranges)
+            inspected, holes = self.inspection(state.retired.end)
+            end = replace(state.retired.end, ranges=inspected.ranges)
         entries = known.entries if end is None else known.of_log(end.last_index)
         configuration = Configuration.from_bytes(entries[-1].body) if entries else UNKNOWN
         return SurvivorAnswer(
             node_id=node,
-            log_uuid=identity.log_uuid if is_member or state is None else state.given_up.log_uuid,
+            log_uuid=identity.log_uuid if is_member or state is None else state.retired.log_uuid,
             store=identity.store,
             profile=meta.profile,
             version=configuration.version,
@@ -285,12 +285,12 @@ class GroupStore:
         """
         self._inspected = None
         state = self.identity.recovery
-        end, _ = self.inspection(None if state is None else state.given_up.end)
+        end, _ = self.inspection(None if state is None else state.retired.end)
         self._become(replace(self.identity, recovery=with_end(state, end)))
         self._inspected = None
 
     def cut(self, start: int) -> str | None:
-        """End the given up log before its first hole, durably; return the file that has the bytes behind, or None.
+        """End the retired log before its first hole, durably; return the file that has the bytes behind, or None.
 
         Raises:
             RecoveryRefusedError: as ``lineage.with_end``; nothing was changed.
@@ -304,24 +304,24 @@ class GroupStore:
             return None
         self._inspected = None
         end, _ = self.inspection()
-        before = state.given_up.end
+        before = state.retired.end
         end = replace(end, term=before.term, commit_index=min(before.commit_index, end.last_index), is_recovering=True)
         self._become(replace(self.identity, recovery=with_end(state, end)))
         self._inspected = None
         return str(kept)
 
     def read_retired(self, log_uuid: str | None, start: int, end: int, max_bytes: int) -> tuple[Records, int]:
-        """Return good records of the given up log, for another survivor, and its commit index.
+        """Return good records of the retired log, for another survivor, and its commit index.
 
         Raises:
             RecoveryRefusedError: the store has not retired this log.
             CorruptRecordError: the first record is damaged or missing.
         """
         state = self.identity.recovery
-        if state is None or self.identity.is_member or state.given_up.log_uuid != log_uuid:
+        if state is None or self.identity.is_member or state.retired.log_uuid != log_uuid:
             raise RecoveryRefusedError("the store has not retired that log", "", "run dledger recover again")
         with self.repairing(write=False) as store:
-            return store.read(start, end, max_bytes), state.given_up.end.commit_index
+            return store.read(start, end, max_bytes), state.retired.end.commit_index
 
     def give_up(self, end: LogEnd) -> None:
         """Retire the log, durably, with its end, which never changes from now on. Idempotent."""
@@ -339,7 +339,7 @@ class GroupStore:
         self._continue()
 
     def _continue(self) -> None:
-        """Turn the store of a given up log into one of the log that continues it, if its record is complete.
+        """Turn the store of a retired log into one of the log that continues it, if its record is complete.
 
         Where all survivors vote at once, its log ends where the new one differs: a log that the new one does not
         contain must neither be elected nor refuse a vote.

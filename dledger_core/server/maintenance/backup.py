@@ -205,10 +205,10 @@ class StoppedStore:
             except CorruptRecordError:
                 raise _end_lost(str(self._layout.root)) from None
         identity = load_identity(self._files, self._layout)
-        given_up = None if identity.recovery is None or identity.is_member else identity.recovery.given_up.end
+        retired = None if identity.recovery is None or identity.is_member else identity.recovery.retired.end
         log = SourceLog(
             meta=meta,
-            term=max(NO_TERM if state.value is None else state.value.term, given_up.term if given_up else NO_TERM),
+            term=max(NO_TERM if state.value is None else state.value.term, retired.term if retired else NO_TERM),
             members=members.trimmed(meta.first_index).entries,
             tables=tables,
             last_index=committed,

@@ -56,7 +56,7 @@ class RestoreReport:
 
     Attributes:
         group: its group.
-        log: uuid of the log that it gave up.
+        log: uuid of the log that it retired.
         node: the node that it belongs to.
         store: the store's directory.
         first_index: the first entry.

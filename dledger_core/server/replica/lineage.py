@@ -9,7 +9,7 @@ from typing import Any
 
 from dledger_core.errors import LogContestedError, LogContinuedError
 from dledger_core.ids import Index, node_of
-from dledger_core.lineage import AncestorLog, Chain, Response, chain_rows, contains, respond
+from dledger_core.lineage import AncestorLog, Ancestors, Response, ancestor_rows, contains, respond
 from dledger_core.server.replica.attachments import StoreClaim
 from dledger_core.server.replica.ready_loop import ReadyLoop
 
@@ -39,7 +39,7 @@ class Lineage:
         return self._log.log_uuid or self._controls.tables.log_uuid
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> Ancestors:
         """The logs that this log continues, oldest first."""
         tables = self._controls.tables
         return tables.chain if tables.log_uuid == self.log_uuid else self._log.chain
@@ -76,11 +76,11 @@ class Lineage:
         has_end = self.follows(link.log_uuid, theirs.last_index, theirs.last_term)
         response = respond(has_committed=has_committed, has_end=has_end)
         if response is Response.STAY:
-            self.contest(link, node_id, committed, theirs.commit_term)
+            self.fork(link, node_id, committed, theirs.commit_term)
         logs = {"ours": self.log_uuid, "theirs": theirs.log_uuid}
         values: dict[str, Any] = {"group": group, "response": response.value} | logs
         if response is Response.STOP:
-            values |= {"end": [theirs.last_term, theirs.last_index], "chain": chain_rows(self.chain)}
+            values |= {"end": [theirs.last_term, theirs.last_index], "chain": ancestor_rows(self.chain)}
         return LogContinuedError(
             f"log {self.log_uuid} continues log {link.log_uuid} of {node_id} up to index {link.index}",
             "",
@@ -103,9 +103,9 @@ class Lineage:
             self._is_adopted = True
             self._loop.disk.run(partial(self._log.adopt_uuid, tables.log_uuid))
         if tables.log_uuid == self._log.log_uuid and tables.chain != self._log.chain:
-            self._loop.disk.run(partial(self._log.adopt_chain, tables.chain))  # a member that was admitted later
+            self._loop.disk.run(partial(self._log.adopt_ancestors, tables.chain))  # a member that was admitted later
 
-    def contest(self, link: AncestorLog, node_id: str, index: int, term: int | None) -> None:
+    def fork(self, link: AncestorLog, node_id: str, index: int, term: int | None) -> None:
         """Refuse appends from now on: a store of the continued log has a committed entry that this log lacks."""
         # Two logs with committed entries would both grow, and no later step could join them: an operator has to choose
         # (test_majority_that_is_alive_stays_and_new_log_refuses_appends).

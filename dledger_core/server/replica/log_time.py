@@ -66,7 +66,7 @@ class LogTime:
 
     def observe(self, log_time_ms: int) -> None:
         """Continue from a log time that an entry or a heartbeat carries, if it is higher."""
-        # Never back: what has expired once would be open again (test_log_time_never_falls_and_counts_while_leading_only).
+        # Never back: what has expired would be open again (test_log_time_never_falls_and_counts_while_leading_only).
         if log_time_ms > self.now_ms:
             self._known_ms = log_time_ms
             if self._since_ms is not None:

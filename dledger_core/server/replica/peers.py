@@ -16,8 +16,8 @@ copy of the peer's directory gets no link. Messages of a connection that is not 
 Where the log and the list name different addresses of a node, both are dialed in turn. A node that refuses every group
 permanently is not the peer but a node of another cluster with its name: the other address and a newcomer come first.
 
-A node that neither the list nor a log names may connect: it may wait to be bootstrapped, or have been admitted. It is a peer
-only for the groups that it attaches.
+A node that neither the list nor a log names may connect: it may wait for a bootstrap, or have been admitted. It is a
+peer only for the groups that it attaches.
 """
 
 from __future__ import annotations

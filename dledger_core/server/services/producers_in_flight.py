@@ -42,7 +42,7 @@ class ProducersInFlight(Generic[A]):
         """Of each producer by (epoch, sequence), oldest first: the CRC and the append."""
         self._new: dict[str, bool] = {}
         """Producers that the table does not contain yet, and whether their ids are used once."""
-        self._new_once = 0
+        self._new_one_time = 0
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -86,8 +86,8 @@ class ProducersInFlight(Generic[A]):
         The new ones in flight count, so that no replica's table ever has more rows.
         """
         if producer_id not in self._producers and producer_id not in (table := self._table()):
-            new, new_once = len(self._new), self._new_once
-            table.check_room(producer_id, once=once, new=new, new_once=new_once, rows_max=self._rows_max)
+            new, new_one_time = len(self._new), self._new_one_time
+            table.check_room(producer_id, once=once, new=new, new_one_time=new_one_time, rows_max=self._rows_max)
 
     def add(self, key: ProducerKey, crc: int, append: A, *, once: bool) -> None:
         """Record that the next append of a producer is proposed."""
@@ -96,7 +96,7 @@ class ProducersInFlight(Generic[A]):
             flight = self._producers[key.producer_id] = {}
             if key.producer_id not in self._table():
                 self._new[key.producer_id] = once
-                self._new_once += once
+                self._new_one_time += once
         else:
             epoch, newest = next(reversed(flight))
             is_next = key.epoch > epoch or (key.epoch, key.sequence) == (epoch, newest + 1)
@@ -111,10 +111,10 @@ class ProducersInFlight(Generic[A]):
             self._producers.pop(key.producer_id, None)
         # One whose first append is still in flight stays new.
         if not flight or key.producer_id in self._table():
-            self._new_once -= self._new.pop(key.producer_id, False)
+            self._new_one_time -= self._new.pop(key.producer_id, False)
 
     def clear(self) -> None:
         """Discard all in-flight state after losing leadership."""
         self._producers.clear()
         self._new.clear()
-        self._new_once = 0
+        self._new_one_time = 0

@@ -1,8 +1,8 @@
 """``meta/identity``: the store uuid, the bootstrap record and what was retired; two copies (``ab_file``).
 
 A replica opens only after this file names it a member of a log (``StoreIdentity.is_member``). The other files of a
-bootstrapped store are made before the mark that the record is complete: ``meta/log.json`` with the identity of the log and
-of the store, a hard state and the members file. So a member without one of them has lost it, and with it its votes.
+bootstrapped store are made before the mark that the record is complete: ``meta/log.json`` with the identity of the log
+and of the store, a hard state and the members file. So a member without one of them has lost it, and with it its votes.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def continued(identity: StoreIdentity, log_uuid: str, node_id: str) -> StoreIden
 
 
 def recover_store(files: Files, layout: Layout, identity: StoreIdentity) -> None:
-    """Turn a store of a given up log into one of the log that continues it; its entries stay.
+    """Turn a store of a retired log into one of the log that continues it; its entries stay.
 
     Called at each open of a member; does nothing once ``meta/log.json`` names the new log, which is written last.
     """
@@ -147,7 +147,7 @@ def recover_store(files: Files, layout: Layout, identity: StoreIdentity) -> None
     record = state.record
     if meta.log_uuid == record.log_uuid:
         return
-    end_quarantine(files, layout)  # its log was read completely when it was given up
+    end_quarantine(files, layout)  # its log was read completely when it was retired
     # A term without a vote: no store has voted in it for a member of the new log, and the first election raises it.
     save_hard_state(files, layout, HardState(Term(record.term), None))
     indexes = [NO_INDEX]

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NoReturn
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, StoreBusyError, StoreIncompleteError, StoreMismatchError
 from dledger_core.ids import NO_TERM, NUMBER_MAX
-from dledger_core.lineage import Chain, chain_of
+from dledger_core.lineage import Ancestors, ancestors_of
 from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, Header, is_segment_name
 from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.file_system import File, Files, OsFiles, fields_crc, write_checked
@@ -60,7 +60,7 @@ class LogMeta:
         log_uuid: made when the group is bootstrapped, or by a conversion; None until then.
         group: name of the group.
         node_id: the node whose store this is.
-        store_uuid: of the bootstrapped store; ``meta/identity`` decides whether it is a member. None until it is bootstrapped.
+        store_uuid: of the store; ``meta/identity`` decides whether it is a member. None before the bootstrap.
         data_segment_bytes: size of a data file.
         index_segment_bytes: size of an index file.
         first_position: start of the first data file.
@@ -91,7 +91,7 @@ class LogMeta:
     foreign_end: int = 0
     broker_end_index: int = 0
     commitlog_prefix: str | None = None
-    continues: Chain = ()
+    continues: Ancestors = ()
 
     def effective(self, config: StorageConfig) -> StorageConfig:
         """Return ``config`` with the segment sizes and the profile of the log."""
@@ -116,7 +116,7 @@ def parse_log_meta(found: Any, path: Path) -> LogMeta:
     if missing:
         raise TypeError(f"{missing[0]} is missing")
     known = {field.name: found[field.name] for field in fields(LogMeta) if field.name in found}
-    meta = LogMeta(**known | {"continues": chain_of(found.get("continues", []))})
+    meta = LogMeta(**known | {"continues": ancestors_of(found.get("continues", []))})
     for name in _NUMBERS:
         if type(getattr(meta, name)) is not int or not 0 <= getattr(meta, name) <= NUMBER_MAX:
             raise TypeError(f"{name} is wrong")

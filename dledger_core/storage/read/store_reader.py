@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from dledger_core.errors import BadRequestError, CorruptRecordError
 from dledger_core.ids import GroupName, Index, NodeId, Position
-from dledger_core.lineage import Chain
+from dledger_core.lineage import Ancestors
 from dledger_core.raft.batch import TermRange
 from dledger_core.record import (
     DESCRIPTIONS,
@@ -125,7 +125,7 @@ class StoreReader:
     writer: WriterName
     meta: LogMeta | None
     log_uuid: str | None
-    chain: Chain
+    chain: Ancestors
     group: GroupName | None
     node_id: NodeId | None
     segment_bytes: tuple[int, int]

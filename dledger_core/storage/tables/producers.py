@@ -36,13 +36,13 @@ from dledger_core.storage.tables.changes import RowChanges
 
 REMEMBERED_COUNT: Final = 16
 EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
-ONCE_EXPIRY_MS: Final = 24 * 3600 * 1000
+ONE_TIME_EXPIRY_MS: Final = 24 * 3600 * 1000
 EXPIRED_PER_ENTRY: Final = 1000
 """Producers of each kind that one control entry expires: a million at once would stop the event loop."""
 
 _HEAD: Final = Struct(">xQQQQB")
 """Epoch, sequence of the newest append, its append time, its log time, whether the id is used once."""
-_ONCE_AT: Final = _HEAD.size - 1
+_ONE_TIME_AT: Final = _HEAD.size - 1
 _APPEND: Final = Struct(">QQI")
 """First and last index of an append, and the CRC of its CRCs; the newest one is last."""
 _APPENDS_BYTES: Final = REMEMBERED_COUNT * _APPEND.size
@@ -108,24 +108,24 @@ class ProducerTable:
         self._changes = changes or RowChanges()
         # Least recently active first, so expired producers are at the front.
         self._lasting: dict[str, bytes] = {}
-        self._once: dict[str, bytes] = {}
+        self._one_time: dict[str, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self._lasting) + len(self._once)
+        return len(self._lasting) + len(self._one_time)
 
     def __iter__(self) -> Iterator[str]:
-        return chain(self._lasting, self._once)
+        return chain(self._lasting, self._one_time)
 
     def __contains__(self, producer_id: object) -> bool:
-        return producer_id in self._lasting or producer_id in self._once
+        return producer_id in self._lasting or producer_id in self._one_time
 
     @property
-    def once_count(self) -> int:
+    def one_time_count(self) -> int:
         """Number of ids that are declared as used once."""
-        return len(self._once)
+        return len(self._one_time)
 
     def _row(self, producer_id: str) -> bytes | None:
-        return self._lasting.get(producer_id) or self._once.get(producer_id)
+        return self._lasting.get(producer_id) or self._one_time.get(producer_id)
 
     def get(self, producer_id: str) -> ProducerEntry | None:
         """Return a producer, or None."""
@@ -172,22 +172,22 @@ class ProducerTable:
             raise SequenceConflictError(what, "", "use a new producer id", about)
         return found
 
-    def check_room(self, producer_id: str, *, once: bool, new: int, new_once: int, rows_max: int) -> None:
+    def check_room(self, producer_id: str, *, once: bool, new: int, new_one_time: int, rows_max: int) -> None:
         """Raise ProducersFullError if the table is full for a new id.
 
         Args:
             producer_id: the new id.
             once: whether it is declared as used once.
             new: new ids in flight; they are not in the table yet.
-            new_once: those of them that are declared as used once.
+            new_one_time: those of them that are declared as used once.
             rows_max: rows of the table; ids that are used once fill at most half of them.
         """
         used = len(self) + new
         if used >= rows_max:
             what, used_by_kind, limit = "the table of producers is full", used, rows_max
-        elif once and len(self._once) + new_once >= rows_max // 2:
+        elif once and len(self._one_time) + new_one_time >= rows_max // 2:
             what = "the half of the table that producers used once may fill is full"
-            used_by_kind, limit = len(self._once) + new_once, rows_max // 2
+            used_by_kind, limit = len(self._one_time) + new_one_time, rows_max // 2
         else:
             return
         raise ProducersFullError(
@@ -215,10 +215,10 @@ class ProducerTable:
         row = self._row(producer_id)
         earlier = b""
         if row is not None:
-            current, newest, *_, was_once = _HEAD.unpack_from(row)
+            current, newest, *_, was_one_time = _HEAD.unpack_from(row)
             if epoch < current or (epoch == current and sequence <= newest):
                 return  # no leader proposes one; if there is one, the first result stays valid
-            once = once and bool(was_once)  # forgetting it too early would duplicate, too late only takes room
+            once = once and bool(was_one_time)  # forgetting it too early would duplicate, too late only takes room
             if epoch == current and sequence == newest + 1:
                 earlier = row[_HEAD.size : _id_at(row)][_APPEND.size - _APPENDS_BYTES :]
         if max(epoch, sequence) > NUMBER_MAX:
@@ -231,19 +231,19 @@ class ProducerTable:
         except StructError as error:
             raise ValueError(str(error)) from None
         self.remove(producer_id)
-        (self._once if once else self._lasting)[producer_id] = row
+        (self._one_time if once else self._lasting)[producer_id] = row
         self._changes.add(_key(row), row)
 
     def remove(self, producer_id: str) -> None:
         """Apply a committed ``expire`` control entry: the id is unknown from now on."""
-        row = self._lasting.pop(producer_id, None) or self._once.pop(producer_id, None)
+        row = self._lasting.pop(producer_id, None) or self._one_time.pop(producer_id, None)
         if row is not None:
             self._changes.remove(_key(row))
 
     def forget_after(self, index: int) -> None:
         """Remove the producers whose newest append is after ``index``: the log has lost it."""
         last = PREFIX + (index + 1).to_bytes(8, "big")  # a control entry precedes the append
-        for rows in (self._lasting, self._once):
+        for rows in (self._lasting, self._one_time):
             while rows and _key(next(reversed(rows.values()))) > last:
                 self._changes.remove(_key(rows.popitem()[1]))
 
@@ -266,7 +266,7 @@ class ProducerTable:
         )
 
     def _kinds(self) -> tuple[tuple[dict[str, bytes], int], ...]:
-        return (self._lasting, EXPIRY_MS), (self._once, ONCE_EXPIRY_MS)
+        return (self._lasting, EXPIRY_MS), (self._one_time, ONE_TIME_EXPIRY_MS)
 
     @staticmethod
     def unpack(row: bytes) -> tuple[str, ProducerEntry]:
@@ -275,18 +275,18 @@ class ProducerTable:
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield key and value of each stored row."""
-        for row in chain(self._lasting.values(), self._once.values()):
+        for row in chain(self._lasting.values(), self._one_time.values()):
             yield _key(row), row
 
     def restore(self, stored: Iterable[tuple[bytes, bytes]]) -> None:
         """Add stored rows, in the order of their keys; raise ValueError or LookupError if one is none."""
-        once, lasting, append_bytes = self._once, self._lasting, _APPEND.size
+        once, lasting, append_bytes = self._one_time, self._lasting, _APPEND.size
         id_at = {count: _HEAD.size + count * _APPEND.size for count in range(1, REMEMBERED_COUNT + 1)}
         for key, row in stored:
             at = id_at[row[0]]
             if row[at - append_bytes : at - append_bytes + 8] != key[1:] or len(row) < at:
                 raise ValueError("not a producer's row")
-            (once if row[_ONCE_AT] else lasting)[row[at:].decode()] = row
+            (once if row[_ONE_TIME_AT] else lasting)[row[at:].decode()] = row
 
 
 def _id_at(row: bytes) -> int:

@@ -23,14 +23,14 @@ RETIRED_REMEMBERED: Final = 16
 ABORTED_REMEMBERED: Final = 16
 
 _DAY_MS: Final = 24 * 3600 * 1000
-ONCE_MS: Final = _DAY_MS
+ONE_TIME_MS: Final = _DAY_MS
 """Log time without activity after which a query that was declared as used once expires."""
 ACTIVE_MS: Final = 7 * _DAY_MS
 """Log time without activity after which only the newest committed micro-batch of a query is remembered."""
 NEWEST_MS: Final = 400 * _DAY_MS
 """Log time without activity after which that is forgotten too."""
 QUERIES_MAX: Final = 200_000
-ONCE_MAX: Final = QUERIES_MAX // 2
+ONE_TIME_MAX: Final = QUERIES_MAX // 2
 """Queries that are used once never push out streams."""
 
 QUERY: Final = b"q"
@@ -86,25 +86,25 @@ class Queries(Mapping[str, Query]):
     def __init__(self, changes: RowChanges) -> None:
         self._changes = changes
         self._streams: OrderedDict[str, Query] = OrderedDict()
-        self._once: OrderedDict[str, Query] = OrderedDict()
+        self._one_time: OrderedDict[str, Query] = OrderedDict()
         self._dormant: OrderedDict[str, Query] = OrderedDict()
 
     def __getitem__(self, query_id: str) -> Query:
-        for kind in (self._streams, self._once, self._dormant):
+        for kind in (self._streams, self._one_time, self._dormant):
             if (found := kind.get(query_id)) is not None:
                 return found
         raise KeyError(query_id)
 
     def __iter__(self) -> Iterator[str]:
-        return chain(self._streams, self._once, self._dormant)
+        return chain(self._streams, self._one_time, self._dormant)
 
     def __len__(self) -> int:
-        return len(self._streams) + len(self._once) + len(self._dormant)
+        return len(self._streams) + len(self._one_time) + len(self._dormant)
 
     @property
-    def once_count(self) -> int:
+    def one_time_count(self) -> int:
         """Number of the queries that are used once."""
-        return len(self._once)
+        return len(self._one_time)
 
     def streams(self) -> Iterator[tuple[str, Query]]:
         """Yield those that are not declared as used once, the most recently active first."""
@@ -115,7 +115,7 @@ class Queries(Mapping[str, Query]):
         if limit := self._full(once):
             kind = "queries that are used once" if once else "queries"
             remedy = "write larger DataFrames, or through a stream" if once else "keep the checkpoints of streams"
-            days = (ONCE_MS if once else NEWEST_MS) // _DAY_MS
+            days = (ONE_TIME_MS if once else NEWEST_MS) // _DAY_MS
             raise QueriesFullError(
                 f"the table of transactions is full: {limit} {kind}",
                 "",
@@ -125,8 +125,8 @@ class Queries(Mapping[str, Query]):
 
     def _full(self, once: bool) -> int:
         """Return the limit that is reached, 0 if there is none."""
-        if once and len(self._once) >= ONCE_MAX:
-            return ONCE_MAX
+        if once and len(self._one_time) >= ONE_TIME_MAX:
+            return ONE_TIME_MAX
         return QUERIES_MAX if len(self) >= QUERIES_MAX else 0
 
     def enter(self, key: TransactionId, fields: Mapping[str, Any], log_time_ms: int) -> Query:
@@ -137,20 +137,20 @@ class Queries(Mapping[str, Query]):
         query.active_ms = log_time_ms
         query.newest = max(query.newest, int(fields.get("w", -1)))
         self._dormant.pop(key.query_id, None)
-        kind = self._once if query.once else self._streams
+        kind = self._one_time if query.once else self._streams
         kind[key.query_id] = query
         kind.move_to_end(key.query_id)
         return query
 
     def has_expired(self, log_time_ms: int) -> bool:
         """Whether ``expire`` with this log time forgets anything."""
-        limits = ((self._once, ONCE_MS), (self._streams, ACTIVE_MS), (self._dormant, NEWEST_MS))
+        limits = ((self._one_time, ONE_TIME_MS), (self._streams, ACTIVE_MS), (self._dormant, NEWEST_MS))
         return any(log_time_ms - _oldest_ms(queries, log_time_ms) > most for queries, most in limits)
 
     def expire(self, log_time_ms: int) -> None:
         """Forget what had no activity for long enough as of this log time."""
-        while log_time_ms - _oldest_ms(self._once, log_time_ms) > ONCE_MS:
-            self.store(self._once.popitem(last=False)[0])
+        while log_time_ms - _oldest_ms(self._one_time, log_time_ms) > ONE_TIME_MS:
+            self.store(self._one_time.popitem(last=False)[0])
         while log_time_ms - _oldest_ms(self._streams, log_time_ms) > ACTIVE_MS:
             name, query = self._streams.popitem(last=False)
             if query.newest >= 0:
@@ -164,7 +164,7 @@ class Queries(Mapping[str, Query]):
         """Forget the queries with committed entries after ``index``: the log has lost them."""
         lost = [name for name, q in self.items() if any(c.last_index > index for c in q.committed.values())]
         for name in lost:
-            for kind in (self._streams, self._once, self._dormant):
+            for kind in (self._streams, self._one_time, self._dormant):
                 kind.pop(name, None)
             self.store(name)
 
@@ -176,7 +176,7 @@ class Queries(Mapping[str, Query]):
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield key and value of each stored row."""
-        for queries in (self._streams, self._once, self._dormant):
+        for queries in (self._streams, self._one_time, self._dormant):
             for query_id, query in queries.items():
                 yield QUERY + query_id.encode(), _stored(query, is_dormant=queries is self._dormant)
 
@@ -184,7 +184,7 @@ class Queries(Mapping[str, Query]):
         """Add stored rows, each with its key after the prefix."""
         found = [(name.decode(), *_restored(*msgpack.unpackb(value))) for name, value in rows]
         for query_id, query, is_dormant in sorted(found, key=lambda each: each[1].active_ms):
-            kind = self._dormant if is_dormant else self._once if query.once else self._streams
+            kind = self._dormant if is_dormant else self._one_time if query.once else self._streams
             kind[query_id] = query
 
 

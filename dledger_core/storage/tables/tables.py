@@ -21,7 +21,7 @@ from dledger_core.checksum import Buffer, crc32
 from dledger_core.config import Limits
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index
-from dledger_core.lineage import Chain, chain_of
+from dledger_core.lineage import Ancestors, ancestors_of
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta
 from dledger_core.storage.files.table_store import DamagedTablesError, Rows, TableStore
@@ -29,7 +29,7 @@ from dledger_core.storage.tables import producers
 from dledger_core.storage.tables.changes import RowChanges
 from dledger_core.storage.tables.open_transactions import OPEN_MAX
 from dledger_core.storage.tables.producers import ProducerTable
-from dledger_core.storage.tables.queries import ONCE_MAX, QUERIES_MAX
+from dledger_core.storage.tables.queries import ONE_TIME_MAX, QUERIES_MAX
 from dledger_core.storage.tables.transactions import TransactionTable
 
 _VERSION: Final = 4
@@ -46,7 +46,7 @@ class LogTables:
         self.producers = ProducerTable(self._changes)
         self.transactions = TransactionTable(self._changes)
         self.log_uuid: str | None = None
-        self.chain: Chain = ()
+        self.chain: Ancestors = ()
         self.applied_index: Index = NO_INDEX
         self.log_time_ms = 0
 
@@ -86,16 +86,16 @@ class LogTables:
             self.transactions.apply_abort(fields, self.log_time_ms)
         elif kind == "log":  # more than one in a log that continues another one
             self.log_uuid = str(fields["u"])
-            self.chain = chain_of(fields.get("c", []))
+            self.chain = ancestors_of(fields.get("c", []))
 
     def usage(self, limits: Limits) -> list[tuple[str, int, int]]:
         """Return (table, rows, limit on them) of each table that can be full."""
         rows_max = limits.producers
         return [
             ("producers", len(self.producers), rows_max),
-            ("producers used once", self.producers.once_count, rows_max // 2),
+            ("producers used once", self.producers.one_time_count, rows_max // 2),
             ("queries", len(self.transactions.queries), QUERIES_MAX),
-            ("queries used once", self.transactions.queries.once_count, ONCE_MAX),
+            ("queries used once", self.transactions.queries.one_time_count, ONE_TIME_MAX),
             ("open transactions", len(self.transactions.open), OPEN_MAX),
         ]
 
@@ -168,7 +168,7 @@ class LogTables:
         tables.applied_index = tables._taken_index = Index(fields["applied"])
         tables._installed_index = Index(fields["installed"])
         tables.log_uuid = fields["log"]
-        tables.chain = chain_of(fields["chain"])
+        tables.chain = ancestors_of(fields["chain"])
         tables.log_time_ms = int(fields["time"])
         return tables
 

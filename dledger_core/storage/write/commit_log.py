@@ -22,7 +22,7 @@ from dledger_core.bootstrap import LogConstants
 from dledger_core.config import StorageConfig
 from dledger_core.errors import DiskFailedError, invariant
 from dledger_core.ids import Index, Position, Term
-from dledger_core.lineage import Chain
+from dledger_core.lineage import Ancestors
 from dledger_core.raft.batch import Batch, Proposal
 from dledger_core.raft.pointers import LogPointers
 from dledger_core.record import ProposedBatch
@@ -128,7 +128,7 @@ class CommitLog(LogWriter):
         return self._meta
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> Ancestors:
         """The logs that the log continues, oldest first."""
         return self._meta.continues
 

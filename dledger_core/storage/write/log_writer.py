@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from dledger_core.errors import StoreMismatchError, invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index
-from dledger_core.lineage import Chain
+from dledger_core.lineage import Ancestors
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.floor import Floor
 from dledger_core.raft.ready import HardState
@@ -348,7 +348,7 @@ class LogWriter(DurableLog):
         with self._fail_stop.writing():
             self._save_meta(replace(self._meta, log_uuid=uuid))
 
-    def adopt_chain(self, chain: Chain) -> None:
+    def adopt_ancestors(self, chain: Ancestors) -> None:
         """Record the logs that the log continues."""
         with self._fail_stop.writing():
             self._save_meta(replace(self._meta, continues=chain))

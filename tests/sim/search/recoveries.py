@@ -34,7 +34,7 @@ REPLACED = "an acknowledged entry is replaced in its own log"
 FORGOTTEN = "a new log lacks an entry that a survivor knows to be committed"
 TWO_LOGS = "two logs continue one"
 STOPPED = "a store stops although the new log lacks entries that it has"
-CONTESTED = "a store contests a log that has all of its acknowledged entries"
+FORKED = "a store contests a log that has all of its acknowledged entries"
 
 Entry: TypeAlias = tuple[str, int]
 """Log and term: with its index the identity of an entry."""
@@ -449,7 +449,7 @@ class Recoveries:
                 after = state._replace(sites=with_at(state.sites, other, site._replace(has_stopped=True, leads=False)))
                 broken = STOPPED if here.entries[: len(site.entries)] != site.entries else ""
             elif found is Response.STAY:
-                broken = CONTESTED if here.entries[: len(has)] == has else ""
+                broken = FORKED if here.entries[: len(has)] == has else ""
             yield event, after, broken
 
     def _response(self, here: Site, site: Site) -> Response | None:

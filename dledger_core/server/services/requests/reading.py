@@ -7,7 +7,7 @@ from functools import partial
 
 from dledger_core.config import format_peers
 from dledger_core.errors import QuotaExceededError
-from dledger_core.lineage import chain_rows
+from dledger_core.lineage import ancestor_rows
 from dledger_core.net import codec, messages
 from dledger_core.net.limits.quotas import Quota
 from dledger_core.server.group import hosted_logs
@@ -58,7 +58,7 @@ def _metadata_of(
         leader=replica.leader_node,
         term=status.term,
         log=replica.log_uuid,
-        chain=chain_rows(replica.lineage.chain) or None,
+        chain=ancestor_rows(replica.lineage.chain) or None,
         follows=None if message.seen is None else replica.lineage.follows(*message.seen),
         node=me,
         peers=format_peers(node.members.peers),

@@ -24,7 +24,7 @@ from dledger_core.ids import NodeId
 CONSTANTS = LogConstants(profile="B", data_segment_bytes=1 << 20, index_segment_bytes=1 << 20)
 
 Store = tuple[int, int, bool, int]
-"""uuid (0 = none), record held (-1 = none), complete, records given up as bits."""
+"""uuid (0 = none), record held (-1 = none), complete, retired records as bits."""
 Column = tuple[Any, ...]
 """Of one node: its store; per record the store that it names here; per init the answer and whether it is served."""
 Columns = tuple[Column, ...]
@@ -103,7 +103,7 @@ class Search:
 
     def _identity(self, node: int, store: Store, named: Named) -> StoreIdentity:
         uuid, held, is_complete, bits = store
-        given_up = tuple(
+        retired = tuple(
             RetiredRecord(str(number), True, self._record(number, named).retired_min)
             for number in range(len(named))
             if bits >> number & 1
@@ -112,7 +112,7 @@ class Search:
             store=f"{self.ids[node]}/{uuid}",
             record=self._record(held, named) if held >= 0 else None,
             is_complete=is_complete,
-            given_up=given_up,
+            retired=retired,
         )
 
     def _answer(self, node: int, store: Store, named: Named) -> StoreAnswer:
@@ -120,7 +120,7 @@ class Search:
         return StoreAnswer(node_id=self.ids[node], peers=self.peers, identity=identity, constants=CONSTANTS)
 
     def _store(self, identity: StoreIdentity, uuid: int) -> Store:
-        bits = sum(1 << int(each.record_id) for each in identity.given_up)
+        bits = sum(1 << int(each.record_id) for each in identity.retired)
         held = -1 if identity.record is None else int(identity.record.record_id)
         return uuid, held, identity.is_complete, bits
 
@@ -138,7 +138,7 @@ class Search:
             elif kind == "complete":
                 identity = bootstrap.completed(answer.identity, str(number))
             else:
-                identity = bootstrap.given_up(answer.identity, self.ids[node], str(number))
+                identity = bootstrap.retired(answer.identity, self.ids[node], str(number))
             result = self._store(identity, store[0])
         except FoundingRefusedError:
             result = store
@@ -163,7 +163,7 @@ class Search:
         elif isinstance(decision, bootstrap.Complete):
             result = "complete", self._targets(dict.fromkeys(decision.nodes, decision.record.record_id)), ()
         elif isinstance(decision, bootstrap.Retire):
-            result = "give up", self._targets(dict(decision.records)), ()
+            result = "retire", self._targets(dict(decision.records)), ()
         self._results[key] = result
         return result
 
