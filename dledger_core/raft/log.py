@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +53,10 @@ class TermRanges:
             invariant(term > last, "terms in a log never decrease", index=first_index, term=term, last_term=last)
             self._starts.append(first_index)
             self._terms.append(term)
+
+    def __iter__(self) -> Iterator[TermRange]:
+        """Iterate over the ranges, in order."""
+        return map(TermRange, self._starts, self._terms)
 
     def term_at(self, index: Index) -> Term:
         """Return the term of the range that covers ``index``, or NO_TERM if none does."""
@@ -266,6 +270,11 @@ class RaftLog:
     def has_output(self) -> bool:
         """Whether the next Ready contains batches or a truncation."""
         return bool(self._new) or self._truncate_from is not None
+
+    @property
+    def term_ranges(self) -> Sequence[TermRange]:
+        """The term ranges of the log, in order; the first one may begin before it."""
+        return tuple(self._ranges)
 
     def term_at(self, index: Index) -> Term | None:
         """Return the term of an entry, NO_TERM before the first entry ever, None outside the log."""

@@ -10,7 +10,7 @@ from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, Index, MemberId, Term
 from dledger_core.raft import election, leadership, membership, raft, replication
-from dledger_core.raft.batch import Batch, LogStore, Proposal, SnapshotPayloads
+from dledger_core.raft.batch import Batch, LogStore, Proposal, SnapshotPayloads, TermRange
 from dledger_core.raft.configuration import Configuration, MemberChange
 from dledger_core.raft.configurations import ConfigurationInForce
 from dledger_core.raft.floor import Floor
@@ -288,6 +288,11 @@ class RawNode:
     def term_at(self, index: Index) -> Term | None:
         """Return the term of an entry, or None if the log does not contain it."""
         return self._log.term_at(index) if index != NO_INDEX else None
+
+    @property
+    def term_ranges(self) -> Sequence[TermRange]:
+        """The term ranges of the log, in order; the first one may begin before it."""
+        return self._log.term_ranges
 
     def last_index_up_to(self, term: Term) -> Index:
         """Return the last index whose entry has at most ``term``; NO_INDEX if the log is not known to have one."""

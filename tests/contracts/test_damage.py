@@ -92,9 +92,9 @@ def test_convert_refuses_a_message_with_a_flipped_bit(flipped: Damaged, tmp_path
 def test_audit_names_every_replica_with_a_flipped_message(flipped: Damaged, tmp_path: Path) -> None:
     archive, node = next(each for each in STORES.values() if each[0] in str(flipped.path))
     intact = extract(archive, f"{node}/dledger-{node}", tmp_path / "intact")
-    ab_file = shutil.copytree(flipped.path, tmp_path / "ab_file")
+    double = shutil.copytree(flipped.path, tmp_path / "double")
     wrong = (flipped.index, flipped.index + 1)
-    for stores, replicas in (({"intact": intact}, ["damaged"]), ({"ab_file": ab_file}, ["damaged", "ab_file"])):
+    for stores, replicas in (({"intact": intact}, ["damaged"]), ({"double": double}, ["damaged", "double"])):
         found = audit({"damaged": flipped.path, **stores})
         assert [(f.kind.value, f.replica, (f.start, f.end)) for f in found] == [("CORRUPT", n, wrong) for n in replicas]
 

@@ -559,7 +559,7 @@ def test_run_is_aborted_by_batch_id_before_its_first_append_of_it(n0, ask):
 def test_run_is_aborted_by_batch_id_without_query_id(n0, ask, in_flight):
     """A driver knows its run and the micro-batch; the query id only from a task that finished."""
     other = KEY._replace(query_id="other", run_id="l/other run")
-    for key in (other, other._replace(query_id="ab_file"), KEY._replace(run_id="label/run")):
+    for key in (other, other._replace(query_id="another"), KEY._replace(run_id="label/run")):
         ask.attempt(key, "a", b"row")
     if not in_flight:
         commit(n0)
@@ -573,7 +573,7 @@ def test_run_is_aborted_by_batch_id_without_query_id(n0, ask, in_flight):
         ask.transactions.abort(other._replace(query_id=""), ask.answers.append)
     ask.transactions.abort(KEY._replace(query_id="", run_id="label/"), ask.answers.append)
     commit(n0)
-    assert list(n0.replica.tables.transactions.open) == [("other", 0), ("ab_file", 0)], "two runs start with l/"
+    assert list(n0.replica.tables.transactions.open) == [("other", 0), ("another", 0)], "two runs start with l/"
 
 
 def test_renewed_transaction_is_not_aborted_nor_soon_by_a_new_leader(n0, ask):

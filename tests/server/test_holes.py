@@ -11,12 +11,14 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dledger_core import AsyncClient, Client, LocalCluster
 from dledger_core.client.recovery import LostMajority, recover_lost
 from dledger_core.errors import RecoveryRefusedError
 from dledger_core.ids import NodeId
+from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES
 from dledger_core.recovery import Recovered
 from dledger_core.server import store_requests
 from dledger_core.server.group_state import GroupState
@@ -226,6 +228,41 @@ def test_recovery_with_holes_interrupted_after_any_message_continues(
             async with client_of(group) as another:
                 assert await bodies(another) == acknowledged[: 5 if accepts_loss else None]
                 await append(another, 1)
+
+    run(work())
+
+
+def contradict(group: ServerGroup, node: str, begin: int, end: int) -> None:
+    """Give index rows [begin, end) of a store a term that their records do not have."""
+    path = min(layout(group, node).index.iterdir())
+    with path.open("r+b") as file:
+        rows = np.frombuffer(file.read(end * INDEX_RECORD_BYTES), INDEX_RECORD).copy()
+        rows["term"][begin:] += 1
+        file.seek(0)
+        file.write(rows.tobytes())
+
+
+@pytest.mark.parametrize(
+    "damaging",
+    [
+        lambda group, node: contradict(group, node, 1, 30),
+        lambda group, node: contradict(group, node, 30, 31),
+        lambda group, node: damage(group, node, b"entry 29"),
+    ],
+    ids=["terms in the middle", "last term", "last body"],
+)
+def test_open_store_that_is_damaged_answers_and_is_recovered(tmp_path: Path, damaging: Damage) -> None:
+    async def work() -> None:
+        def also(group: ServerGroup, node: str) -> None:
+            if node == "n2":
+                damaging(group, node)
+
+        async with survivors(tmp_path, {}, also, while_running=True) as (group, client, acknowledged):
+            await leaderless(group, *SURVIVORS)
+            assert group.hosted("n2").replica.raft.last_index == 30
+            assert isinstance((await recover(group)).action, Recovered)
+            assert await bodies(client) == acknowledged
+            await append(client, 1)
 
     run(work())
 

@@ -249,7 +249,7 @@ class QueryClient(SimClient):
             elif not isinstance(outcome, AppendedRange):
                 self._failed(outcome, lambda: self._task(tasks_left, parts))
             elif self.sim.chance(0.1):
-                self.sim.counters["attempts orphaned"] += 1  # a speculative one: its ab_file wins
+                self.sim.counters["attempts orphaned"] += 1  # a speculative one: its duplicate wins
                 self._task(tasks_left, parts)
             else:
                 part = Part(outcome.first_index, outcome.last_index, columns.count, column_crc(columns.crcs))

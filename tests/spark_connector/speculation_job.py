@@ -1,4 +1,4 @@
-"""A program for ``spark-submit`` with speculation: one task stalls after its last row until its ab_file has won.
+"""A program for ``spark-submit`` with speculation: one task stalls after its last row until its duplicate has won.
 
 Arguments: peers, the group to read, the group to write, a directory that all tasks see. Prints one JSON line: the
 attempts of the task that had two.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dledger_core.storage.files.double import copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from dledger_core.raft import Floor, HardState
 from dledger_core.record import HEADER_BYTES, Records, segment_name
 from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.check.repair import StoreRepair
-from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import (
     load_floor,
@@ -455,10 +455,10 @@ def store_with_a_tail() -> Sample:
 def fail_at_each_step(bodies: list[bytes], fail_more: int = 0) -> list[Sample]:
     """Append bodies to a store with a tail; fail at each operation of that, and kill the program."""
     whole = store_with_a_tail()
-    log, before = (ab_file := whole.clone()).open(), ab_file.files.operations
+    log, before = (double := whole.clone()).open(), double.files.operations
     append(log, bodies)
     failed = []
-    for ahead in range(1, ab_file.files.operations - before + 1):
+    for ahead in range(1, double.files.operations - before + 1):
         store = whole.clone()
         log = store.open()
         store.files.fail_at, store.files.fail_more = store.files.operations + ahead, fail_more

@@ -8,7 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 from dledger_core.client.position import check_of
+<<<<<<< HEAD
 from dledger_core.errors import BusyError, RecoveryRefusedError
+=======
+from dledger_core.continuation import LogEnd
+from dledger_core.errors import BusyError, CorruptRecordError, RecoveryRefusedError
+>>>>>>> main
 from dledger_core.ids import NO_TERM, Index, Term
 from dledger_core.lineage import LogEnd
 from dledger_core.record import HEADER_BYTES
@@ -122,7 +127,9 @@ class ReplicaStore:
             last_index=last_index,
             commit_index=self._controls.commit_index,
             is_recovering=status.is_recovering,
-            ranges=tuple((found.term, found.first_index) for found in self._log.term_ranges()),
+            # Of the core, and not of the files: a damaged one must not keep a survivor from answering
+            # (test_open_store_that_is_damaged_answers_and_is_recovered).
+            ranges=tuple((found.term, found.first_index) for found in self._raft.term_ranges),
         )
 
     async def give_up(self) -> LogEnd:
@@ -160,8 +167,11 @@ class ReplicaStore:
         finally:
             log.close(self._controls.commit_index)
 
-    def _check_at(self, index: int) -> int:
-        records = self._log.read(index, index + 1, 1)
+    def _check_at(self, index: int) -> int | None:
+        try:
+            records = self._log.read(index, index + 1, 1)
+        except CorruptRecordError:  # a hole, which other survivors fill: then the files show it
+            return None
         header = records.headers[0]
         body = memoryview(records.data)[HEADER_BYTES : int(records.sizes[0])]
         return check_of(index, int(header["term"]), int(header["position"]), body)
