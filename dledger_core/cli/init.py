@@ -50,8 +50,8 @@ def init(
     """Found the groups of new nodes: once, when all nodes run.
 
     A node with an empty directory neither votes nor leads until its group is bootstrapped. Init asks every node of the
-    list at its listed address. All must answer, must have been started with the same list, and must be empty, hold the same
-    incomplete bootstrap, or have converted stores of one log. Init can be interrupted at any time and run again; groups
+    list at its listed address. All must answer, must have been started with the same list, and must be empty, hold the
+    same incomplete bootstrap, or have converted stores of one log. Init can be interrupted at any time and run again; groups
     that exist are left alone. Nodes whose whole list is on loopback found their groups without it.
 
     Exit 0 if all groups exist now, 1 if --dry-run found work to do.

@@ -1,4 +1,4 @@
-"""No command, error or log shows Python's literals to operators: words or JSON instead of None, ['n1'] and {'op': 1}."""
+"""No command, error or log shows Python's literals: words or JSON instead of None, ['n1'] and {'op': 1}."""
 
 from __future__ import annotations
 

@@ -8,12 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from dledger_core.client.position import check_of
-<<<<<<< HEAD
-from dledger_core.errors import BusyError, RecoveryRefusedError
-=======
-from dledger_core.continuation import LogEnd
 from dledger_core.errors import BusyError, CorruptRecordError, RecoveryRefusedError
->>>>>>> main
 from dledger_core.ids import NO_TERM, Index, Term
 from dledger_core.lineage import LogEnd
 from dledger_core.record import HEADER_BYTES
