@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, TypeAlias
 from dledger_core.config import StorageConfig, is_node_id
 from dledger_core.errors import ConfigError, FoundingRefusedError
 from dledger_core.ids import NUMBER_MAX, NodeId
-from dledger_core.lineage import RecoveryState
+from dledger_core.lineage import RecoveryState, stored_fields
 
 GROUP_VERSION: Final = 1
 """Version of the features that the members of a new group use: the highest that this node understands."""
@@ -221,10 +221,7 @@ class StoreIdentity:
     def to_fields(self) -> dict[str, Any]:
         """Return the identity as a map of plain values."""
         state = None if self.recovery is None else self.recovery.to_fields()
-        fields = asdict(replace(self, recovery=None))
-        del fields["recovery"]
-        # 0.2.0 reads both by their former names (test_identity_has_the_fields_of_0_2_0).
-        return fields | {"continuation": state, "given_up": fields.pop("retired")}
+        return asdict(replace(self, recovery=None), dict_factory=stored_fields) | {"continuation": state}
 
     @classmethod
     def from_fields(cls, fields: object) -> StoreIdentity | None:
@@ -386,7 +383,7 @@ class StoreAnswer:
 
     def to_fields(self) -> dict[str, Any]:
         """Return the answer as a map of plain values."""
-        return asdict(self)
+        return asdict(self, dict_factory=stored_fields)
 
     @classmethod
     def from_fields(cls, fields: object) -> StoreAnswer | None:

@@ -295,6 +295,17 @@ def _fits(number: object) -> bool:
 # --- a store --------------------------------------------------------------------------------------------------------
 
 
+_STORED_NAMES: Final = {"retired": "given_up", "recovery": "continuation"}
+
+
+def stored_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a state by their names in files and messages: the ``dict_factory`` of ``asdict``.
+
+    Releases since 0.2.0 read and write these names (test_identity_in_files_and_answers_has_the_names_that_0_2_0_reads).
+    """
+    return {_STORED_NAMES.get(name, name): value for name, value in pairs}
+
+
 @dataclass(frozen=True, slots=True)
 class RecoveryState:
     """State of a store in a recovery: part of its identity.
@@ -311,10 +322,9 @@ class RecoveryState:
 
     def to_fields(self) -> dict[str, Any]:
         """Return the state as a map of plain values, which 0.2.0 reads too: it knows no ranges."""
-        fields = asdict(self)
-        before = fields.pop("retired")
-        del before["end"]["ranges"]
-        return fields | {"given_up": before, "record": None if self.record is None else self.record.to_fields()}
+        fields = asdict(self, dict_factory=stored_fields)
+        del fields["given_up"]["end"]["ranges"]
+        return fields | {"record": None if self.record is None else self.record.to_fields()}
 
     @classmethod
     def from_fields(cls, fields: object) -> RecoveryState | None:

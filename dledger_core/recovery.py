@@ -24,6 +24,7 @@ from dledger_core.lineage import (
     ancestors_of,
     end_of,
     outranks,
+    stored_fields,
 )
 
 
@@ -89,7 +90,7 @@ class SurvivorAnswer:
 
     def to_fields(self) -> dict[str, Any]:
         """Return the answer as a map of plain values."""
-        return asdict(self)
+        return asdict(self, dict_factory=stored_fields)
 
     @classmethod
     def from_fields(cls, fields: object) -> SurvivorAnswer | None:

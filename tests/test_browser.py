@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from tests.support.browser import look_at, probe_everywhere
+from tests.support.browser import look_at, look_everywhere
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +23,7 @@ def write(folder: Path, body: str) -> Path:
 
 
 def test_browser_has_no_complaint_about_good_page(browser: Browser, tmp_path: Path) -> None:
-    looks = probe_everywhere(browser, write(tmp_path, "<h1>Some words</h1><p>and more of them</p>"), tmp_path)
+    looks = look_everywhere(browser, write(tmp_path, "<h1>Some words</h1><p>and more of them</p>"), tmp_path)
     assert [complaint for look in looks for complaint in look.complaints] == []
     sizes = {look.screenshot.name: look.screenshot.stat().st_size for look in looks}
     assert sorted(sizes) == ["page-1280-dark.png", "page-1280-light.png", "page-390-dark.png", "page-390-light.png"]

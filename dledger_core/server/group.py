@@ -306,11 +306,11 @@ class Group:
         hosted = self.hosted
         self._enter(state)
         try:
-            end = None if hosted is None else await hosted.give_up()
+            end = None if hosted is None else await hosted.retire()
             if inspection or end is None:  # behind damage the files may have more than the replica served
                 end = (await asyncio.to_thread(store.inspection, end))[0]
             store.take_lock()
-            await asyncio.to_thread(store.give_up, end)
+            await asyncio.to_thread(store.retire, end)
         except Exception as error:
             store.release_lock()
             self.quarantine(error)

@@ -157,12 +157,12 @@ class HostedGroup:
         await self.appends.drain(limit_s)
         await self.replica.leadership.hand_over(limit_s, is_connected)
 
-    async def give_up(self) -> LogEnd:
+    async def retire(self) -> LogEnd:
         """Stop, close the store, and return its final end; raise DiskFailedError if a write failed.
 
         The replica first: a change of members in progress must not append after the caller has checked the end.
         """
-        end = await self.replica.store.give_up()
+        end = await self.replica.store.retire()
         await self.membership.close()
         return end
 

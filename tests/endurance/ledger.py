@@ -15,7 +15,7 @@ from typing import Final
 UNKNOWN: Final = 0
 """The outcome of its append is not known: it is visible once or not at all."""
 KEPT: Final = 1
-"""PeerWatermarks: visible once."""
+"""Acknowledged: visible once."""
 DROPPED: Final = 2
 """Refused, aborted or lost against another attempt: never visible."""
 

@@ -15,8 +15,8 @@ from dledger_core import ConfigError
 from jobs._audit.model import RANGES, AuditedReplica, Options
 from jobs._audit.plan import (
     aligned,
-    ancestors_of,
     bundles,
+    chain_of,
     due_count,
     plan_ranges,
     reading_tasks,
@@ -158,9 +158,9 @@ def test_ranges_are_read_again_in_time_and_spread_over_runs(days: list[float], r
 
 
 def test_chain_of_resumed_runs() -> None:
-    assert ancestors_of({"a": "", "b": "a", "c": "b"}, "c") == ["c", "b", "a"]
+    assert chain_of({"a": "", "b": "a", "c": "b"}, "c") == ["c", "b", "a"]
     with pytest.raises(ConfigError, match="run x"):
-        ancestors_of({"a": ""}, "x")
+        chain_of({"a": ""}, "x")
 
 
 @given(st.sets(st.integers(0, 40)), st.integers(1, 20), st.sampled_from([1, 5, 10**9]))

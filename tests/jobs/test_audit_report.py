@@ -26,7 +26,7 @@ from tests.jobs import auditing
 from tests.jobs.auditing import NOW, digest_row, digest_table, replica
 from tests.rocketmq.convert.stores import flip
 from tests.rocketmq.golden import MIXED, extract, messages
-from tests.support.browser import probe_everywhere
+from tests.support.browser import look_everywhere
 
 HERE = tuple(replica(name, commit=99, path=None, peers="p", log_uuid="log-1") for name in ("n0", "n1"))
 THERE = tuple(replace(one, name=f"other/{one.name}", log_uuid="log-2") for one in HERE)
@@ -204,7 +204,7 @@ def test_page_is_readable_in_every_window(stores: dict[str, Path], browser: Any,
         auditing.finding(Class.LAGGING, long, 900, 1024),
     ]
     (tmp_path / "page.html").write_text(real_page(named, *findings))
-    looks = probe_everywhere(browser, tmp_path / "page.html", tmp_path)
+    looks = look_everywhere(browser, tmp_path / "page.html", tmp_path)
     assert [complaint for look in looks for complaint in look.complaints] == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from dledger_core.rocketmq import UNIT
 from jobs import rebuild_consume_queue
 from tests.jobs.broker_store import messages, write_broker_store, write_queue
-from tests.support.browser import probe_everywhere
+from tests.support.browser import look_everywhere
 from tests.support.run_job import run_in_process
 
 pytestmark = pytest.mark.spark
@@ -64,7 +64,7 @@ def test_comparison_page_names_file_position_command_and_units(
     assert f"dledger dump {store} --from @{position} --count 1" in page.replace("<wbr>", "")
     assert ["tags_code", "<mark>0</mark>", "<mark>5</mark>"] in cells
     assert ["unit", "<mark>present</mark>", "<mark>none</mark>"] in cells
-    looks = probe_everywhere(browser, report, tmp_path / "screenshots")
+    looks = look_everywhere(browser, report, tmp_path / "screenshots")
     assert [complaint for look in looks for complaint in look.complaints] == []
 
 

@@ -21,7 +21,7 @@ from tests.client.fake_group import running_group
 from tests.notebooks.running import drawn, execute, in_kernel
 from tests.rocketmq.convert.stores import store_of, unpacked
 from tests.rocketmq.golden import THREE, messages
-from tests.support.browser import probe_everywhere
+from tests.support.browser import look_everywhere
 from tests.support.run_job import run_in_process
 
 FLIPPED, CUT = 700, 900
@@ -51,7 +51,7 @@ def test_notebook_looks_into_audit(
     assert f"index {FLIPPED}" in drilled
     assert drilled.partition('class="hex"')[2].count("<mark>") == 2  # the byte of n1, as digits and as text
     _check_diff_finding(load_audit(tmp_path / "audit.json"))
-    for look in probe_everywhere(browser, shown.write_page(tmp_path), tmp_path):
+    for look in look_everywhere(browser, shown.write_page(tmp_path), tmp_path):
         assert (look.overflow, look.errors, look.contrast, look.clipped) == (0, (), (), ())  # long paths break
 
 

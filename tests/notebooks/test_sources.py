@@ -12,7 +12,7 @@ from dledger_core import Client, LocalCluster
 from jobs._notebooks.samples import damaged_replicas
 from tests.notebooks.running import Shown, execute, in_kernel
 from tests.rocketmq.golden import MIXED, THREE, extract, oracle
-from tests.support.browser import probe_everywhere
+from tests.support.browser import look_everywhere
 
 LARGE = 51_000
 """More entries than the first cell of explore_log reads."""
@@ -109,5 +109,5 @@ def test_page_is_readable_in_both_widths_and_schemes(
 ) -> None:
     for run in (("explore_log", "flights"), ("consume_queues", "java")):
         page = shown[run].write_page(tmp_path)
-        for look in probe_everywhere(browser, page, tmp_path):
+        for look in look_everywhere(browser, page, tmp_path):
             assert (look.overflow, look.errors, look.contrast, look.clipped) == (0, (), (), ())  # long paths break

@@ -45,9 +45,9 @@ def test_usual_latency_is_not_that_of_catching_up() -> None:
     leader = Leader()
     leader.run(50)
     leader.run(30, used=True)
-    paces = [leader.run(1, 50, used=True) for _ in range(8)]
-    assert paces == sorted(paces, reverse=True), "slow appends do not become usual above the lowest rate"
-    assert paces[-1] < paces[0] / 8
+    rates = [leader.run(1, 50, used=True) for _ in range(8)]
+    assert rates == sorted(rates, reverse=True), "slow appends do not become usual above the lowest rate"
+    assert rates[-1] < rates[0] / 8
 
 
 def test_lowest_rate_is_above_rate_of_appends() -> None:

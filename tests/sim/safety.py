@@ -164,8 +164,8 @@ class SafetyChecker:
                 self._check_vote(member, message.term, message.sender)
                 # The log that a candidate claims must survive a crash. One that gave up since may have truncated its
                 # log for the leader of that term, so this request cannot win any longer.
-                retired = member.core._state.leader_id is not None or message.term in self.leaders
-                durable_claim = message.last_index <= disk.last_index() or retired
+                gave_up = member.core._state.leader_id is not None or message.term in self.leaders
+                durable_claim = message.last_index <= disk.last_index() or gave_up
                 check(durable_claim, "a candidate claims entries that are not durable", message)
             case RequestVoteResponse(pre=False, granted=True):
                 self._check_vote(member, message.term, message.target)

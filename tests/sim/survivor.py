@@ -106,13 +106,13 @@ def _retire(member: ReplicaMember, log_uuid: str) -> None:
         end, _ = member.store.inspection(known)
         kept = (end.last_term, end.last_index) >= (known.last_term, known.last_index)
         check(kept, "a store retires more than its log", member.node_id, known, end)
-    member.store.give_up(end)
+    member.store.retire(end)
     member.waits = True
 
 
 def set_aside(member: ReplicaMember) -> None:
     """Give a log up that another one contains."""
-    member.store.give_up(member.leave())
+    member.store.retire(member.leave())
     member.waits = True
 
 

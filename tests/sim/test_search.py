@@ -17,7 +17,7 @@ from dledger_core.raft import floor, state
 from dledger_core.raft.floor import Floor
 from dledger_core.raft.progress import Progress
 from dledger_core.raft.state import RaftState
-from dledger_core.server.replica import acknowledged
+from dledger_core.server.replica import peer_watermarks
 from dledger_core.server.replica.peer_watermarks import PeerWatermarks
 from dledger_core.storage.files.acknowledged_file import Remembered
 from dledger_core.storage.tables.tables import LogTables
@@ -126,19 +126,19 @@ def with_free_vote(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_lowered_floor(patch: pytest.MonkeyPatch) -> None:
-    for module in (floor, state, acknowledged):
+    for module in (floor, state, peer_watermarks):
         patch.setattr(module, "higher", lambda before, new: new or before)
 
 
 def with_first_floor(patch: pytest.MonkeyPatch) -> None:
     """A member that recovers and loses its end again keeps its floor."""
-    for module in (floor, state, acknowledged):
+    for module in (floor, state, peer_watermarks):
         patch.setattr(module, "higher", lambda before, new: before or new)
 
 
 def with_open_hint(patch: pytest.MonkeyPatch) -> None:
     """A leader with less of its term than a follower gets (T, ∞)."""
-    patch.setattr(acknowledged, "Floor", lambda term, _: Floor(term))
+    patch.setattr(peer_watermarks, "Floor", lambda term, _: Floor(term))
 
 
 @pytest.mark.parametrize(

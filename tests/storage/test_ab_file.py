@@ -28,7 +28,7 @@ from tests.support.logs import SMALL, STORE, append, open_log, read_all
 
 LAYOUT = Layout(STORE)
 STATE = HardState(Term(7), NodeId("n2"))
-TWINS = pytest.mark.parametrize("ab_file", [LAYOUT.hard_state, LAYOUT.checkpoint], ids=["hard state", "checkpoint"])
+AB_FILES = pytest.mark.parametrize("ab_file", [LAYOUT.hard_state, LAYOUT.checkpoint], ids=["hard state", "checkpoint"])
 CONFIG = replace(SMALL, data_segment_bytes=1024)
 INTACT = Sample.fill(CONFIG, [([bytes([n])] * 4, 1, None) for n in range(10)])
 Loss = Callable[[FaultyFiles], None]
@@ -61,7 +61,7 @@ def kept(files: FaultyFiles) -> tuple[HardState, Checkpoint | None]:
     return load_hard_state(files, LAYOUT, 0), load_checkpoint(files, LAYOUT.checkpoint)
 
 
-@TWINS
+@AB_FILES
 @pytest.mark.parametrize("copy", [0, 1])
 @pytest.mark.parametrize("lose", [remove, flip])
 def test_one_lost_copy_costs_nothing_and_is_made_again(

@@ -90,28 +90,28 @@ def restart(log: CommitLog, start: LogStart, hard_state: HardState | None = None
 
 def crash_everywhere(action: Callable[[CommitLog], object], look: Callable[[FaultyFiles, str], None]) -> int:
     """Crash ``action`` at each of its operations, by a kill and by power losses; return how many there are."""
-    ab_file = FULL.files.clone()
-    log = open_log(ab_file)
-    before = ab_file.operations
+    clone = FULL.files.clone()
+    log = open_log(clone)
+    before = clone.operations
     action(log)
-    count = ab_file.operations - before
+    count = clone.operations - before
     for at in range(1, count + 1):
         for keep in (None, 0.0, 0.5, 1.0):
-            ab_file = FULL.files.clone()
-            log = open_log(ab_file)
-            ab_file.crash_at = ab_file.operations + at
+            clone = FULL.files.clone()
+            log = open_log(clone)
+            clone.crash_at = clone.operations + at
             with pytest.raises(Crash):
                 action(log)
-            ab_file.kill() if keep is None else ab_file.crash(keep)
-            look(ab_file, f"operation {at} of {count}, keep {keep}")
+            clone.kill() if keep is None else clone.crash(keep)
+            look(clone, f"operation {at} of {count}, keep {keep}")
     return count
 
 
 def test_trim_is_atomic_across_crashes_and_keeps_the_tables() -> None:
     seen = set()
 
-    def look(ab_file: FaultyFiles, when: str) -> None:
-        log = open_log(ab_file)
+    def look(clone: FaultyFiles, when: str) -> None:
+        log = open_log(clone)
         begin = log.first_index()
         seen.add(begin)
         assert read_all(log) == FULL.entries[begin:], when
@@ -119,7 +119,7 @@ def test_trim_is_atomic_across_crashes_and_keeps_the_tables() -> None:
         assert (log.commit_index, log.hard_state) == (ENTRIES - 1, VOTE)
         append(log, [b"more"], term=2)
         log.close()
-        assert open_store(STORE, files=ab_file).verify().findings == ()
+        assert open_store(STORE, files=clone).verify().findings == ()
 
     assert crash_everywhere(lambda log: trim(log, THIRD), look) >= 6
     assert {0, THIRD} <= seen <= {0, SECOND, THIRD}
@@ -209,14 +209,14 @@ def test_restart_is_atomic_across_crashes() -> None:
     seen = set()
     later = HardState(Term(3), NodeId("n2"))
 
-    def look(ab_file: FaultyFiles, when: str) -> None:
-        log = open_log(ab_file)
+    def look(clone: FaultyFiles, when: str) -> None:
+        log = open_log(clone)
         assert log.hard_state in (VOTE, later), when
         seen.add(log.first_index())
         if log.first_index() == 0:
             assert read_all(log) == FULL.entries, when
             assert tables_of(log).snapshot() == KNOWN_TABLES.snapshot(), when
-            assert META / "tables.new" not in ab_file.names
+            assert META / "tables.new" not in clone.names
             return
         assert log.hard_state.term == 3, when
         assert (log.first_index(), log.last_index(), log.commit_index) == (1000, 999, 999), when
@@ -225,7 +225,7 @@ def test_restart_is_atomic_across_crashes() -> None:
         assert log.load_tables().snapshot() == start_tables().snapshot(), when
         append(log, [b"next"] * 3, term=3)
         log.close(1002)
-        assert open_store(STORE, files=ab_file).verify().findings == ()
+        assert open_store(STORE, files=clone).verify().findings == ()
 
     assert crash_everywhere(lambda log: restart(log, start(), later), look) >= 10
     assert seen == {0, 1000}
@@ -233,21 +233,21 @@ def test_restart_is_atomic_across_crashes() -> None:
 
 @pytest.mark.parametrize("power", [False, True])
 def test_repair_completes_a_restart_with_a_failed_write(files: FaultyFiles, power: bool) -> None:
-    log, before = open_log(ab_file := files.clone()), files.operations
+    log, before = open_log(clone := files.clone()), files.operations
     restart(log, start())
     seen = set()
-    for ahead in range(1, ab_file.operations - before + 1):
-        log = open_log(ab_file := files.clone())
-        ab_file.fail_at = ab_file.operations + ahead
+    for ahead in range(1, clone.operations - before + 1):
+        log = open_log(clone := files.clone())
+        clone.fail_at = clone.operations + ahead
         with contextlib.suppress(DiskFailedError):
             restart(log, start())
-        ab_file.fail_at = None
-        ab_file.crash(0.5) if power else ab_file.kill()
-        with StoreRepair.open(STORE, files=ab_file) as store:
+        clone.fail_at = None
+        clone.crash(0.5) if power else clone.kill()
+        with StoreRepair.open(STORE, files=clone) as store:
             assert store.find() == []
             store.settle()
-        ab_file.crash(0.0)
-        log = open_log(ab_file)
+        clone.crash(0.0)
+        log = open_log(clone)
         assert (log.first_index(), log.last_index()) in ((0, ENTRIES - 1), (1000, 999))
         seen.add(log.first_index())
     assert seen == {0, 1000}

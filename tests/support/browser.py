@@ -149,7 +149,7 @@ def allowed(url: str, own: str) -> bool:
     return url == own or (own.startswith("http") and url.startswith(own))
 
 
-def probe_everywhere(browser: Browser, page: Path, screenshots: Path) -> list[Look]:
+def look_everywhere(browser: Browser, page: Path, screenshots: Path) -> list[Look]:
     """Open an HTML file at both widths in both color schemes."""
     return [look_at(browser, page, screenshots, width=width, scheme=scheme) for width in WIDTHS for scheme in SCHEMES]
 

@@ -60,14 +60,14 @@ class Inode:
         self.failure_errno, self.reported = number, False
 
     def clone(self) -> Inode:
-        ab_file = Inode()
-        ab_file.content, ab_file.durable, ab_file.pending = (
+        clone = Inode()
+        clone.content, clone.durable, clone.pending = (
             bytearray(self.content),
             bytearray(self.durable),
             [*self.pending],
         )
-        ab_file.failures, ab_file.failure_errno, ab_file.reported = self.failures, self.failure_errno, self.reported
-        return ab_file
+        clone.failures, clone.failure_errno, clone.reported = self.failures, self.failure_errno, self.reported
+        return clone
 
     def crash(self, chance: random.Random, keep: float) -> None:
         for offset, data in self.pending:
@@ -224,25 +224,25 @@ class FaultyFiles:
 
     def clone(self) -> FaultyFiles:
         """Return a copy without open files."""
-        ab_files: dict[int, Inode] = {}
+        copies: dict[int, Inode] = {}
 
-        def ab_file_of(inode: Inode) -> Inode:
-            if id(inode) not in ab_files:
-                ab_files[id(inode)] = inode.clone()
-            return ab_files[id(inode)]
+        def copy_of(inode: Inode) -> Inode:
+            if id(inode) not in copies:
+                copies[id(inode)] = inode.clone()
+            return copies[id(inode)]
 
-        ab_file = copy.copy(self)
-        ab_file.chance = copy.copy(self.chance)
-        ab_file.generation += 1
-        ab_file.locks = set()
-        ab_file.names = {path: ab_file_of(inode) for path, inode in self.names.items()}
-        ab_file.durable_names = {path: ab_file_of(inode) for path, inode in self.durable_names.items()}
-        ab_file.pending_names = {
-            folder: [(path, inode and ab_file_of(inode)) for path, inode in changes]
+        clone = copy.copy(self)
+        clone.chance = copy.copy(self.chance)
+        clone.generation += 1
+        clone.locks = set()
+        clone.names = {path: copy_of(inode) for path, inode in self.names.items()}
+        clone.durable_names = {path: copy_of(inode) for path, inode in self.durable_names.items()}
+        clone.pending_names = {
+            folder: [(path, inode and copy_of(inode)) for path, inode in changes]
             for folder, changes in self.pending_names.items()
         }
-        ab_file.directories, ab_file.log, ab_file.closed_unsynced = set(self.directories), [*self.log], []
-        return ab_file
+        clone.directories, clone.log, clone.closed_unsynced = set(self.directories), [*self.log], []
+        return clone
 
     def content(self, path: Path) -> bytearray:
         """The bytes of a file, to look at or to damage."""

@@ -130,11 +130,11 @@ class MemoryStore:
 
     def copy(self) -> MemoryStore:
         """Returns an independent disk with the same content."""
-        ab_file = MemoryStore(hard_state=self.hard_state)
-        ab_file.batches, ab_file._firsts = self.batches.copy(), self._firsts.copy()
-        ab_file._first_index, ab_file._prev_term = self._first_index, self._prev_term
-        ab_file.in_force_before = self.in_force_before
-        return ab_file
+        clone = MemoryStore(hard_state=self.hard_state)
+        clone.batches, clone._firsts = self.batches.copy(), self._firsts.copy()
+        clone._first_index, clone._prev_term = self._first_index, self._prev_term
+        clone.in_force_before = self.in_force_before
+        return clone
 
     def apply(self, ready: Ready) -> None:
         """Writes all of a Ready."""

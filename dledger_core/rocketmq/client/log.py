@@ -31,7 +31,7 @@ _IN_FLIGHT_BYTES: Final = 16 << 20
 
 
 @dataclass(slots=True)
-class _PeerWatermarks:
+class _Results:
     """Index and term of each acknowledged body, and the failures that stopped the rest."""
 
     indexes: list[int]
@@ -48,7 +48,7 @@ async def append_all(append_one: AppendOne, bodies: Sequence[bytes], in_flight: 
     Raises:
         DLedgerError: the first failure, of those with an unknown outcome if there is one.
     """
-    done = _PeerWatermarks([-1] * len(bodies), [-1] * len(bodies))
+    done = _Results([-1] * len(bodies), [-1] * len(bodies))
     rows = iter(range(len(bodies)))
     workers = min(in_flight, len(bodies))
     await asyncio.gather(*(_work(append_one, bodies, rows, done) for _ in range(workers)))
@@ -61,7 +61,7 @@ async def append_all(append_one: AppendOne, bodies: Sequence[bytes], in_flight: 
     return AppendResult(first, last, max(done.terms), () if plain else tuple(done.indexes))
 
 
-async def _work(append_one: AppendOne, bodies: Sequence[bytes], rows: Iterator[int], done: _PeerWatermarks) -> None:
+async def _work(append_one: AppendOne, bodies: Sequence[bytes], rows: Iterator[int], done: _Results) -> None:
     for row in rows:
         if done.failures:
             return

@@ -323,7 +323,7 @@ class GroupStore:
         with self.repairing(write=False) as store:
             return store.read(start, end, max_bytes), state.retired.end.commit_index
 
-    def give_up(self, end: LogEnd) -> None:
+    def retire(self, end: LogEnd) -> None:
         """Retire the log, durably, with its end, which never changes from now on. Idempotent."""
         self._become(without_log(self.identity, end))
 

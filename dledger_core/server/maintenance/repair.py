@@ -366,7 +366,7 @@ class RepairReport:
         return tuple(damage for damage in self.found if not any(damage.start <= at < damage.end for at in left))
 
 
-async def _retire(_remaining: Sequence[Damage], _failures: Mapping[str, str]) -> bool:
+async def _give_up(_remaining: Sequence[Damage], _failures: Mapping[str, str]) -> bool:
     return False
 
 
@@ -374,7 +374,7 @@ async def repair_store(
     store: StoreRepair,
     peers: Sequence[Peer],
     group: str,
-    retry: Retry = _retire,
+    retry: Retry = _give_up,
     environment: RepairEnvironment | None = None,
 ) -> RepairReport:
     """Verify a complete store, replace damaged records by those of peers, verify again and clear its marker.

@@ -26,7 +26,7 @@ class PeerReports:
             IdentityLostError, EndLostError: it has forgotten what this node remembers, see ``PeerWatermarks.check``.
         """
         self._loop.run(self._raft.report_end, theirs.member, theirs.last_term, theirs.last_index)
-        self._loop.acknowledged.check(self._loop.group, theirs, self._raft, self._loop.controls.commit_index)
+        self._loop.peer_watermarks.check(self._loop.group, theirs, self._raft, self._loop.controls.commit_index)
 
     def attached(self, member: MemberId) -> None:
         """Record that the stores of this node and of ``member`` were checked by each other."""

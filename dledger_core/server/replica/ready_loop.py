@@ -45,7 +45,7 @@ class ReadyLoop:
         raft: the core.
         log: the store.
         controls: the tables as of the committed entries.
-        acknowledged: the memory of the other members' stores.
+        peer_watermarks: the memory of the other members' stores.
         environment: iterations and the disk.
         send: sends a message to a peer.
         on_applied: called after control entries were applied to the tables.
@@ -67,7 +67,7 @@ class ReadyLoop:
         raft: RawNode,
         log: CommitLog,
         controls: Controls,
-        acknowledged: PeerWatermarks,
+        peer_watermarks: PeerWatermarks,
         environment: Environment,
         send: Callable[[Message], None],
         on_applied: Callable[[], None],
@@ -79,7 +79,7 @@ class ReadyLoop:
         self.raft = raft
         self.log = log
         self.controls = controls
-        self.acknowledged = acknowledged
+        self.peer_watermarks = peer_watermarks
         self._call_soon = environment.call_soon
         self._send = send
         self._on_applied = on_applied
@@ -228,7 +228,7 @@ class ReadyLoop:
             self._install(ready.restart)
         if ready.truncate_from is not None:
             self.controls.truncate(ready.truncate_from)
-            self.acknowledged.truncated(ready.truncate_from)
+            self.peer_watermarks.truncated(ready.truncate_from)
         for batch in ready.batches:
             self.controls.stage(batch)
         # Before the disk has anything: these messages say nothing about this disk (thesis section 10.2.1), and the

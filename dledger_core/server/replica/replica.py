@@ -111,7 +111,7 @@ class Replica:
         self.measures = measures or GroupMeasures()
         self.space = SpaceGuard(group, log, settings.reserve_bytes, limits)
         self.pins = Pins(limits)
-        self.acknowledged = PeerWatermarks(log.acknowledged, is_durable=log.config.durability == "fsync")
+        self.peer_watermarks = PeerWatermarks(log.acknowledged, is_durable=log.config.durability == "fsync")
         self.log_time = LogTime(environment.running_ms)
         self._environment = environment
         self._on_configuration = on_configuration
@@ -140,7 +140,7 @@ class Replica:
             raft=self.raft,
             log=log,
             controls=self._controls,
-            acknowledged=self.acknowledged,
+            peer_watermarks=self.peer_watermarks,
             environment=environment,
             send=self._send,
             on_applied=self._applied,
@@ -214,7 +214,7 @@ class Replica:
         # works (test_full_follower_still_follows_and_recovers).
         if self.space.admits(message, self.raft):
             self.raft.step(message)
-            self.acknowledged.observe(message)
+            self.peer_watermarks.observe(message)
             # A deposed leader counts on until it hears of the new one; its time is not the group's
             # (test_follower_learns_log_time_from_heartbeats_of_its_leader).
             if isinstance(message, Heartbeat) and message.term >= self.loop.soft_state.term:

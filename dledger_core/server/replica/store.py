@@ -19,7 +19,7 @@ class ReplicaStore:
     """The store of one replica.
 
     Args:
-        loop: the replica's; ``close`` and ``give_up`` close its log.
+        loop: the replica's; ``close`` and ``retire`` close its log.
     """
 
     def __init__(self, loop: ReadyLoop) -> None:
@@ -86,7 +86,7 @@ class ReplicaStore:
         tables.trim(self._log.first_index())
         if self._log.first_index() < self._raft.first_index:
             self._delete_forgotten()
-        if (known := self._loop.acknowledged.unwritten()) is not None:
+        if (known := self._loop.peer_watermarks.unwritten()) is not None:
             self.run(partial(self._log.save_acknowledged, known))
         # Hundreds of idle groups would wake their disk threads each second
         # (test_checkpoint_is_written_only_where_something_changed).
@@ -127,7 +127,7 @@ class ReplicaStore:
             ranges=tuple((found.term, found.first_index) for found in self._raft.term_ranges),
         )
 
-    async def give_up(self) -> LogEnd:
+    async def retire(self) -> LogEnd:
         """Stop permanently, write queued data, close the store, and return its end, which is final.
 
         Raises:
@@ -184,7 +184,7 @@ class ReplicaStore:
             # After a failed write the files may lack anything; the next start verifies them
             # (test_stopped_replica_writes_and_sends_nothing).
             if self._log.failure is None:
-                if (known := self._loop.acknowledged.unwritten()) is not None:
+                if (known := self._loop.peer_watermarks.unwritten()) is not None:
                     self._log.save_acknowledged(known)
                 self._log.save_tables(self._controls.tables.take_changes())
         finally:
