@@ -1,4 +1,4 @@
-"""The decisions of bootstrap a group: no I/O, no clock, no randomness; a search over all interleavings runs them.
+"""The decisions of the bootstrap of a group, without I/O, clock or randomness. A test searches all interleavings.
 
 A group's log starts with a *bootstrap record*, which names its stores. ``dledger init`` asks every node of the peers
 list for the identity of its store (``StoreAnswer``), decides with ``decide`` on one ``Action``, sends it to the nodes,
@@ -10,9 +10,9 @@ leaves. Its replica votes only once ``is_member`` is durable:
 
 * a record is marked complete only after all its stores hold it durably;
 * a record that is not complete can be retired, permanently; another one takes its place only when n - majority + 1 of
-  its n voters have given it up, because then no majority of its voters can vote, now or later. The new record names
-  the retired ones that its init counted, and a store takes it only if it names all that the store has retired: an
-  init that asked before a store retired its record up has not counted.
+  its n voters have retired it, because then no majority of its voters can vote, now or later. The new record names
+  the retired ones that its init counted, and a store takes it only if it names all that the store has retired. So a
+  record whose init asked a store before that store retired another one is refused there.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class BootstrapRecord:
 
     @property
     def retired_min(self) -> int:
-        """Number of voters that must give the record up before another one takes its place."""
+        """Number of voters that must retire the record before another one takes its place."""
         return len(self.voters) - (len(self.voters) // 2 + 1) + 1
 
     def names(self, node_id: NodeId, store: str | None) -> bool:
@@ -155,7 +155,7 @@ class RetiredRecord:
     Attributes:
         record_id: the record.
         is_voter: whether it named the store as a voter.
-        needed: voters that must give it up before another record takes its place.
+        needed: voters that must retire it before another record takes its place.
     """
 
     record_id: str
@@ -265,7 +265,7 @@ def taken(answer: StoreAnswer, record: BootstrapRecord) -> StoreIdentity:
 
     Raises:
         FoundingRefusedError: the record does not name the store or differs from the node's list or log, or the store
-            belongs to another log, holds another record, or has given this one up.
+            belongs to another log, holds another record, or has retired this one.
     """
     identity, node = answer.identity, answer.node_id
     if identity.record == record:
@@ -313,7 +313,7 @@ def completed(identity: StoreIdentity, record_id: str) -> StoreIdentity:
 
 
 def retired(identity: StoreIdentity, node_id: NodeId, record_id: str) -> StoreIdentity:
-    """Return the identity of a store that gives its incomplete record up.
+    """Return the identity of a store that retires its incomplete record.
 
     Raises:
         FoundingRefusedError: it holds another record, or a complete one.
@@ -514,7 +514,7 @@ def decide(
     holders = ", ".join(f"{node} holds {held[node].record_id[:8]}" for node in sorted(held))
     return Refusal(
         f"an earlier bootstrap is incomplete and cannot be continued: {holders}",
-        f"give it up: {command('init --again', group, peers)}",
+        f"retire it: {command('init --again', group, peers)}",
     )
 
 
@@ -547,7 +547,7 @@ def _continues(record: BootstrapRecord, node: NodeId, identity: StoreIdentity) -
 
 
 def is_retired(answers: Mapping[NodeId, StoreAnswer], record: RetiredRecord) -> bool:
-    """Whether enough voters of a record have given it up, so that no majority of them can vote."""
+    """Whether enough voters of a record have retired it, so that no majority of them can vote."""
     return _count_retired(answers, record) >= record.needed
 
 

@@ -1,6 +1,6 @@
-"""Reading certificates; and making them, with a token and a file of principals, to try TLS with.
+"""Read certificates, and make those for a trial of TLS, with a token and a file of principals.
 
-The nodes and the clients that are made have an authority each, because the role of a node comes from the authority that
+Nodes and clients get an authority each, because the role of a node comes from the authority that
 issued a certificate.
 """
 

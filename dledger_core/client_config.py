@@ -32,7 +32,7 @@ CLIENT_CONFIG: Final = "client-config"
 LOCAL_PORTS: Final = (40911, 40912, 40913)
 """Ports that ``dledger dev`` takes if they are free."""
 LOCAL_PEERS: Final = ",".join(f"127.0.0.1:{port}" for port in LOCAL_PORTS)
-"""The way in of commands and jobs where option, variable and file name none; one node of it may be down."""
+"""Peers of commands and jobs where option, variable and file name none; one of these nodes may be down."""
 
 
 def variable_of(option: str) -> str:

@@ -353,7 +353,7 @@ class StorageLimits(_Limits):
         disk_full_hand_over_s: a leader with a nearly full disk offers leadership to the others this often [30 s].
         small_message_bytes: message that a follower accepts while half of the disk reserve is used [64 KiB]: a no-op,
             the end of a transaction.
-        space_s: interval of the look at free disk space [1 s].
+        space_s: how often free disk space is checked [1 s].
         retention_s: interval of retention [10 s].
         retention_segments: segments deleted in one round [10]: deletion of large files blocks some file systems.
         checkpoint_s: interval of checkpoints [1 s].

@@ -1,7 +1,7 @@
-"""A log that continues one whose majority is lost: chains, records, and what a store may do. No I/O.
+"""The lineage of a log, and the changes of a store in a recovery from a lost majority. No I/O.
 
-A log has a lineage: it *continues* the logs before it, each up to one entry that index, term and check identify. The
-command that starts such a log is ``dledger recover``; its decisions are in ``recovery``.
+A log *continues* its ancestors, each up to one entry that index, term and check identify. ``dledger recover`` starts
+such a log; ``dledger_core.recovery`` has its decisions.
 
 A store changes its ``RecoveryState`` only by ``retired``, ``taken`` and ``completed``, and the result is durable before
 the response leaves:
@@ -26,7 +26,7 @@ _TEXT_MAX: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class AncestorLog:
-    """A log that another one continues.
+    """A log that another one continues: a link of the lineage.
 
     Attributes:
         log_uuid: the log.
@@ -45,19 +45,19 @@ Ancestors: TypeAlias = tuple[AncestorLog, ...]
 """The logs that a log continues, oldest first."""
 
 
-def find_link(chain: Sequence[AncestorLog], log_uuid: str | None) -> AncestorLog | None:
+def find_link(ancestors: Sequence[AncestorLog], log_uuid: str | None) -> AncestorLog | None:
     """Return the link of a log among these, or None."""
-    return next((link for link in chain if link.log_uuid == log_uuid), None)
+    return next((link for link in ancestors if link.log_uuid == log_uuid), None)
 
 
-def follows(chain: Ancestors, log_uuid: str, last_index: int) -> bool:
+def follows(ancestors: Ancestors, log_uuid: str, last_index: int) -> bool:
     """Whether a log with these ancestors contains a log's entries up to ``last_index``, by their indexes only."""
-    link = find_link(chain, log_uuid)
+    link = find_link(ancestors, log_uuid)
     return link is not None and last_index <= link.index
 
 
 def contains(
-    chain: Ancestors,
+    ancestors: Ancestors,
     log_uuid: str,
     index: int,
     term: int,
@@ -73,7 +73,7 @@ def contains(
     is not known.
 
     Args:
-        chain: the ancestors of this log.
+        ancestors: the ancestors of this log.
         log_uuid: the other log.
         index: index of the entry; NO_INDEX for an empty log, which every log contains.
         term: term of the entry.
@@ -81,7 +81,7 @@ def contains(
         commit_index: last committed entry of this log.
         term_at: returns the term of an entry of this log.
     """
-    if not follows(chain, log_uuid, index):
+    if not follows(ancestors, log_uuid, index):
         return False
     if index == NO_INDEX:
         return True
@@ -257,17 +257,17 @@ def ancestors_of(rows: object) -> Ancestors:
     """Return the ancestors of a list of maps; raise ValueError or TypeError if it is malformed."""
     if not isinstance(rows, list | tuple):
         raise TypeError("not a list")
-    chain = tuple(AncestorLog(**row) for row in rows)
-    for link in chain:
+    ancestors = tuple(AncestorLog(**row) for row in rows)
+    for link in ancestors:
         check_fits = link.check is None or (type(link.check) is int and 0 <= link.check < 1 << 32)
         if type(link.log_uuid) is not str or not check_fits or not _fits(link.index) or not _fits(link.term):
             raise ValueError("not a continued log")
-    return chain
+    return ancestors
 
 
-def ancestor_rows(chain: Ancestors) -> list[list[Any]]:
+def ancestor_rows(ancestors: Ancestors) -> list[list[Any]]:
     """Return ancestors as METADATA carries them."""
-    return [[link.log_uuid, link.index, link.term, -1 if link.check is None else link.check] for link in chain]
+    return [[link.log_uuid, link.index, link.term, -1 if link.check is None else link.check] for link in ancestors]
 
 
 def ancestors_of_rows(rows: Sequence[Sequence[Any]] | None) -> Ancestors:

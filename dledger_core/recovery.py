@@ -120,7 +120,7 @@ Answers: TypeAlias = Mapping[NodeId, SurvivorAnswer]
 
 @dataclass(frozen=True, slots=True)
 class RetireLog:
-    """Let ``nodes`` give a log up."""
+    """Let ``nodes`` retire a log."""
 
     log_uuid: str
     nodes: tuple[NodeId, ...]
@@ -311,13 +311,13 @@ def _naming(lost: Iterable[NodeId]) -> list[str]:
 
 def _no_log(logs: Mapping[str, NodeId]) -> Refused:
     if not logs:
-        return Refused("no node that is left has a store of the group", "restore a store, or found the group again")
+        return Refused("no node that is left has a store of the group", "restore a store, or bootstrap the group again")
     shown = ", ".join(f"{node} has log {log}" for log, node in sorted(logs.items()))
     return Refused(f"the stores belong to different logs: {shown}", "move the stores of the wrong log away")
 
 
 def _not_possible(lost: AbstractSet[NodeId], answers: Answers, found: Answers, log_uuid: str) -> Action | None:
-    """Return why the survivors of a log may not be asked to give it up, or None."""
+    """Return why the survivors of a log may not be asked to retire it, or None."""
     known = _members(found)
     electable = _electable(known, answers, found)
     for node in sorted(lost):
@@ -541,7 +541,7 @@ def plan_of(found: Mapping[str, Any]) -> list[str]:
     nodes = [each["node"] for each in found["survivors"]]
     certain, end = found["committed_end"], found["continues_at_index"] + 1
     lines = [
-        f"plan: {', '.join(nodes)} give log {found['log']} up permanently; a new log continues it",
+        f"plan: {', '.join(nodes)} retire log {found['log']} permanently; a new log continues it",
         f"plan: {found['first_voter']} has the best end; all of them vote from the start, the others catch up from it"
         if found["all_vote"]
         else f"plan: {found['first_voter']} is its only voter at first; the others catch up from it and vote then",

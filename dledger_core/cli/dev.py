@@ -22,7 +22,7 @@ from dledger_core.cluster import LocalCluster, local_ports
 from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
 
-_LOOK_S: Final = 0.3
+_POLL_S: Final = 0.3
 """Interval at which the processes of the nodes are checked."""
 
 
@@ -104,7 +104,7 @@ def _show_events(cluster: LocalCluster, changes: RoleWatch) -> None:
     leaders: dict[str, str] = {}
     ended: Mapping[str, int] = {}
     while True:
-        found, known = changes.next(_LOOK_S), ended
+        found, known = changes.next(_POLL_S), ended
         ended = cluster.ended
         for node_id in ended.keys() - known.keys():
             _say_ended(cluster, node_id, ended[node_id])

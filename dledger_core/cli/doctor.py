@@ -254,7 +254,7 @@ def _security(node: ServerConfig) -> Iterator[Check]:
 
 
 def _group_size(nodes: tuple[Peer, ...]) -> Iterator[Check]:
-    if nodes and all(peer.has_id for peer in nodes):  # otherwise the list is a way in, and some nodes may be missing
+    if nodes and all(peer.has_id for peer in nodes):  # otherwise the list may lack nodes
         warning = even_group_warning(len(nodes))
         yield Check("number of nodes", "note" if warning else "ok", str(len(nodes)), warning or "")
 

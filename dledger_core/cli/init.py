@@ -1,4 +1,4 @@
-"""``dledger init``: found the groups of new nodes."""
+"""``dledger init``: bootstrap the groups of new nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PEERS = "n0-host0:40911;n1-host1:40911;n2-host2:40911"
     callback=split_groups,
     metavar="NAME",
     section="Connection",
-    help="Groups to found; repeat the option or use commas [default: all groups that the nodes were started with].",
+    help="Groups to bootstrap; repeat the option or use commas [default: all groups that the nodes were started with].",
 )
 @timeout_option
 @access_options
@@ -47,12 +47,12 @@ def init(
     dry_run: bool,
     output: Format,
 ) -> int:
-    """Found the groups of new nodes: once, when all nodes run.
+    """Bootstrap the groups of new nodes: once, when all nodes run.
 
     A node with an empty directory neither votes nor leads until its group is bootstrapped. Init asks every node of the
     list at its listed address. All must answer, must have been started with the same list, and must be empty, hold the
-    same incomplete bootstrap, or have converted stores of one log. Init can be interrupted at any time and run again; groups
-    that exist are left alone. Nodes whose whole list is on loopback found their groups without it.
+    same incomplete bootstrap, or have converted stores of one log. Init can be interrupted at any time and run again;
+    groups that exist are left alone. Nodes whose whole list is on loopback bootstrap their groups without it.
 
     Exit 0 if all groups exist now, 1 if --dry-run found work to do.
     """
@@ -72,7 +72,7 @@ def _text(decision: Decision) -> str:
     if isinstance(decision, Found):
         return "none, the group exists"
     if isinstance(decision, Take):
-        return f"found on {', '.join(decision.nodes)}"
+        return f"bootstrap on {', '.join(decision.nodes)}"
     if isinstance(decision, Complete):
         return f"complete on {', '.join(decision.nodes)}"
     if isinstance(decision, Retire):

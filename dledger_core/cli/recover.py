@@ -1,4 +1,4 @@
-"""``dledger recover``: give a group a leader again that most of its voters, or their votes, have been lost to."""
+"""``dledger recover``: restore a group that has lost most of its voters, or their votes."""
 
 from __future__ import annotations
 

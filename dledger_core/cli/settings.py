@@ -86,7 +86,7 @@ class ServeSettings(BaseModel):
     )
     init: bool = _setting(
         "Node",
-        "Found the groups once all nodes answer, on the node with the smallest id. 'dledger init' does it too, and "
+        "Bootstrap the groups once all nodes answer, on the node with the smallest id. 'dledger init' does it too, and "
         "nodes on loopback do it without.",
         False,
         metavar="BOOLEAN",

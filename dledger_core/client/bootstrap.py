@@ -147,7 +147,7 @@ def _unreachable(failures: Mapping[NodeId, DLedgerError]) -> DLedgerError:
     )
 
 
-async def look(access: StoreAccess, group: str, *, again: bool = False, ask: bool = False) -> Decision:
+async def probe(access: StoreAccess, group: str, *, again: bool = False, ask: bool = False) -> Decision:
     """Ask all nodes about their stores of a group; return the next action of an init, and change nothing.
 
     Args:
@@ -176,7 +176,7 @@ class Bootstrap:
 
 
 async def bootstrap_group(access: StoreAccess, group: str, *, again: bool = False) -> Bootstrap:
-    """Found a group, continue an incomplete bootstrap, or return the log that exists.
+    """Bootstrap a group, continue an incomplete bootstrap, or return the log that exists.
 
     Raises:
         FoundingRefusedError: the stores do not allow it; the remedy names the command.
@@ -242,7 +242,7 @@ async def bootstrap_groups(
     again: bool = False,
     credentials: Credentials = PLAINTEXT,
 ) -> tuple[Bootstrap, ...]:
-    """Found groups, or all groups that the nodes were started with; raise as ``bootstrap_group``."""
+    """Bootstrap groups, or all groups that the nodes were started with; raise as ``bootstrap_group``."""
     access = StoreAccess(peers, timeout_s, credentials)
     slots = asyncio.Semaphore(_PARALLEL)
 
@@ -269,6 +269,6 @@ async def probe_groups(
     access = StoreAccess(peers, timeout_s, credentials)
     try:
         names = tuple(groups) if groups is not None else await access.groups()
-        return {name: await look(access, name, again=again) for name in names}
+        return {name: await probe(access, name, again=again) for name in names}
     finally:
         await access.close()

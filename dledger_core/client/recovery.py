@@ -1,6 +1,6 @@
 """Recovery of a group whose majority is lost permanently, as a client of all nodes: ask, decide, act.
 
-``dledger_core.lineage`` has the decisions. Nothing is kept between two rounds, so that an interrupted recovery may
+``dledger_core.recovery`` has the decisions. Nothing is kept between two rounds, so that an interrupted recovery may
 be run again, and several may run at once.
 """
 

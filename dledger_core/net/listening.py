@@ -58,7 +58,7 @@ class Server:
         self._foreign = foreign
         self._budget = budget
         self._deadlines = deadlines
-        self._look: asyncio.TimerHandle | None = None
+        self._check: asyncio.TimerHandle | None = None
         self._handler_for = handler_for
         self._listener: asyncio.Server | TlsListener | None = None
         self._fairness = Fairness()
@@ -86,7 +86,7 @@ class Server:
             raise ConfigError(f"cannot listen: {error.strerror or error}", f"{host}:{port}", remedy) from None
         self.port = self._listener.sockets[0].getsockname()[1]
         if self._deadlines is not None:
-            self._look_later(DeadlineWatch(self._deadlines), self._deadlines.interval_s)
+            self._check_later(DeadlineWatch(self._deadlines), self._deadlines.interval_s)
 
     async def _listen(self, host: str, port: int) -> asyncio.Server | TlsListener:
         if self._tls is None:
@@ -95,15 +95,15 @@ class Server:
         await listener.start(host, port, _BACKLOG)
         return listener
 
-    def _look_later(self, watch: DeadlineWatch, interval_s: float) -> None:
+    def _check_later(self, watch: DeadlineWatch, interval_s: float) -> None:
         loop = asyncio.get_running_loop()
 
-        def look() -> None:
+        def check() -> None:
             clients = [connection for connection in self.connections if connection.peer_hello.role == "client"]
-            watch.look(clients, loop.time())
-            self._look = loop.call_later(interval_s, look)
+            watch.check(clients, loop.time())
+            self._check = loop.call_later(interval_s, check)
 
-        self._look = loop.call_later(interval_s, look)
+        self._check = loop.call_later(interval_s, check)
 
     # --- each connection's side -----------------------------------------------------------------------------------
 
@@ -200,8 +200,8 @@ class Server:
 
     async def close(self) -> None:
         """Stop listening, close every connection and wait until all are closed."""
-        if self._look is not None:
-            self._look.cancel()
+        if self._check is not None:
+            self._check.cancel()
         if self._listener is not None:
             self._listener.close()
         open_ones = list(self._all)

@@ -32,7 +32,7 @@ class Configurations:
         last_index: its last entry.
 
     Attributes:
-        in_force: the newest one, committed or not. Every tick looks at it.
+        in_force: the newest one, committed or not. Every tick reads it.
     """
 
     __slots__ = ("_known", "in_force")

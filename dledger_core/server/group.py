@@ -15,8 +15,8 @@ A group whose directory has no bootstrapped store opens nothing: it answers requ
 A quarantine ends with the next start, which verifies the store first. That of a broken invariant does not:
 ``meta/quarantine`` keeps the replica out of its group until ``dledger repair`` has removed it.
 
-One group's trouble is its own, a failed disk too: the other groups of the node continue. The process ends when the last
-group that was left is quarantined, and at the start when a store cannot be opened and no peer can repair it.
+A failure, also of a disk, concerns one group: the other groups of the node continue. The process ends when its last
+group is quarantined, and at the start when a store cannot be opened and no peer can repair it.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from dledger_core.server.replica.replica import Replica
 from dledger_core.server.security.authentication import Authentication
 from dledger_core.server.security.guard import Guard
 from dledger_core.server.security.principals import Principal, Principals
-from dledger_core.server.services.membership import LOOK_S
+from dledger_core.server.services.membership import CHECK_S
 from dledger_core.server.services.port import ForeignPort, PortNode
 from dledger_core.server.services.reads import OpenLogPrefix
 from dledger_core.server.services.role_events import OnRole, RoleCommand
@@ -260,9 +260,9 @@ class NodeServer:
             self._bootstrapper.start()
             self._scrub.start()
             self._every("tick", config.tick_ms / 1000, self._tick)
-            self._every("members", LOOK_S, self._change_members)
+            self._every("members", CHECK_S, self._change_members)
             self._every("checkpoint", limits.checkpoint_s, self._checkpoint)
-            self._every("space", limits.space_s, self.disk_rounds.start_probe)
+            self._every("space", limits.space_s, self.disk_rounds.start_space_check)
             self._every("retention", limits.retention_s, self.disk_rounds.start_retention)
             if self._authentication is not None:
                 self._every("principals", _PRINCIPALS_S, self._authentication.principals.refresh)

@@ -160,8 +160,8 @@ class _Attempt:
     """The writers of one attempt, one per group.
 
     A group has either a writer or a committed transaction, never both: an attempt that found its transaction committed
-    must append nothing more there. A transaction that is committed while the attempt writes fails it: either a duplicate
-    of the task has won, or Spark runs the task again, which then compares all its rows.
+    must append nothing more there. A transaction that is committed while the attempt writes fails it. Either a
+    duplicate of the task has won, or Spark runs the task again, which then compares all its rows.
     """
 
     def __init__(self, options: DLedgerOptions, transaction: TransactionId, *, once: bool) -> None:

@@ -1,4 +1,4 @@
-"""Contract of a client that follows a log: the list of peers is the way in, the log names its members and addresses."""
+"""Contract of a client that follows a log: peers only lead it to the cluster, the log names members and addresses."""
 
 from __future__ import annotations
 

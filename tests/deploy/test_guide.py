@@ -94,7 +94,7 @@ def test_guide_runs_as_printed_on_three_machines(tmp_path: Path) -> None:
         output: dict[str, list[str]] = {}
         for turn in in_turns(steps()):
             output.setdefault(turn.section, []).append(session.run(turn))
-        bootstrapped = output["4. Found the log, once"][0]
+        bootstrapped = output["4. Bootstrap the log, once"][0]
         assert "hello" in bootstrapped
         assert "world" in bootstrapped
         summary = json.loads(output["5. Stream it into a table with Spark"][0].splitlines()[-1])

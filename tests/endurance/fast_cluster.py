@@ -15,7 +15,7 @@ START_S: Final = 120.0
 
 
 class FastCluster(LocalCluster):
-    """Three nodes; a ms as leader counts as ``speed`` ms of log time.
+    """Three nodes; a ms of leadership counts as ``speed`` ms of log time.
 
     Args:
         directory: of the stores and logs.

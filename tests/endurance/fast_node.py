@@ -1,6 +1,6 @@
 """A node whose log time runs faster: ``python -m tests.endurance.fast_node SPEED serve ...``.
 
-Each ms that a leader is as leader counts as SPEED ms of log time. Nothing else is faster: ticks, elections, deadlines
+Each ms that a leader leads counts as SPEED ms of log time. Nothing else is faster: ticks, elections, deadlines
 and append times keep to the clocks.
 """
 

@@ -35,9 +35,9 @@ class FakeConnection:
 def test_connection_without_progress_is_closed_at_its_deadline(connection: FakeConnection, seconds: int) -> None:
     watch, step = DeadlineWatch(DEADLINES), int(DEADLINES.interval_s)
     for now in range(0, seconds, step):
-        watch.look([connection], float(now))
+        watch.check([connection], float(now))
     assert not connection.errors
-    watch.look([connection], float(seconds))
+    watch.check([connection], float(seconds))
     assert len(connection.errors) == 1
 
 
@@ -47,5 +47,5 @@ def test_connection_without_progress_is_closed_at_its_deadline(connection: FakeC
 def test_connection_stays_open_if_this_node_was_stopped(connection: FakeConnection) -> None:
     watch = DeadlineWatch(DEADLINES)
     for now in (0.0, 5.0, 5000.0, 5005.0):
-        watch.look([connection], now)
+        watch.check([connection], now)
     assert not connection.errors

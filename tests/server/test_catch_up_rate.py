@@ -31,22 +31,22 @@ def test_rate_stays_while_no_member_lags() -> None:
     assert leader.run(50) == leader.run(50, 100) == before
 
 
-def test_rate_falls_with_slow_appends_and_rises_with_usual_ones() -> None:
+def test_rate_falls_with_slow_appends_and_rises_with_fast_ones() -> None:
     leader = Leader()
     leader.run(50)
     before = leader.run(1, used=True)
     slow = leader.run(2, 50, used=True)
     assert slow <= before // 4
-    assert leader.run(10, 9, used=True) > 4 * slow, "less than twice the usual time"
+    assert leader.run(10, 9, used=True) > 4 * slow, "less than twice the baseline"
     assert leader.run(100, used=True) == leader.run(1, used=True), "there is a highest rate"
 
 
-def test_usual_latency_is_not_that_of_catching_up() -> None:
+def test_baseline_is_not_latency_while_catching_up() -> None:
     leader = Leader()
     leader.run(50)
     leader.run(30, used=True)
     rates = [leader.run(1, 50, used=True) for _ in range(8)]
-    assert rates == sorted(rates, reverse=True), "slow appends do not become usual above the lowest rate"
+    assert rates == sorted(rates, reverse=True), "slow appends do not raise the baseline above the lowest rate"
     assert rates[-1] < rates[0] / 8
 
 
@@ -75,8 +75,8 @@ def test_rate_rises_while_nothing_is_appended() -> None:
     assert rate.bytes_per_tick > before
 
 
-def test_usual_latency_is_soon_that_of_small_appends_after_large_ones() -> None:
+def test_baseline_falls_soon_with_small_appends_after_large_ones() -> None:
     leader = Leader()
     leader.run(50, 40)
     before = leader.run(5, used=True)
-    assert leader.run(2, 15, used=True) < before, "three times the usual time of a small append"
+    assert leader.run(2, 15, used=True) < before, "three times the time of a small append"

@@ -215,7 +215,7 @@ def test_leader_with_full_disk_offers_leadership_to_each_voter(tmp_path, room, t
             with ThreadPoolExecutor(1) as executor:
                 rounds = DiskRounds(RetentionPolicy(), lambda: [node.replica], executor, lambda _: True)
                 node.files.room = DiskSpace(room, 1 << 30)
-                await rounds.look()
+                await rounds.check_space()
                 while len(asyncio.all_tasks()) > 1:  # until no voter takes leadership
                     await asyncio.sleep(0.001)
                     node.run()

@@ -59,7 +59,7 @@ def fails(error):
 
 async def test_error_in_timer_ends_node(tmp_path, caplog):
     node = NodeServer(config_of(tmp_path, limits=Limits(space_s=0.01)))
-    node.disk_rounds.start_probe = fails(RuntimeError("broken on purpose"))
+    node.disk_rounds.start_space_check = fails(RuntimeError("broken on purpose"))
     await node.start()
     try:
         with pytest.raises(RuntimeError, match="broken on purpose"):

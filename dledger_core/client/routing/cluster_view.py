@@ -1,4 +1,4 @@
-"""A client's view of its group, from three sides: who is there, where to ask now, and how long to wait."""
+"""A client's view of its group: the members, the node to ask next, and the time to wait."""
 
 from __future__ import annotations
 

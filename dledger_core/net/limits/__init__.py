@@ -33,6 +33,6 @@ remoting, HTTP port   connections, requests, time for each; TLS as above        
 bytes between nodes   a slow peer gets no more messages until it receives them        ``server.replica.peers``
 ====================  ==============================================================  =================================
 
-Two rules hold everywhere. What is refused costs less than what is served: a limit is checked before memory is taken.
-A refusal says when to try again, and a request that is alone is served however large it is.
+Two rules hold everywhere. A refusal costs less than a service: a limit is checked before memory is taken. A refusal
+contains the time to wait, and a single request is always admitted when nothing else is charged.
 """

@@ -1,7 +1,7 @@
 """Limits on the connections of clients to a port, in total and per address.
 
-Nodes do not count, so that clients cannot keep them out. Who connects is known after its hello only: until then a few
-more connections than the limits are accepted.
+Nodes do not count, so that clients cannot keep them out. Only a hello shows whether a node or a client has connected:
+until then a few more connections than the limits are accepted.
 """
 
 from __future__ import annotations

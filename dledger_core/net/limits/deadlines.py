@@ -1,7 +1,7 @@
 """Deadlines of a port's connections: none holds memory, or a place, indefinitely without progress.
 
-A look, taken periodically, compares each connection with the look before. So nothing is paid per frame, and a deadline
-is late by one interval at most.
+A periodic check compares each connection with its state at the previous check. So a frame costs nothing, and a
+deadline is late by one interval at most.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Deadlines:
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two checks."""
         return min(self.frame_s, self.unsent_s, self.idle_s) / 6
 
 
 @dataclass(slots=True)
 class _Seen:
-    """A connection at the last look, and since when nothing has changed."""
+    """A connection at the last check, and since when nothing has changed."""
 
     frames: int
     nbytes: int
@@ -48,7 +48,7 @@ class _Seen:
 class DeadlineWatch:
     """Closes the connections of one port that are past a deadline.
 
-    A look that comes late counts as two intervals: this node was stopped, and has not read what came meanwhile.
+    A late check counts as two intervals: this node was stopped, and has not read the bytes that arrived meanwhile.
     """
 
     def __init__(self, deadlines: Deadlines) -> None:
@@ -57,8 +57,8 @@ class DeadlineWatch:
         self._last: float | None = None
         self._watched_s = 0.0
 
-    def look(self, connections: Iterable[Connection], now: float) -> None:
-        """Compare the connections with the last look, and close those past a deadline."""
+    def check(self, connections: Iterable[Connection], now: float) -> None:
+        """Compare the connections with the last check, and close those past a deadline."""
         # A node that was suspended has read nothing meanwhile, so all its clients would seem to be idle
         # (``test_connection_stays_open_if_this_node_was_stopped``).
         since = 0.0 if self._last is None else now - self._last

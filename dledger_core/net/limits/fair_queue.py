@@ -1,4 +1,4 @@
-"""Fair queues: what several sources ask for, taken one at a time from each.
+"""Fair queues: requests of several sources, one at a time from each.
 
 ``Fairness`` shares the event loop's time between the clients of a port: one with much to do does not delay the others
 for long. In each iteration of the loop the frames of a source, a principal or an address, are handled for a limited

@@ -1,4 +1,4 @@
-"""Groups that wait: the node asks the others about their stores, and bootstraps the groups if that is its task."""
+"""Task of a node with waiting groups: ask the other nodes about their stores, and bootstrap the groups if it may."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from dledger_core.bootstrap import Complete, Refusal, Wait, command
-from dledger_core.client.bootstrap import StoreAccess, bootstrap_group, complete, look
+from dledger_core.client.bootstrap import StoreAccess, bootstrap_group, complete, probe
 from dledger_core.errors import DLedgerError, UnreachableError
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.server.bootstrap.store import peers_of
@@ -23,8 +23,8 @@ _PAUSE_S: Final = 0.02
 """First pause of a node that bootstraps: the others have just been started."""
 _PAUSE_GROWTH: Final = 1.25
 _PAUSE_MAX_S: Final = 1.0
-_LOOK_S: Final = 0.5
-_LOOK_MAX_S: Final = 5.0
+_PROBE_S: Final = 0.5
+_PROBE_MAX_S: Final = 5.0
 _PARALLEL: Final = 16
 
 
@@ -53,7 +53,7 @@ class Bootstrapper:
 
     async def _run(self) -> None:
         bootstraps = self._config.bootstraps
-        pause_s, pause_max_s = (_PAUSE_S, _PAUSE_MAX_S) if bootstraps else (_LOOK_S, _LOOK_MAX_S)
+        pause_s, pause_max_s = (_PAUSE_S, _PAUSE_MAX_S) if bootstraps else (_PROBE_S, _PROBE_MAX_S)
         access = StoreAccess(self._config.peers, self._config.limits.peer_connect_s, self._credentials)
         try:
             while waiting := self._waiting():
@@ -72,7 +72,7 @@ class Bootstrapper:
             if self._config.bootstraps:
                 await bootstrap_group(access, group.name)
                 return
-            decision = await look(access, group.name)
+            decision = await probe(access, group.name)
             if isinstance(decision, Complete):
                 await complete(access, group.name, decision)
                 return

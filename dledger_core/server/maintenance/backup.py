@@ -160,7 +160,9 @@ class StoppedStore:
         path, store = str(self._layout.root), self._store
         identity = load_identity(self._files, self._layout)
         if store.meta.log_uuid is None:
-            raise StoreMismatchError("the store has no bootstrapped log", path, "start its node, and found the group")
+            raise StoreMismatchError(
+                "the store has no bootstrapped log", path, "start its node, and bootstrap the group"
+            )
         if identity.log_uuid not in (None, store.meta.log_uuid):
             raise StoreIncompleteError(
                 "a recovery of the store was interrupted", path, "start its node: it completes the recovery"

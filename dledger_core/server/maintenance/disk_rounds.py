@@ -1,4 +1,4 @@
-"""Periodic rounds over a node's stores: look at the free disk space, and trim logs by their retention.
+"""Periodic rounds over a node's stores: check the free disk space, and trim logs by their retention.
 
 A leader whose disk is nearly full hands leadership over, because the other nodes may still have space.
 """
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class DiskRounds:
-    """Periodic rounds over a node's stores: the look at free space, and retention. One round of each kind at a time.
+    """Periodic rounds over a node's stores: checks of free disk space, and retention. One round of each kind at a time.
 
     Args:
         policy: rules of retention.
@@ -52,9 +52,9 @@ class DiskRounds:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._recorded: dict[str, dict[Index, int]] = {}
 
-    def start_probe(self) -> None:
-        """Start a look at free disk space."""
-        self._start("disk space", self.look())
+    def start_space_check(self) -> None:
+        """Start a check of free disk space."""
+        self._start("disk space", self.check_space())
 
     def start_retention(self) -> None:
         """Start a round of retention."""
@@ -81,8 +81,8 @@ class DiskRounds:
 
         self._tasks[name] = asyncio.create_task(guarded(), name=name)
 
-    async def look(self) -> None:
-        """Look at the free space of each log once."""
+    async def check_space(self) -> None:
+        """Check the free disk space of each log once."""
         replicas = self._replicas()
         guards = [replica.space for replica in replicas]
 

@@ -1,6 +1,6 @@
 """Disk-full guard: reject appends before anything is written, and accept them again once space is free.
 
-Bytes that are staged count as written, so that a fast leader does not use up the reserve between two looks at the disk.
+Staged bytes count as written, so that a fast leader does not use up the reserve between two checks of the disk.
 Control entries (a leader's no-op, the end of a transaction) may use the reserve. A follower accepts entries until half
 of the reserve is used, then small messages only, and no entries once an eighth is left. It sends no response to an
 AppendEntries that it does not accept: the leader continues with the others, and probes without sending the entries
@@ -45,7 +45,7 @@ class SpaceGuard:
         self._reserve_bytes = reserve_bytes
         self._limits = limits
         self._neighbours: Sequence[SpaceGuard] = ()
-        self._seen = log.space()  # a small disk may be full before the first look
+        self._seen = log.space()  # a small disk may be full before the first check
         self._full = False
 
     @property
@@ -63,7 +63,7 @@ class SpaceGuard:
 
     @property
     def free_bytes(self) -> int:
-        """Free bytes of the disk at the last look, without those that are staged since; never negative."""
+        """Free bytes of the disk at the last check, without those that are staged since; never negative."""
         return max(self._free_bytes(), 0)
 
     @property
@@ -113,6 +113,6 @@ class SpaceGuard:
         return left
 
     def _unwritten_bytes(self) -> int:
-        """Bytes that were staged since the last look, or were not written then."""
+        """Bytes that were staged since the last check, or were not written then."""
         nbytes = max(0, self._log.staged_end - self._seen[0])
         return nbytes + nbytes * 2 // 3  # worst case: empty bodies, where the index adds two thirds

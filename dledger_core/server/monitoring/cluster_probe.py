@@ -1,7 +1,7 @@
-"""A look at all nodes of a group, as the status page shows it: this node's own replica, and the answers of the others.
+"""A probe of all nodes of a group, for the status page: this node's own replica, and the answers of the others.
 
 The others are asked over one connection per node, METADATA for every group, and the leader for the members: requests
-that any client may send. A node that does not answer in time counts as silent; the look never waits longer.
+that any client may send. A node that does not answer in time counts as silent; the probe never waits longer.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class GroupProbe:
 
 
 class ClusterProbe:
-    """Looks at the groups of a node; lives on its event loop.
+    """Probes the groups of a node; lives on its event loop.
 
     Args:
         node: this node.
@@ -160,13 +160,13 @@ class ClusterProbe:
             with contextlib.suppress(DLedgerError):
                 await channel.close()
 
-    async def look(self, names: list[str]) -> list[GroupProbe]:
+    async def probe(self, names: list[str]) -> list[GroupProbe]:
         """Return the groups with these names, which this node was started with."""
         others = self._node.members.others
         asked = await asyncio.gather(*(self._ask_all(peer, names) for peer in others))
         answers = {peer.node_id: answer for peer, answer in zip(others, asked, strict=True)}
-        looks = [self._group(name, answers) for name in names]
-        return list(await asyncio.gather(*map(self._with_members, looks)))
+        probes = [self._group(name, answers) for name in names]
+        return list(await asyncio.gather(*map(self._with_members, probes)))
 
     # --- the others ------------------------------------------------------------------------------------------
 
@@ -262,14 +262,14 @@ class ClusterProbe:
         tables = () if hosted is None else tuple(hosted.replica.tables.usage(limits))
         return GroupProbe(name=name, nodes=tuple(nodes), tables=tables)
 
-    async def _with_members(self, look: GroupProbe) -> GroupProbe:
-        hosted, leader = self._node.groups[look.name].hosted, look.leader_id
+    async def _with_members(self, probe: GroupProbe) -> GroupProbe:
+        hosted, leader = self._node.groups[probe.name].hosted, probe.leader_id
         with contextlib.suppress(DLedgerError):
             if hosted is not None and hosted.replica.is_leader:
-                return replace(look, members=hosted.membership.report())
-            if (response := await self._members(look.name, leader)) is not None:
-                return replace(look, members=members_of(response), commits=tuple(response.commits or ()))
-        return look
+                return replace(probe, members=hosted.membership.report())
+            if (response := await self._members(probe.name, leader)) is not None:
+                return replace(probe, members=members_of(response), commits=tuple(response.commits or ()))
+        return probe
 
     async def _members(self, group: str, leader: str | None) -> messages.MemberResponse | None:
         peer = next((peer for peer in self._node.members.others if peer.node_id == leader), None)

@@ -28,7 +28,7 @@ class StatusReport:
 
     Args:
         node: the node.
-        cluster: looks at the other nodes.
+        cluster: probes the other nodes.
         history: the last 15 minutes of this node.
         events: its recent events.
         version: of this package.
@@ -46,13 +46,13 @@ class StatusReport:
 
     async def report(self, groups: Sequence[str]) -> dict[str, Any]:
         """Return the report about these groups."""
-        looks = await self._cluster.look(list(groups))
-        groups_seen = [look.health() for look in looks]
+        probes = await self._cluster.probe(list(groups))
+        groups_seen = [probe.health() for probe in probes]
         reasons = [reason for each in groups_seen for reason in reasons_of(each, self._node.repairs.damaged(each.name))]
         verdict = verdict_of(groups_seen, reasons)
         shown = []
-        for look in looks:
-            shown.append(self._group(look))
+        for probe in probes:
+            shown.append(self._group(probe))
             await asyncio.sleep(0)
         config = self._node.config
         return {
@@ -71,7 +71,7 @@ class StatusReport:
             },
             "groups": shown,
             "interval_s": self._history.interval_s,
-            "history": self._history.series(groups, {look.name: look.commits for look in looks}),
+            "history": self._history.series(groups, {probe.name: probe.commits for probe in probes}),
             "events": [self._event(event) for event in self._events.newest(frozenset(groups))],
         }
 
@@ -80,26 +80,26 @@ class StatusReport:
         found["time"] = datetime.fromtimestamp(found.pop("time_s"), UTC).isoformat(timespec="milliseconds")
         return found
 
-    def _group(self, look: GroupProbe) -> dict[str, Any]:
-        hosted = self._node.groups[look.name].hosted
-        health = look.health()
-        best = max((node.commit_index for node in look.nodes if node.commit_index is not None), default=None)
+    def _group(self, probe: GroupProbe) -> dict[str, Any]:
+        hosted = self._node.groups[probe.name].hosted
+        health = probe.health()
+        best = max((node.commit_index for node in probe.nodes if node.commit_index is not None), default=None)
         found = {
-            "name": look.name,
-            "leader": look.leader_id,
-            "term": max((node.term for node in look.nodes if node.term is not None), default=None),
+            "name": probe.name,
+            "leader": probe.leader_id,
+            "term": max((node.term for node in probe.nodes if node.term is not None), default=None),
             "commit_index": best,
             "survives": health.failures_survived,
             "voters": health.voters,
             "acknowledging": list(health.acknowledging()),
-            "change_pending": look.members is not None and look.members.is_change_pending,
-            "nodes": [self._node_of(node, look, best) for node in look.nodes],
-            "tables": [{"table": table, "rows": rows, "limit": limit} for table, rows, limit in look.tables],
+            "change_pending": probe.members is not None and probe.members.is_change_pending,
+            "nodes": [self._node_of(node, probe, best) for node in probe.nodes],
+            "tables": [{"table": table, "rows": rows, "limit": limit} for table, rows, limit in probe.tables],
         }
         return found | (self._here(hosted) if hosted is not None else {"here": None})
 
-    def _node_of(self, node: NodeProbe, look: GroupProbe, best: int | None) -> dict[str, Any]:
-        members = () if look.members is None else look.members.members
+    def _node_of(self, node: NodeProbe, probe: GroupProbe, best: int | None) -> dict[str, Any]:
+        members = () if probe.members is None else probe.members.members
         member = next((each for each in members if each.node_id == node.node_id), None)
         behind = None if best is None or node.commit_index is None else best - node.commit_index
         contact_s = 0.0 if node.answers else self._history.contact_s(node.node_id)
@@ -107,7 +107,7 @@ class StatusReport:
         return found | {
             "node_id": str(node.node_id),
             "member": None if member is None else member.role,
-            "is_removed": member is None and look.members is not None and node.role != "waiting",
+            "is_removed": member is None and probe.members is not None and node.role != "waiting",
             "is_stalled": member is not None and STALLED in member.conditions,
             "lag_entries": behind if member is None or node.answers else member.lag_entries,
             "lag_bytes": None if member is None else member.lag_bytes,

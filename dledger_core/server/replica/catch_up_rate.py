@@ -1,8 +1,8 @@
 """The rate at which a leader reads its files for members that lag: as fast as the latency of its appends allows.
 
-The rate rises by a quarter while the slowest append of a window takes at most twice the usual time, and is halved
-otherwise, as in congestion control. Usual is what appends take while no member lags, or at the lowest rate. The lowest
-rate is above the rate of appends, so that a member catches up in any case.
+The rate rises by a quarter while the slowest append of a window takes at most twice the baseline, and is halved
+otherwise, as in congestion control. The baseline is the append latency measured while no member lags, or at the lowest
+rate. The lowest rate is above the rate of appends, so that a member catches up in any case.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _WINDOW_TICKS: Final = 10
 _START_BYTES: Final = 512 << 10
 _LOWEST_BYTES: Final = 64 << 10
 _HIGHEST_BYTES: Final = 16 << 20
-_USUAL_MS: Final = 10.0
+_BASELINE_MS: Final = 10.0
 _SLOWER: Final = 2.0
 _RISE: Final = 0.1
 _FALL: Final = 0.5
-"""Weights of a slower and of a faster window in the usual latency.
+"""Weights of a slower and of a faster window in the baseline.
 
-It falls fast: large appends, for which a window takes long, may have gone before the small ones of now.
+It falls fast: small appends may follow large ones, which take long.
 """
 
 
@@ -40,7 +40,7 @@ class CatchUpRate:
         self._end = end
         self._in_flight: deque[tuple[Index, int]] = deque()
         self._worst_ms = -1
-        self._usual_ms = _USUAL_MS
+        self._baseline_ms = _BASELINE_MS
         self._ticks = 0
         self._appended_to = 0
         self._is_catching_up = False
@@ -76,15 +76,15 @@ class CatchUpRate:
         self._ticks, self._worst_ms, self._appended_to, self._is_catching_up = 0, -1, end, False
 
     def _adapt(self, worst_ms: int) -> None:
-        # Clients notice the slowest append, not the mean (test_rate_falls_with_slow_appends_and_rises_with_usual_ones).
-        is_slow = worst_ms > _SLOWER * self._usual_ms
-        # Not while catching up slows appends: the slow ones would become usual, and the rate would rise with the damage
-        # that it does (test_usual_latency_is_not_that_of_catching_up).
+        # Clients notice the slowest append, not the mean (test_rate_falls_with_slow_appends_and_rises_with_fast_ones).
+        is_slow = worst_ms > _SLOWER * self._baseline_ms
+        # Not while catching up slows appends: they would raise the baseline, and the rate would rise with the damage
+        # that it does (test_baseline_is_not_latency_while_catching_up).
         if worst_ms >= 0 and (
-            not self._is_catching_up or worst_ms < self._usual_ms or self.bytes_per_tick <= self._lowest
+            not self._is_catching_up or worst_ms < self._baseline_ms or self.bytes_per_tick <= self._lowest
         ):
-            self._usual_ms += (_RISE if worst_ms > self._usual_ms else _FALL) * (worst_ms - self._usual_ms)
-        # Unused, the rate proves nothing (test_rate_stays_while_no_member_lags).
+            self._baseline_ms += (_RISE if worst_ms > self._baseline_ms else _FALL) * (worst_ms - self._baseline_ms)
+        # An unused rate shows no effect on appends (test_rate_stays_while_no_member_lags).
         if self._is_catching_up:
             rate = self.bytes_per_tick // 2 if is_slow else self.bytes_per_tick * 5 // 4
             self.bytes_per_tick = min(max(rate, self._lowest), _HIGHEST_BYTES)

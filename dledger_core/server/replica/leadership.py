@@ -1,4 +1,4 @@
-"""A replica's leadership: append times, log time and the rate of catching up; who leads; handing leadership over."""
+"""A replica's leadership: append times, log time, the catch-up rate, and the transfer of leadership."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dledger_core.server.replica.log_time import LogTime
 from dledger_core.server.replica.preferred_leaders import PreferredLeaders
 from dledger_core.server.replica.ready_loop import ReadyLoop
 
-_HAND_OVER_LOOK_S: Final = 0.02
+_HAND_OVER_CHECK_S: Final = 0.02
 """Interval at which a leader that hands over checks that its successor is connected."""
 
 _LOG = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Leadership:
             while loop.is_leader and self._raft.transferee == target and is_connected(node_of(target)):
                 if (left := deadline - now()) <= 0:
                     return
-                await loop.changes.wait(min(left, _HAND_OVER_LOOK_S))
+                await loop.changes.wait(min(left, _HAND_OVER_CHECK_S))
             # Each voter in turn: the best one may have a full disk and refuse
             # (test_leader_with_full_disk_offers_leadership_to_each_voter).
             if not loop.is_leader:

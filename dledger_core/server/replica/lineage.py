@@ -62,7 +62,7 @@ class Lineage:
         )
 
     def refusal(self, link: AncestorLog, theirs: StoreClaim) -> LogContinuedError:
-        """Return the refusal of a store whose log this one continues; contest it if this log lacks its committed entry.
+        """Return the refusal of a store of an ancestor; declare a fork if this log lacks its committed entry.
 
         The refusal names the store's reaction, for the end that it showed. A node of 0.2.0 reacts to the chain, by
         indexes alone, and would stop a majority with committed entries of another term: it gets the chain only if its

@@ -1,8 +1,8 @@
 """Log time: how long a group had a leader, in ms. Everything that expires does so by it, and never by a wall clock.
 
-A leader counts the time that its process runs while it is as leader. Its control entries and heartbeats carry the
-count, and each node continues from the highest one that it has received. Time without a leader, in suspend or in a
-stall does not count, so log time is never ahead of the time since the log was bootstrapped.
+A leader counts the time that its process runs while it leads. Its control entries and heartbeats carry the count, and
+each node continues from the highest one that it has received. Time without a leader, in suspend or in a stall does not
+count, so log time is never ahead of the time since the log was bootstrapped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LogTime:
 
     @property
     def now_ms(self) -> int:
-        """The newest log time that is known here; as leader it advances, up to the highest that an entry may hold."""
+        """The newest log time known here; on the leader it advances, up to the highest that an entry may hold."""
         counted_ms = 0 if self._since_ms is None else self._running_ms() - self._since_ms
         # A heartbeat with the highest time must not stop a later leader whose entries could not hold more
         # (test_highest_log_time_of_a_heartbeat_stops_no_later_leader).

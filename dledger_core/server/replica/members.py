@@ -1,7 +1,8 @@
 """The nodes to connect to, and the members of each group's log with their newest addresses.
 
-The peers string only says where to look first. The members of a group are in its log: ``set_configuration`` takes each
-configuration that comes into force. A list that names other nodes than the log is reported and changes nothing.
+The configured peers are only used to find the cluster. The members of a group are in its log: ``set_configuration``
+takes each configuration that comes into force. If a list names other nodes than the log, that is reported and changes
+nothing.
 """
 
 from __future__ import annotations

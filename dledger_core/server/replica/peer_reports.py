@@ -37,7 +37,7 @@ class PeerReports:
 
         Args:
             needed: the floor that the other node names: that of a leader at the end of its term, or one without an
-                index. PeerWatermarks entries may be lost then, of any term up to the present one. None is such a floor
+                index. Acknowledged entries may be lost then, of any term up to the present one. None is such a floor
                 too: version 0.2.0 names none.
         """
         before, term = self._raft.floor, self._raft.status().term

@@ -1,9 +1,9 @@
 """Links to the other nodes: one connection per pair, whatever the number of groups, and the groups attached to it.
 
-Both sides dial, and again after a loss, the node with the larger id a little later; of two connections of the same two
-processes the one that the smaller id dialed stays. The heartbeats of all groups to one node that arise in one iteration
-of the loop travel in one frame. Both sides send at least empty frames, and a link without received bytes is closed and
-connected again: TCP alone takes minutes to detect a lost peer.
+Both sides dial, at first and after a lost connection; the node with the larger id waits a little longer. If two
+processes have two connections, the one that the smaller id dialed stays. One frame carries the heartbeats of all groups
+to a node from one iteration of the event loop. Both sides send at least empty frames, and a link without received bytes
+is closed and connected again: TCP alone takes minutes to detect a lost peer.
 
 Entries travel in pieces that heartbeats overtake, but the network may still have a queue in which heartbeats wait.
 While bytes arrive and heartbeats are late, this node does not campaign against a leader at the other end, and reports

@@ -1,7 +1,7 @@
 """The Ready loop of one replica: input goes to the core, and its Readys to network, disk, tables and services.
 
 An iteration runs after all input of one iteration of the event loop, so that everything that arrived meanwhile shares
-one message per member and one sync. The first error ends the loop: a replica whose state may be wrong says no more.
+one message per member and one sync. The first error ends the loop: a replica whose state may be wrong sends nothing.
 """
 
 from __future__ import annotations

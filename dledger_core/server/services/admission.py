@@ -1,4 +1,4 @@
-"""The leader's side of an admission: find the node that waits, and make its store a store of the log.
+"""The leader's side of an admission: find the waiting node, and make its store a store of the log.
 
 A node without a store waits under its node id, and nothing proves that it is the one that was meant: another machine
 may have been started with the same id. So all addresses that are known for the node are asked first, and nothing is
@@ -91,13 +91,13 @@ class Admissions:
     async def _waiting(self, node: NodeId, addresses: Iterable[str]) -> list[_Waiting]:
         """Return the answers of the node at these addresses; raise if they come from two nodes."""
         peers = [parse_peer(f"{node}-{address}") for address in addresses]
-        found = [each for each in await asyncio.gather(*map(self._look, peers)) if each is not None]
+        found = [each for each in await asyncio.gather(*map(self._probe, peers)) if each is not None]
         if len({each.node_uuid for each in found}) > 1:
             places = " and ".join(each.peer.address for each in found)
             raise _refused("two-stores-wait", f"two nodes answer as {node}: at {places}", "stop the wrong one")
         return found
 
-    async def _look(self, peer: Peer) -> _Waiting | None:
+    async def _probe(self, peer: Peer) -> _Waiting | None:
         """Return a node's answer; None if it does not answer, has another id or another log of this group."""
         header = messages.FOUND.encode(messages.FoundRequest(operation="look"), g=self._replica.group)
         try:

@@ -42,7 +42,7 @@ from dledger_core.server.replica.replica import Replica
 Admit = Callable[[NodeId, str | None, Configuration], Awaitable[tuple[str, str]]]
 """Makes the store of a waiting node a store of the log; returns its uuid and the node's address (``Admissions``)."""
 
-LOOK_S: Final = 0.2
+CHECK_S: Final = 0.2
 """Interval at which a node checks whether a step is due."""
 _COMMIT_S: Final = 5.0
 """Wait for the commit of a change."""
@@ -362,7 +362,7 @@ class Membership:
             self._addresses[node] = address
 
     def take_next_step(self) -> None:
-        """Take the next step, if this node leads and a step is due; called each ``LOOK_S``."""
+        """Take the next step, if this node leads and a step is due; called each ``CHECK_S``."""
         replica = self._replica
         if not replica.is_leader:
             return
@@ -407,7 +407,7 @@ class Membership:
         try:
             await self._run(_command_of(step), LEADER, _given(step))
         except (MemberChangeRefusedError, TransferringError):
-            await asyncio.sleep(_SETTLE_S)  # it is due again at a later look
+            await asyncio.sleep(_SETTLE_S)  # it is due again at a later check
         except DLedgerError:
             pass  # recorded; a later leader continues
 

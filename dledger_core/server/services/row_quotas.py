@@ -21,8 +21,8 @@ from dledger_core.storage.tables.tables import LogTables
 
 Row = TypeVar("Row", bound=Hashable)
 
-_LOOKED_AT: Final = 1000
-"""Rows that a principal at its limit looks at per request, so that refusing many requests stays cheap."""
+_CHECKED_MAX: Final = 1000
+"""Rows that are checked per request of a principal at its limit, so that refusing many requests stays cheap."""
 
 
 class RowQuota(Generic[Row]):
@@ -78,8 +78,8 @@ class RowQuota(Generic[Row]):
         return partial(_settle, rows, row)
 
     def _forget_absent(self, rows: dict[Row, int], table: Container[Row]) -> None:
-        """Look at the rows that were not looked at for longest, and forget those that the table has no longer."""
-        for row in list(islice(rows, _LOOKED_AT)):
+        """Check the rows that were not checked for longest, and forget those that the table has no longer."""
+        for row in list(islice(rows, _CHECKED_MAX)):
             in_progress = rows.pop(row)
             if in_progress or row in table:
                 rows[row] = in_progress

@@ -23,7 +23,7 @@ from dledger_core.tracing import AppendSpan
 
 _LOG = logging.getLogger(__name__)
 
-_RUNS_LOOKED_AT: Final = 1000
+_RUNS_SEARCHED: Final = 1000
 """Streams, the most recently active first, among which an abort without a query id looks for its run."""
 
 
@@ -273,7 +273,7 @@ class Transactions:
         if not found:
             found = {
                 TransactionId(query_id, batch_id, query.run_id)
-                for query_id, query in islice(self.table.queries.streams(), _RUNS_LOOKED_AT)
+                for query_id, query in islice(self.table.queries.streams(), _RUNS_SEARCHED)
                 if query.run_id.startswith(run_id) and query.newest <= batch_id
             }
         return found.pop() if len(found) == 1 else None

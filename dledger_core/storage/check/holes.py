@@ -1,9 +1,9 @@
-"""The holes of a closed store, for a group whose majority is lost: what the log has behind damage must not be cut off.
+"""The holes of a closed store, for a group whose majority is lost: records after damage must not be truncated.
 
-A *hole* is damage below the end of the log: entries without a good record, with good ones or durable ones behind them.
+A *hole* is damage below the end of the log: entries without a good record, with good ones or durable ones after them.
 Bad records after the last good and the last durable entry are a torn tail, and no hole.
 
-Survivors fill each other's holes. No leader tells them which entries are right, so a record must be the same entry as
+Survivors fill each other's holes. No leader decides which entries are right, so a record must be the same entry as
 the lost one: the next good record here is, by index and term, the filler's too, and then all entries before it are
 equal (the log matching property); or the entry's own index row has the record's term, place and size; or the filler
 knows that the entry is committed.

@@ -130,7 +130,7 @@ class Files(Protocol):
 T = TypeVar("T")
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 _DESCRIPTOR_WAIT_S: Final = 60.0
-_DESCRIPTOR_LOOK_S: Final = 0.02
+_DESCRIPTOR_CHECK_S: Final = 0.02
 
 
 def is_out_of_descriptors(error: OSError) -> bool:
@@ -150,7 +150,7 @@ def with_descriptor(open_file: Callable[[], T]) -> T:
         except OSError as error:
             if not is_out_of_descriptors(error) or time.monotonic() >= deadline:
                 raise
-        time.sleep(_DESCRIPTOR_LOOK_S)
+        time.sleep(_DESCRIPTOR_CHECK_S)
 
 
 class OsFile:

@@ -1,4 +1,4 @@
-"""``meta/identity``: the store uuid, the bootstrap record and what was retired; two copies (``ab_file``).
+"""``meta/identity``: the store uuid, the bootstrap record and the retired ones, an A/B file.
 
 A replica opens only after this file names it a member of a log (``StoreIdentity.is_member``). The other files of a
 bootstrapped store are made before the mark that the record is complete: ``meta/log.json`` with the identity of the log

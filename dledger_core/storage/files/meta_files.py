@@ -1,7 +1,7 @@
 """The small files of a store: hard state, checkpoint and the two markers. Each is replaced atomically and durably.
 
 A file in ``meta/`` is a JSON map with a CRC (``file_system.write_checked``), like the store's identity in
-``layout``. Hard state and checkpoint have two copies (``ab_file``). ``currterm`` repeats the hard state in DLedger's
+``layout``. Hard state and checkpoint are A/B files (``ab_file``). ``currterm`` repeats the hard state in DLedger's
 own text form, so that Java can read it.
 """
 

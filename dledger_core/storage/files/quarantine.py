@@ -1,6 +1,6 @@
 """``meta/quarantine``: a broken invariant was found in this replica. Only ``dledger repair`` removes the file.
 
-What made the invariant break may be in the files or in memory, and a restart shows neither. So the replica does
+The cause may be in the files or in memory, and a restart shows neither. So the replica does
 not participate in its group, and does not vote, until an operator has had its store verified.
 """
 

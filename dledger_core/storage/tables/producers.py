@@ -4,7 +4,7 @@ A pure function of the log's control entries, so every replica, and every restar
 arrives at the same table. A repeated append returns its first result, and an append that would break the sequence
 is rejected.
 
-A producer leaves the table by log time, or because an operator removes it; never because there are others. The leader
+A producer leaves the table by log time, or because an operator removes it; never because new ones arrive. The leader
 rejects a new one while the table is full (``check_room``). An id that its client declares as used once expires sooner,
 and such ids fill at most half of the table, so that they cannot keep others out.
 

@@ -1,6 +1,6 @@
 """Queries that wrote: their runs and their newest transactions. One stored row per query.
 
-Queries expire by log time, never because others come: a full table rejects the newcomer instead.
+Queries expire by log time, never because new ones arrive: a full table rejects the new one instead.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class AppendClock:
-    """Append time of new entries: as leader the wall clock when it began, plus monotonic time since.
+    """Append time of new entries: the wall clock at the start of a leadership, plus monotonic time since.
 
     So a wall clock that jumps while this node leads changes nothing. Times of entries never decrease either way, see
     ``Staging.place``.
@@ -26,7 +26,7 @@ class AppendClock:
         return self._wall_ms() if self._ahead_ms is None else self._ahead_ms + self._monotonic_ms()
 
     def lead(self) -> None:
-        """Start an leadership."""
+        """Reset for a new leadership."""
         # One sample of the wall clock for a whole leadership: a second one would follow a jump
         # (test_append_time_follows_no_jump_of_a_leaders_clock).
         if self._ahead_ms is None:

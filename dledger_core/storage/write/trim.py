@@ -1,4 +1,4 @@
-"""The start of a log moves: its first segments are trimmed, or a follower restarts at its leader's first index.
+"""Move the start of a log: trim its first segments, or restart a follower at its leader's first index.
 
 ``meta/log.json`` decides, and is replaced atomically. Before that, the stored tables durably contain the state of the
 entries to delete; only afterwards are files removed. The next start completes a change that a crash interrupted, so a

@@ -1,4 +1,4 @@
-"""A request that a client has sent, and what all of them share on a node."""
+"""A client's request on a node, and the state that all requests share."""
 
 from __future__ import annotations
 

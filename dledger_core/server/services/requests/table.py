@@ -1,4 +1,4 @@
-"""The requests that a node serves: a row has all that is declared about one.
+"""The table of requests that a node serves: one row declares everything about one request.
 
 What a client sends and gets is declared in ``net/messages.py``, and its call in ``client/protocol.py``. A request
 without a row is refused, and a row without one of its columns is a type error.
