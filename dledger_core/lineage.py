@@ -301,7 +301,7 @@ _STORED_NAMES: Final = {"retired": "given_up", "recovery": "continuation"}
 def stored_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of a state by their names in files and messages: the ``dict_factory`` of ``asdict``.
 
-    Releases since 0.2.0 read and write these names (test_identity_in_files_and_answers_has_the_names_that_0_2_0_reads).
+    Releases since 0.2.0 read and write these names (test_identities_and_answers_have_the_field_names_that_0_2_0_reads).
     """
     return {_STORED_NAMES.get(name, name): value for name, value in pairs}
 

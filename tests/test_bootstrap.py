@@ -154,7 +154,7 @@ def test_init_next_to_a_bootstrapped_log_names_replacement_or_recovery() -> None
     assert "recover --lost n1,n2" in two_lost.remedy
 
 
-def test_incomplete_record_next_to_two_empty_nodes_founds_nothing() -> None:
+def test_incomplete_record_next_to_two_empty_nodes_bootstraps_nothing() -> None:
     """The two may have completed it, and committed entries, before their disks were lost."""
     left, wiped = holding("n2"), [answer("n0", StoreIdentity(store="new")), answer("n1", StoreIdentity(store="newer"))]
     assert isinstance(decided(*wiped, left), Refusal)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pytest
 
 from dledger_core import recovery
-from dledger_core.bootstrap import StoreIdentity
+from dledger_core.bootstrap import LogConstants, RetiredRecord, StoreAnswer, StoreIdentity
 from dledger_core.errors import RecoveryRefusedError
 from dledger_core.ids import NodeId
 from dledger_core.lineage import (
@@ -139,7 +139,25 @@ def test_state_that_a_store_keeps_has_the_fields_that_0_2_0_reads() -> None:
     )
 
 
-def test_recovery_lets_all_survivors_give_up_before_one_of_them_gets_record() -> None:
+def test_identities_and_answers_have_the_field_names_that_0_2_0_reads() -> None:
+    survivor = after_retiring(answer("n1"))
+    identity = StoreIdentity(store="s", retired=(RetiredRecord("r", True, 2),), recovery=survivor.state)
+    asked = StoreAnswer(
+        node_id=NODES[1],
+        peers=(),
+        identity=identity,
+        constants=LogConstants(profile="B", data_segment_bytes=1 << 20, index_segment_bytes=20 << 12),
+    )
+    state = survivor.to_fields()["state"]
+    assert set(state) == {"given_up", "record", "is_complete"}
+    for fields in (identity.to_fields(), asked.to_fields()["identity"]):
+        assert set(fields) == {"store", "record", "is_complete", "given_up", "admission", "continuation"}
+        assert set(fields["continuation"]) == set(state)
+    assert SurvivorAnswer.from_fields(survivor.to_fields()) == survivor
+    assert StoreAnswer.from_fields(asked.to_fields()) == asked
+
+
+def test_recovery_lets_all_survivors_retire_log_before_one_of_them_gets_record() -> None:
     five = tuple(KnownMember(node, f"store of {node}", f"host:{node}", True) for node in NODES)
     ends = {"n3": end(3, 12, 4), "n4": end(4, 7, 6)}
     live = [answer(node, members=five, end=ends[node]) for node in ends]
@@ -216,7 +234,7 @@ def test_recovery_waits_for_every_member_that_is_not_named_lost() -> None:
     assert decided("n0,n1", answer("n2", members=four)) == Unanswered((NODES[3],))
 
 
-def test_lost_node_that_returns_after_others_gave_up_can_be_a_survivor() -> None:
+def test_lost_node_that_returns_after_others_retired_log_can_be_a_survivor() -> None:
     survivor, returned = after_retiring(answer("n2")), answer("n0")
     assert isinstance(decided("n0,n1", survivor, returned), Refused)
     assert decided("n1", survivor, returned) == RetireLog("old", (NODES[0],)), "n0 alone has no majority"
@@ -251,7 +269,7 @@ def test_second_recovery_replaces_record_only_if_a_survivor_of_it_was_lost() -> 
         taken(taken(holding[0].state, NODES[3], again.record), NODES[3], three.record)
 
 
-def test_store_takes_only_record_of_the_log_that_it_gave_up() -> None:
+def test_store_takes_only_record_of_the_log_that_it_retired() -> None:
     action = decided("n0,n1", after_retiring(answer("n2")))
     assert isinstance(action, TakeRecord)
     with pytest.raises(RecoveryRefusedError):
@@ -587,7 +605,7 @@ def test_log_starts_above_highest_term_of_its_survivors() -> None:
     assert (action.record.voter.node_id, action.record.term) == ("n1", 11)
 
 
-def test_reader_follows_chain_only_up_to_the_point_of_continuation() -> None:
+def test_reader_follows_ancestors_only_up_to_the_end_of_the_link() -> None:
     assert follows(CHAIN, "old", 9)
     assert follows(CHAIN, "older", 3)
     assert not follows(CHAIN, "old", 10)

@@ -40,7 +40,7 @@ def survivor(node: str, *holes: Hole, last_index: int = 9) -> SurvivorAnswer:
     return after_retiring(answer(node, members=FIVE, end=end(3, last_index, 5), holes=holes))
 
 
-def test_holes_are_filled_after_all_gave_up_and_before_a_record() -> None:
+def test_holes_are_filled_after_all_retired_their_log_and_before_a_record() -> None:
     live = answer("n1", members=FIVE, holes=(Hole(4, 5),))
     assert decided(live, answer("n2", members=FIVE)) == RetireLog("old", (N1, N2))
     one, two = survivor("n1", Hole(4, 5)), survivor("n2", Hole(7, 9))

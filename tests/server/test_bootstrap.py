@@ -160,7 +160,7 @@ def incomplete_on_n2() -> Stores:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_store_without_complete_mark_and_two_lost_disks_found_nothing(again: bool) -> None:
+def test_store_without_complete_mark_and_two_lost_disks_bootstrap_nothing(again: bool) -> None:
     """n0 and n1 may have committed entries before their disks were lost."""
     stores = incomplete_on_n2()
     stores.lose(NodeId("n0"))
@@ -227,7 +227,7 @@ def waiting_reason(node: Any) -> str:
     return ""
 
 
-def test_two_empty_nodes_next_to_full_one_found_nothing_and_it_serves_reads(tmp_path: Path) -> None:
+def test_two_empty_nodes_next_to_full_one_bootstrap_nothing_and_it_serves_reads(tmp_path: Path) -> None:
     """The old code: the two elected each other, made another log, and refused the only good copy."""
 
     async def test() -> None:

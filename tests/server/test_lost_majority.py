@@ -99,7 +99,7 @@ def state(group: ServerGroup, node_id: str) -> GroupState:
     return group.nodes[node_id].groups["default"].state
 
 
-def test_two_wiped_disks_found_nothing_and_recover_keeps_all_entries_of_survivor(tmp_path: Path) -> None:
+def test_two_wiped_disks_bootstrap_nothing_and_recover_keeps_entries_of_survivor(tmp_path: Path) -> None:
     async def work() -> None:
         async with ServerGroup(tmp_path) as group, client_of(group) as client:
             await group.leader()
@@ -474,7 +474,7 @@ def test_store_of_old_log_without_more_entries_is_set_aside(tmp_path: Path, veri
     run(work())
 
 
-def test_give_up_whose_client_disconnects_is_finished(tmp_path: Path) -> None:
+def test_retirement_whose_client_disconnects_is_finished(tmp_path: Path) -> None:
     """A node cancels the requests of a lost connection: the group must not stay closed and not retired."""
 
     async def work() -> None:
@@ -519,7 +519,7 @@ def test_lost_node_that_returns_in_the_middle_becomes_survivor(tmp_path: Path, m
     run(work())
 
 
-def test_store_that_follows_a_leader_does_not_give_its_log_up(tmp_path: Path) -> None:
+def test_store_that_follows_a_leader_does_not_retire_its_log(tmp_path: Path) -> None:
     """Whatever the command believes: it may have asked before the leader was elected."""
 
     async def work() -> None:

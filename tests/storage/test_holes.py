@@ -168,7 +168,7 @@ def test_cut_interrupted_anywhere_is_continued_and_keeps_all_bytes() -> None:
 
 
 def with_tables(store: Sample, *, trimmed: bool) -> Sample:
-    """Store tables that include an entry behind the hole."""
+    """Store tables that include an entry after the hole."""
     log = store.open()
     tables = log.load_tables()
     for index, name in ((0, "kept"), (HOLE + 14, "lost")):

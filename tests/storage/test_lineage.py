@@ -139,7 +139,7 @@ def test_store_continues_after_crash_at_any_operation(record: RecoveryRecord, ke
         check_continued(files, advance(files, record), record)
 
 
-def test_store_that_gave_up_is_no_member_until_record_is_complete() -> None:
+def test_store_that_retired_its_log_is_no_member_until_record_is_complete() -> None:
     found = StoreIdentity(store="s0", recovery=retired(None, "old", "s0", END))
     assert (found.is_member, found.log_uuid) == (False, None)
     held = replace(found, recovery=taken(found.recovery, ME, ALONE))
