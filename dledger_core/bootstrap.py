@@ -406,7 +406,7 @@ class StoreAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Exists:
     """All stores belong to one log: nothing to do.
 
     Attributes:
@@ -454,7 +454,7 @@ class Refusal:
     remedy: str
 
 
-Decision: TypeAlias = Found | Take | Complete | Retire | Wait | Refusal
+Decision: TypeAlias = Exists | Take | Complete | Retire | Wait | Refusal
 
 
 def decide(
@@ -591,7 +591,7 @@ def _with_members(group: str, peers: Peers, answers: Mapping[NodeId, StoreAnswer
         what, words = _lost(log_uuid, record, answers, sorted(left))
         return Refusal(what, f"run {command(words, group, peers)}")
     missing = tuple(node for node, _ in peers if node not in answers)
-    return Wait(missing) if missing else Found(log_uuid)
+    return Wait(missing) if missing else Exists(log_uuid)
 
 
 def _lost(

@@ -13,7 +13,7 @@ from dledger_core.bootstrap import (
     BootstrapRecord,
     Complete,
     Decision,
-    Found,
+    Exists,
     LogConstants,
     Refusal,
     Retire,
@@ -108,7 +108,7 @@ def test_init_continues_record_and_completes_it_once_all_stores_hold_it() -> Non
     assert decided(*map(holding, NODES)) == Complete(record(), NODES)
     done = holding("n2", complete=True)
     assert decided(holding("n0"), holding("n1"), done) == Complete(record(), (NodeId("n0"), NodeId("n1")))
-    assert decided(*(holding(node, complete=True) for node in NODES)) == Found("log")
+    assert decided(*(holding(node, complete=True) for node in NODES)) == Exists("log")
 
 
 def test_init_refuses_other_list_other_node_and_other_settings() -> None:

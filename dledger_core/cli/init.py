@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from dledger_core.bootstrap import Complete, Decision, Found, Refusal, Retire, Take
+from dledger_core.bootstrap import Complete, Decision, Exists, Refusal, Retire, Take
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Access, access_options, format_option, peers_option, split_groups, timeout_option
 from dledger_core.cli.output import Format, say, show_rows
@@ -60,7 +60,7 @@ def init(
     if dry_run:
         found = asyncio.run(probe_groups(parsed, names, timeout, again=again, credentials=access.credentials()))
         show_rows([{"group": group, "action": _text(decision)} for group, decision in found.items()], output, "groups")
-        return EXIT_OK if all(isinstance(decision, Found) for decision in found.values()) else EXIT_FINDING
+        return EXIT_OK if all(isinstance(decision, Exists) for decision in found.values()) else EXIT_FINDING
     done = asyncio.run(bootstrap_groups(parsed, names, timeout, again=again, credentials=access.credentials()))
     show_rows([dataclasses.asdict(bootstrap) for bootstrap in done], output, "groups")
     if not any(bootstrap.is_new for bootstrap in done):
@@ -69,7 +69,7 @@ def init(
 
 
 def _text(decision: Decision) -> str:
-    if isinstance(decision, Found):
+    if isinstance(decision, Exists):
         return "none, the group exists"
     if isinstance(decision, Take):
         return f"bootstrap on {', '.join(decision.nodes)}"

@@ -43,7 +43,7 @@ from dledger_core.rocketmq import (
 )
 from dledger_core.rocketmq.inspection import (
     LAST_SCHEMA,
-    Inspection,
+    LogInspection,
     end_problems,
     inspect_directory,
     inspect_log,
@@ -78,7 +78,7 @@ class View:
     """
 
     facts: dict[str, Any]
-    inspection: Inspection | None = None
+    inspection: LogInspection | None = None
     terms: list[dict[str, int]] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
@@ -325,7 +325,7 @@ def _nodes(metadata: Metadata) -> list[dict[str, Any]]:
 # --- output -------------------------------------------------------------------------------------------------------
 
 
-def _topics(inspection: Inspection) -> list[dict[str, Any]]:
+def _topics(inspection: LogInspection) -> list[dict[str, Any]]:
     rows = []
     for topic, count in inspection.topics.most_common():
         share = round(100 * count / inspection.sampled, 1)
@@ -334,7 +334,7 @@ def _topics(inspection: Inspection) -> list[dict[str, Any]]:
     return rows
 
 
-def _last(inspection: Inspection) -> list[dict[str, Any]]:
+def _last(inspection: LogInspection) -> list[dict[str, Any]]:
     return [row | {"body": None if row["body"] is None else preview(row["body"])} for row in inspection.last]
 
 

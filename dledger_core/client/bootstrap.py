@@ -17,7 +17,7 @@ from dledger_core.bootstrap import (
     BootstrapRecord,
     Complete,
     Decision,
-    Found,
+    Exists,
     LogConstants,
     Refusal,
     Retire,
@@ -79,7 +79,7 @@ class StoreAccess:
             UnreachableError: the node does not respond, or does not serve the group's store now.
             DLedgerError: another response of the node.
         """
-        header = messages.FOUND.encode(messages.FoundRequest(operation=operation, record_id=record_id), g=group)
+        header = messages.FOUND.encode(messages.BootstrapRequest(operation=operation, record_id=record_id), g=group)
         payload = [] if record is None else [record_payload(record)]
         response = messages.FOUND_OK.decode((await self._request(node, header, *payload)).header)
         answer = StoreAnswer.from_fields(response.answer)
@@ -187,7 +187,7 @@ async def bootstrap_group(access: StoreAccess, group: str, *, again: bool = Fals
     for _ in range(_ROUNDS_MAX):
         answers, failures = await access.ask(group, "ask")
         decision = bootstrap.decide(group, access.peers, answers, uuid.uuid4().hex, uuid.uuid4().hex, again=again)
-        if isinstance(decision, Found):
+        if isinstance(decision, Exists):
             return Bootstrap(group, decision.log_uuid, is_new)
         if isinstance(decision, Wait):
             raise _unreachable(failures)

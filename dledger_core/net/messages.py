@@ -440,7 +440,7 @@ class BackupResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundRequest:
+class BootstrapRequest:
     """Ask for the identity of a node's store of a group, or change it; the group need not be bootstrapped."""
 
     operation: str = wire(
@@ -453,7 +453,7 @@ class FoundRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundResponse:
+class BootstrapResponse:
     """The identity of a node's store of a group after the operation, which is durable."""
 
     answer: dict[str, Any] = wire("answer", "map", "the store: see StoreAnswer", low=0)
@@ -558,7 +558,9 @@ BACKUP, BACKUP_OK = _exchange(
     Type.BACKUP, BackupRequest, BackupResponse, "",
     "of start: a msgpack map with the log and the size of the tables; of tables: bytes",
 )  # fmt: skip
-FOUND, FOUND_OK = _exchange(Type.FOUND, FoundRequest, FoundResponse, "of take: the bootstrap record, a msgpack map")
+FOUND, FOUND_OK = _exchange(
+    Type.FOUND, BootstrapRequest, BootstrapResponse, "of take: the bootstrap record, a msgpack map"
+)
 ADMIT, ADMIT_OK = _exchange(Type.ADMIT, AdmitRequest, AdmitResponse)
 MEMBER, MEMBER_OK = _exchange(Type.MEMBER, MemberRequest, MemberResponse)
 

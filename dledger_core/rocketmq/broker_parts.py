@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.inspection import Inspection, KeyIndex, key_index
+from dledger_core.rocketmq.inspection import KeyIndex, LogInspection, key_index
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
 from dledger_core.rocketmq.store.broker_json import topic_configs
 from dledger_core.rocketmq.store.consume_queue import QueueEnd, queue_tails
@@ -83,7 +83,7 @@ class BrokerParts:
     keys: KeyIndex | None
     flushed: datetime | None
 
-    def compare(self, inspection: Inspection) -> list[PartProblem]:
+    def compare(self, inspection: LogInspection) -> list[PartProblem]:
         """Return the differences from the log.
 
         Args:
@@ -127,7 +127,7 @@ class BrokerParts:
             found.append(PartProblem(what, self.broker / "checkpoint", end, is_damage=True))
         return found
 
-    def _queues_of(self, inspection: Inspection) -> list[PartProblem]:
+    def _queues_of(self, inspection: LogInspection) -> list[PartProblem]:
         """Return the queues that lack messages; only of messages before the newest unit, a broker indexes the rest."""
         topics = _topics_of(self.broker)
         queues = self.queues

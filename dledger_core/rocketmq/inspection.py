@@ -49,7 +49,7 @@ Read = Callable[[int, int], Iterator[pa.RecordBatch | Damaged | Deleted]]
 
 
 @dataclass
-class Inspection:
+class LogInspection:
     """Content of a sample of a log.
 
     Attributes:
@@ -186,8 +186,8 @@ def sample_positions(opened: LogDirectory) -> list[tuple[int, int]]:
 
 
 def inspect_log(
-    read: Read, first: int, end: int, inspection: Inspection | None = None, *, shown_end: int | None = None
-) -> Inspection:
+    read: Read, first: int, end: int, inspection: LogInspection | None = None, *, shown_end: int | None = None
+) -> LogInspection:
     """Return an inspection of the entries [first, end).
 
     Args:
@@ -197,7 +197,7 @@ def inspect_log(
         inspection: of the entries before them.
         shown_end: end (exclusive) of the entries that ``read_committed`` shows; None = ``end``.
     """
-    inspection = inspection or Inspection()
+    inspection = inspection or LogInspection()
     inspection.entries += end - first
     ranges = sample_ranges(first, end)
     inspection.complete &= sum(stop - start for start, stop in ranges) == end - first
@@ -215,15 +215,15 @@ def _last(read: Read, first: int, end: int) -> list[dict[str, Any]]:
     start = end
     while True:
         start = max(first, start - max(_LAST_SEARCHED, end - start))
-        found = Inspection()
+        found = LogInspection()
         found.take(read(start, end))
         if len(found.last) == LAST or start == first:
             return found.last
 
 
-def inspect_directory(opened: LogDirectory) -> Inspection:
+def inspect_directory(opened: LogDirectory) -> LogInspection:
     """Return an inspection of a classic CommitLog and of the log after it."""
-    inspection = _inspect_commitlog(opened) if opened.classic else Inspection()
+    inspection = _inspect_commitlog(opened) if opened.classic else LogInspection()
     if opened.log is not None:
         _inspect_store(opened, opened.log, inspection)
         first = opened.log.first_index
@@ -232,7 +232,7 @@ def inspect_directory(opened: LogDirectory) -> Inspection:
     return inspection
 
 
-def _inspect_store(opened: LogDirectory, log: StoreReader, inspection: Inspection) -> None:
+def _inspect_store(opened: LogDirectory, log: StoreReader, inspection: LogInspection) -> None:
     """Add the entries of a store; hidden ones are read too, for their damage."""
     (first, end), committed_end, shown = opened.indexes, log.committed_end(), opened.shown
 
@@ -253,8 +253,8 @@ def _inspect_store(opened: LogDirectory, log: StoreReader, inspection: Inspectio
     inspect_log(read, first, end, inspection, shown_end=shown.end)
 
 
-def _inspect_commitlog(opened: LogDirectory) -> Inspection:
-    inspection, files, ranges = Inspection(), opened.classic, sample_positions(opened)
+def _inspect_commitlog(opened: LogDirectory) -> LogInspection:
+    inspection, files, ranges = LogInspection(), opened.classic, sample_positions(opened)
     inspection.complete = ranges == [(files[0].position, files[-1].end)]
     for positions in ranges:
         inspection.take(opened.batches(Span(positions, (0, 0))))

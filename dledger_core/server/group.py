@@ -298,17 +298,17 @@ class Group:
             if self.current is state and state.hosted.replica.store.end == end and self.store is not None:
                 aside = SetAside("another log continues its log", REMEDIES[Response.STOP], state.task)
                 with contextlib.suppress(Exception):  # the group is quarantined then
-                    await self.leave_log(self.store, aside, inspection=False)
+                    await self.leave_log(self.store, aside, inspects=False)
         state.task = None
 
-    async def leave_log(self, store: GroupStore, state: SetAside, *, inspection: bool) -> None:
+    async def leave_log(self, store: GroupStore, state: SetAside, *, inspects: bool) -> None:
         """Stop the replica, if there is one, and retire the log durably with its final end."""
         hosted = self.hosted
         self._enter(state)
         try:
             end = None if hosted is None else await hosted.retire()
-            if inspection or end is None:  # behind damage the files may have more than the replica served
-                end = (await asyncio.to_thread(store.inspection, end))[0]
+            if inspects or end is None:  # behind damage the files may have more than the replica served
+                end = (await asyncio.to_thread(store.inspect, end))[0]
             store.take_lock()
             await asyncio.to_thread(store.retire, end)
         except Exception as error:

@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 _RECOVER_AGAIN: Final = "run dledger recover --lost again"
 
 
-async def found(group: Group, operation: str, record_id: str | None, record: BootstrapRecord | None) -> StoreAnswer:
+async def bootstrap(group: Group, operation: str, record_id: str | None, record: BootstrapRecord | None) -> StoreAnswer:
     """Execute an operation of a bootstrap on the store; host the group if it makes the store a member.
 
     Raises:
@@ -117,7 +117,7 @@ async def _retire(group: Group, store: GroupStore, log_uuid: str | None) -> None
     if replica is not None and replica.raft.status().has_active_leader:
         raise RecoveryRefusedError(f"{me} follows {replica.leader_node}: a majority is alive", "", _RECOVER_AGAIN)
     _LOG.warning("retiring the log by request: group=%s member=%s log=%s", group.name, store.member, log_uuid)
-    await _to_the_end(group.leave_log(store, SetAside(), inspection=True))
+    await _to_the_end(group.leave_log(store, SetAside(), inspects=True))
 
 
 async def _repair_retired(
@@ -170,7 +170,7 @@ async def _survivor(group: Group, store: GroupStore) -> SurvivorAnswer:
         return replace(found, reason="" if found.end is not None else reason)
     if hosted is None:
         try:  # it waits for its repair or is quarantined: its files show it
-            end, holes = await asyncio.to_thread(store.inspection)
+            end, holes = await asyncio.to_thread(store.inspect)
         except DLedgerError as error:
             return replace(found, reason=f"{reason}; {error}")
         return replace(found, end=end, holes=holes)
@@ -185,7 +185,7 @@ async def _survivor(group: Group, store: GroupStore) -> SurvivorAnswer:
         chain=replica.lineage.chain,
         end=end,
         leader=leader,
-        holes=() if leader is not None else (await asyncio.to_thread(store.inspection, end))[1],
+        holes=() if leader is not None else (await asyncio.to_thread(store.inspect, end))[1],
     )
 
 

@@ -39,7 +39,9 @@ class Node:
     def respond(self, header: dict[str, Any], constants: LogConstants) -> dict[str, Any]:
         answer = StoreAnswer(node_id=self.node_id, peers=(), identity=self.identity, constants=constants)
         if header["t"] == Type.FOUND:
-            return messages.FOUND_OK.encode(messages.FoundResponse(answer=answer.to_fields(), node_uuid=self.uuid), r=1)
+            return messages.FOUND_OK.encode(
+                messages.BootstrapResponse(answer=answer.to_fields(), node_uuid=self.uuid), r=1
+            )
         request = messages.ADMIT.decode(header)
         admission = Admission(request.log, LogConstants(**request.constants))
         self.identity = admitted(answer, admission, uuid.uuid4().hex)

@@ -86,7 +86,7 @@ class Stores:
                 failures[node] = error
         return answers, failures
 
-    def found(self, *, again: bool = False) -> Bootstrap:
+    def bootstrap(self, *, again: bool = False) -> Bootstrap:
         return asyncio.run(bootstrap_group(self, "g", again=again))  # type: ignore[arg-type]
 
     def logs(self) -> set[str | None]:
@@ -95,8 +95,8 @@ class Stores:
 
 def test_bootstrap_makes_stores_of_one_log_with_all_voters() -> None:
     stores = Stores()
-    assert stores.found().is_new
-    again = stores.found()
+    assert stores.bootstrap().is_new
+    again = stores.bootstrap()
     assert not again.is_new
     assert stores.logs() == {again.log_uuid}
     voters = {store.member for store in stores.open.values()}
@@ -117,11 +117,11 @@ def test_bootstrap_ends_as_one_log_after_crash_at_every_file_operation(node: str
         stores.keep = keep
         stores.files[NodeId(node)].crash_at = number
         try:
-            stores.found()
+            stores.bootstrap()
             crashed = False
         except UnreachableError:
             crashed = True
-        done = stores.found()
+        done = stores.bootstrap()
         assert stores.logs() == {done.log_uuid}
         if not crashed:
             break
@@ -133,10 +133,10 @@ def test_bootstrap_is_continued_after_interruption_before_any_message() -> None:
         stores = Stores()
         stores.messages_left = number
         try:
-            stores.found()
+            stores.bootstrap()
         except KeyboardInterrupt:
             stores.messages_left = None
-            done = stores.found()
+            done = stores.bootstrap()
             assert stores.logs() == {done.log_uuid}
         else:
             break
@@ -167,13 +167,13 @@ def test_store_without_complete_mark_and_two_lost_disks_bootstrap_nothing(again:
     stores.lose(NodeId("n1"))
     for _ in range(2):
         with pytest.raises(FoundingRefusedError):
-            stores.found(again=again)
+            stores.bootstrap(again=again)
     assert stores.logs() == {None}
 
 
 def test_store_without_complete_mark_gets_it_from_next_init() -> None:
     stores = incomplete_on_n2()
-    assert stores.found().log_uuid == "log"
+    assert stores.bootstrap().log_uuid == "log"
     assert stores.logs() == {"log"}
 
 
@@ -181,14 +181,14 @@ def test_incomplete_record_with_lost_disk_is_replaced_only_by_init_again() -> No
     stores = Stores()
     stores.messages_left = 5  # three questions, two records
     with pytest.raises(KeyboardInterrupt):
-        stores.found()
+        stores.bootstrap()
     stores.messages_left = None
     stores.lose(NodeId("n2"))
     with pytest.raises(FoundingRefusedError) as refused:
-        stores.found()
+        stores.bootstrap()
     assert "init --again" in refused.value.remedy
     assert stores.logs() == {None}
-    done = stores.found(again=True)
+    done = stores.bootstrap(again=True)
     assert stores.logs() == {done.log_uuid}
 
 

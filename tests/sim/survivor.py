@@ -44,7 +44,7 @@ def answer(member: ReplicaMember) -> SurvivorAnswer:
     if not member.up:
         if found.end is None and found.log_uuid is not None:
             try:
-                end, holes = member.store.inspection()
+                end, holes = member.store.inspect()
             except DLedgerError as error:
                 return replace(found, reason=str(error))
             return replace(found, end=end, holes=holes, reason="its store is being repaired")
@@ -61,7 +61,7 @@ def answer(member: ReplicaMember) -> SurvivorAnswer:
         chain=replica.lineage.chain,
         end=end,
         leader=leader,
-        holes=() if leader is not None else member.store.inspection(end)[1],
+        holes=() if leader is not None else member.store.inspect(end)[1],
     )
 
 
@@ -98,12 +98,12 @@ def _retire(member: ReplicaMember, log_uuid: str) -> None:
         member.files.kill()
         member.life += 1
         member.repairs.busy = False
-        end, _ = member.store.inspection()
+        end, _ = member.store.inspect()
     else:
         if member.core.status().has_active_leader:
             raise RecoveryRefusedError("a majority is alive", "", "")
         known = member.leave()
-        end, _ = member.store.inspection(known)
+        end, _ = member.store.inspect(known)
         kept = (end.last_term, end.last_index) >= (known.last_term, known.last_index)
         check(kept, "a store retires more than its log", member.node_id, known, end)
     member.store.retire(end)

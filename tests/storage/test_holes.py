@@ -51,7 +51,7 @@ def fill(store: Sample, other: Sample, *, commit_index: int = -1) -> None:
     """Fill all holes from another survivor, as far as its records are the same entries."""
     with opened(store) as repairing:
         repairing.prepare()
-        for hole in repairing.inspection().holes:
+        for hole in repairing.inspect().holes:
             records, behind = read(other, hole.start, hole.end), read(other, hole.end, hole.end + 1)
             assert records is not None
             agreed = repairing.agreed_end(hole.start, records, behind, commit_index)
@@ -60,14 +60,14 @@ def fill(store: Sample, other: Sample, *, commit_index: int = -1) -> None:
 
 def holes_of(store: Sample) -> list[tuple[int, int]]:
     with opened(store, write=False) as reader:
-        return [(hole.start, hole.end) for hole in reader.inspection().holes]
+        return [(hole.start, hole.end) for hole in reader.inspect().holes]
 
 
 def test_inspection_finds_holes_and_end_behind_them() -> None:
     store = damaged(HOLE, HOLE + 1, HOLE + 20)
     before = store.content()
     with opened(store, write=False) as reader:
-        found = reader.inspection()
+        found = reader.inspect()
     assert [(hole.start, hole.end) for hole in found.holes] == [(HOLE, HOLE + 2), (HOLE + 20, HOLE + 21)]
     assert (found.last_index, found.last_term) == (LAST, INTACT.entries[LAST][0])
     assert found.last is not None
@@ -81,7 +81,7 @@ def test_inspection_counts_torn_tail_as_no_hole_but_damaged_durable_end() -> Non
         if path.name.startswith("checkpoint"):
             store.files.names.pop(path)
     with opened(store, write=False) as reader:
-        found = reader.inspection()
+        found = reader.inspect()
     assert found.last_index <= LAST
 
 
@@ -136,7 +136,7 @@ def test_cut_keeps_entries_before_and_bytes_behind() -> None:
         assert repairing.end_before_hole(HOLE + 1) is None, "another hole is meant"
         path = repairing.end_before_hole(HOLE)
         assert path is not None
-        assert repairing.inspection().holes == ()
+        assert repairing.inspect().holes == ()
     assert bytes(store.files.content(path)) == behind.tobytes()
     assert read_all(store.open()) == INTACT.entries[: HOLE - HOLE % 4], "complete batches only"
 
@@ -158,7 +158,7 @@ def test_cut_interrupted_anywhere_is_continued_and_keeps_all_bytes() -> None:
         except Crash:
             store.files.crash(step % 3 / 2)
         with opened(store) as repairing:
-            found = repairing.inspection()
+            found = repairing.inspect()
             start = found.holes[0].start if found.holes else found.last_index + 1
             assert repairing.end_before_hole(start) == path
         assert bytes(store.files.content(path)) == kept
@@ -193,7 +193,7 @@ def test_log_that_was_cut_is_no_log_that_lost_its_end(trimmed: bool) -> None:
         except Crash:
             store.files.crash(step % 3 / 2)
             with opened(store) as repairing:
-                found = repairing.inspection()
+                found = repairing.inspect()
                 repairing.end_before_hole(found.holes[0].start if found.holes else found.last_index + 1)
         store.files.crash(0.0)
         log = store.open()

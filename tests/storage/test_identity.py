@@ -42,7 +42,7 @@ def prepare(files: FaultyFiles) -> None:
     )
 
 
-def found(files: FaultyFiles) -> None:
+def bootstrap_store(files: FaultyFiles) -> None:
     """Take every step of a bootstrap, from the state that is there."""
     for identity in STEPS[1:3]:
         if not load_identity(files, LAYOUT).is_member:
@@ -63,13 +63,13 @@ def test_identity_survives_its_file_and_is_empty_without_one() -> None:
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
 def test_bootstrap_survives_power_cut_at_every_file_operation(keep: float) -> None:
     whole = FaultyFiles()
-    found(whole)
+    bootstrap_store(whole)
     number = 0
     while True:
         files = FaultyFiles(seed=number)
         files.crash_at = number
         try:
-            found(files)
+            bootstrap_store(files)
         except Crash:
             files.crash(keep)
         else:
@@ -82,7 +82,7 @@ def test_bootstrap_survives_power_cut_at_every_file_operation(keep: float) -> No
             assert meta is not None
             assert (meta.log_uuid, meta.store_uuid) == ("log", "store")
             assert load_hard_state(files, LAYOUT, 0) == HardState(Term(0), None)
-        found(files)
+        bootstrap_store(files)
         assert load_identity(files, LAYOUT) == STEPS[3]
         number += 1
     assert number > 20
@@ -90,7 +90,7 @@ def test_bootstrap_survives_power_cut_at_every_file_operation(keep: float) -> No
 
 def test_store_that_lost_both_copies_of_its_identity_is_refused() -> None:
     files = FaultyFiles()
-    found(files)
+    bootstrap_store(files)
     for path in copies(LAYOUT.identity):
         files.unlink(path)
     with pytest.raises(CorruptRecordError):

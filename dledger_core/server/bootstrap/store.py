@@ -145,7 +145,7 @@ class GroupStore:
         """The store as this node reports it."""
         meta = self._meta
         is_converted = meta is not None and (self._has_entries or meta.store_uuid is None)
-        # A file that a bootstrap prepared, which was retired then, does not override the settings.
+        # A file of a bootstrap whose record was retired later does not override the settings.
         is_fixed = meta is not None and (is_converted or self.identity.is_member or meta.commitlog_prefix is not None)
         return StoreAnswer(
             node_id=self._config.self_id,
@@ -216,7 +216,7 @@ class GroupStore:
         end: LogEnd | None = None
         holes: tuple[Hole, ...] = ()
         if state is not None and not is_member:
-            inspected, holes = self.inspection(state.retired.end)
+            inspected, holes = self.inspect(state.retired.end)
             end = replace(state.retired.end, ranges=inspected.ranges)
         entries = known.entries if end is None else known.of_log(end.last_index)
         configuration = Configuration.from_bytes(entries[-1].body) if entries else UNKNOWN
@@ -244,7 +244,7 @@ class GroupStore:
             write=write,
         )
 
-    def inspection(self, known: LogEnd | None = None) -> tuple[LogEnd, tuple[Hole, ...]]:
+    def inspect(self, known: LogEnd | None = None) -> tuple[LogEnd, tuple[Hole, ...]]:
         """Return the end of the log by its files, which are read completely, and its holes.
 
         An end of the log that is missing is a hole too.
@@ -258,7 +258,7 @@ class GroupStore:
         if self._inspected is not None and self._inspected[0] == known:
             return self._inspected[1]
         with self.repairing(write=False) as store:
-            found, commit_index = store.inspection(), store.commit_index
+            found, commit_index = store.inspect(), store.commit_index
             ranges = store.term_ranges(found.first_index, found.last_index)
             may_lack_entries = store.floor is not None or store.quarantine_reason is not None
         holes = tuple(Hole(hole.start, hole.end) for hole in found.holes if hole.start < hole.end)
@@ -285,12 +285,12 @@ class GroupStore:
         """
         self._inspected = None
         state = self.identity.recovery
-        end, _ = self.inspection(None if state is None else state.retired.end)
+        end, _ = self.inspect(None if state is None else state.retired.end)
         self._become(replace(self.identity, recovery=with_end(state, end)))
         self._inspected = None
 
     def cut(self, start: int) -> str | None:
-        """End the retired log before its first hole, durably; return the file that has the bytes behind, or None.
+        """End the retired log before its first hole, durably; return the file with the bytes after it, or None.
 
         Raises:
             RecoveryRefusedError: as ``lineage.with_end``; nothing was changed.
@@ -303,7 +303,7 @@ class GroupStore:
         if kept is None:
             return None
         self._inspected = None
-        end, _ = self.inspection()
+        end, _ = self.inspect()
         before = state.retired.end
         end = replace(end, term=before.term, commit_index=min(before.commit_index, end.last_index), is_recovering=True)
         self._become(replace(self.identity, recovery=with_end(state, end)))

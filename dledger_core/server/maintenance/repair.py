@@ -433,7 +433,7 @@ async def fill_holes(
         DiskFailedError: a write failed.
     """
     await environment.run_blocking(store.prepare)
-    found = (await environment.run_blocking(store.inspection)).holes
+    found = (await environment.run_blocking(store.inspect)).holes
     others = tuple(peer for peer in survivors if peer.node_id != store.meta.node_id)
     records = PeerRecords(
         others,

@@ -99,7 +99,7 @@ class Admissions:
 
     async def _probe(self, peer: Peer) -> _Waiting | None:
         """Return a node's answer; None if it does not answer, has another id or another log of this group."""
-        header = messages.FOUND.encode(messages.FoundRequest(operation="look"), g=self._replica.group)
+        header = messages.FOUND.encode(messages.BootstrapRequest(operation="look"), g=self._replica.group)
         try:
             response = messages.FOUND_OK.decode((await self._ask(peer, header)).header)
         except DLedgerError:

@@ -35,7 +35,7 @@ _CHUNK_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Inspection:
+class InspectedLog:
     """The log that a closed store contains.
 
     Attributes:
@@ -53,7 +53,9 @@ class Inspection:
     holes: tuple[Damage, ...]
 
 
-def inspection(reader: RecordReader, index: IndexFile, meta: LogMeta, durable: tuple[int, int] | None) -> Inspection:
+def inspect_records(
+    reader: RecordReader, index: IndexFile, meta: LogMeta, durable: tuple[int, int] | None
+) -> InspectedLog:
     """Read a complete store; change nothing.
 
     Args:
@@ -79,7 +81,7 @@ def inspection(reader: RecordReader, index: IndexFile, meta: LogMeta, durable: t
         last_term = max(last_term, int(row["term"]) if int(row["index"]) == durable_last else NO_TERM)
         last_index, last = durable_last, None
     holes = [damage for damage in damaged if damage.start <= last_index]
-    return Inspection(meta.first_index, last_index, last_term, last, tuple(_joined(holes)))
+    return InspectedLog(meta.first_index, last_index, last_term, last, tuple(_joined(holes)))
 
 
 def _joined(holes: Sequence[Damage]) -> list[Damage]:

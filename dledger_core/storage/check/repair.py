@@ -33,7 +33,7 @@ from dledger_core.record import (
     place,
 )
 from dledger_core.storage.check.damage import Damage, find_damage, write_wrong_rows
-from dledger_core.storage.check.holes import Inspection, LastBatch, agreed_end, inspection, keep_bytes
+from dledger_core.storage.check.holes import InspectedLog, LastBatch, agreed_end, inspect_records, keep_bytes
 from dledger_core.storage.check.judge import ScanCursor, Verdict, complete_end, first_fault, native_rules, verdict
 from dledger_core.storage.check.recovery import truncate_rows, truncate_tail
 from dledger_core.storage.check.scan import RecordBlock, Scanner
@@ -215,7 +215,7 @@ class StoreRepair:
     """A native store that is locked for repair, whether it can be opened as a log or not; made by ``open``.
 
     It has many methods because a repair reads and writes all files of a store under one lock: each method is one step
-    for a caller (inspection, write back, end the log), and none is left to other classes half done.
+    for a caller (inspect, write back, end the log), and none is left to other classes half done.
     """
 
     def __init__(self, files: Files, layout: Layout, meta: LogMeta, lock: File | None, config: StorageConfig) -> None:
@@ -484,9 +484,9 @@ class StoreRepair:
             save_checkpoint(self._files, self._layout.checkpoint, checkpoint)
         self._checkpoint = checkpoint
 
-    def inspection(self) -> Inspection:
+    def inspect(self) -> InspectedLog:
         """Return the log that the store contains; the store is read completely."""
-        return inspection(self._reader, self._index, self.meta, self._durable_end())
+        return inspect_records(self._reader, self._index, self.meta, self._durable_end())
 
     def term_ranges(self, first_index: int, last_index: int) -> tuple[tuple[int, int], ...]:
         """Return (term, first index) of each range of entries with one term; empty if index rows are damaged."""
@@ -513,7 +513,7 @@ class StoreRepair:
             CorruptRecordError: the tables are damaged, and their entries are deleted.
             DiskFailedError: a write failed.
         """
-        found = self.inspection()
+        found = self.inspect()
         if (found.holes[0].start if found.holes else found.last_index + 1) != start:
             return None
         return self._end_before(start)
@@ -526,7 +526,7 @@ class StoreRepair:
         Raises:
             DiskFailedError: a write failed.
         """
-        return self._end_before(index + 1) if self.inspection().last_index > index else None
+        return self._end_before(index + 1) if self.inspect().last_index > index else None
 
     def _end_before(self, start: int) -> Path:
         durable = self._durable_end()

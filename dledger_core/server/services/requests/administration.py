@@ -82,11 +82,11 @@ def _address_of(message: messages.MemberRequest) -> str | None:
 # --- stores that no log has, or whose majority is lost -------------------------------------------------------
 
 
-async def found(call: GroupCall, message: messages.FoundRequest) -> None:
+async def bootstrap(call: GroupCall, message: messages.BootstrapRequest) -> None:
     """Ask for the identity of the group's store, or change it."""
     record = codec.parse_record(call.frame.payload) if message.operation == "take" else None
-    answer = await store_requests.found(call.group, message.operation, message.record_id, record)
-    response = messages.FoundResponse(answer=answer.to_fields(), node_uuid=call.node.node_uuid())
+    answer = await store_requests.bootstrap(call.group, message.operation, message.record_id, record)
+    response = messages.BootstrapResponse(answer=answer.to_fields(), node_uuid=call.node.node_uuid())
     call.respond(messages.FOUND_OK, response)
 
 
@@ -101,7 +101,7 @@ async def admit(call: GroupCall, message: messages.AdmitRequest) -> None:
     call.respond(messages.ADMIT_OK, response)
 
 
-async def continue_log(call: GroupCall, message: messages.RecoverLogRequest) -> None:
+async def recover_log(call: GroupCall, message: messages.RecoverLogRequest) -> None:
     """Do one step of ``dledger recover --lost``."""
     if message.operation == "read":
         await _read_retired(call, message)

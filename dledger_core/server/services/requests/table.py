@@ -136,9 +136,9 @@ _ROWS: Final = (
         in_task(administration.member),
     ),
     Request(messages.TRANSFER, LogCall, "admin", Effect.CHANGE, None, in_task(administration.transfer)),
-    Request(messages.FOUND, GroupCall, "admin", Effect.CHANGE, None, in_task(administration.found)),
+    Request(messages.FOUND, GroupCall, "admin", Effect.CHANGE, None, in_task(administration.bootstrap)),
     Request(messages.ADMIT, GroupCall, "admin", Effect.CHANGE, None, in_task(administration.admit)),
-    Request(messages.CONTINUE, GroupCall, "admin", Effect.CHANGE, None, in_task(administration.continue_log)),
+    Request(messages.CONTINUE, GroupCall, "admin", Effect.CHANGE, None, in_task(administration.recover_log)),
 )
 REQUESTS: Final[Mapping[int, Request[Any, Any]]] = {row.message.number: row for row in _ROWS}
 
