@@ -124,7 +124,7 @@ def quantiles(found: Times) -> dict[str, float]:
 
 
 class CpuClock:
-    """CPU time of processes, as shares of one processor since the last look."""
+    """CPU time of processes, as shares of one processor since the last sample."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._processes = [psutil.Process(pid) for pid in pids]

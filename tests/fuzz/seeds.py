@@ -260,9 +260,9 @@ def members() -> Seeds:
         members_file(Layout(path.parent.parent)).save(files, value)
         files.replace(path, files.read(path.parent / "members"))
 
-    bootstrapped = ConfigurationEntry(NO_INDEX, NO_TERM, b"founded")
+    bootstrapped = ConfigurationEntry(NO_INDEX, NO_TERM, b"bootstrapped")
     later = ConfigurationEntry(Index(77), Term(3), bytes(range(256)))
-    yield "founded", _written(save, KnownConfigurations((bootstrapped,)))
+    yield "bootstrapped", _written(save, KnownConfigurations((bootstrapped,)))
     yield "later", _written(save, KnownConfigurations((bootstrapped, later), next_start=(Index(500), (later,))))
     yield "lost", _written(save, KnownConfigurations(lost=True))
 

@@ -37,7 +37,7 @@ all_versions = pytest.mark.parametrize("group", ["A", "B", "newest"], indirect=T
 
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> JavaGroup:
-    """Generation A's group, or that of the generation a test asks for; each looks only at what it appended itself."""
+    """Generation A's group, or that of the generation a test asks for; each reads only what it appended itself."""
     running: JavaGroup = request.getfixturevalue(f"group_{getattr(request, 'param', 'A').lower()}")
     return running
 

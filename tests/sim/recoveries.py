@@ -568,7 +568,7 @@ class Recoveries:
         known = store.sim.checker.committed_batch(shown.committed_index)
         has_known = known is None or member.sim.checker.contains(known)
         if response is Response.STAY:
-            check(not has_known, "a store contests a log that has its committed entries", store.node_id, known)
+            check(not has_known, "a store forks a log that has its committed entries", store.node_id, known)
             check(member.replica.lineage.forked is not None, "a forked log takes appends", member.node_id)
         elif not has_known and member.replica.commit_index >= link.index:
             check(False, "a log lacks a committed entry and is not forked", store.node_id, member.node_id, known)

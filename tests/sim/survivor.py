@@ -111,7 +111,7 @@ def _retire(member: ReplicaMember, log_uuid: str) -> None:
 
 
 def set_aside(member: ReplicaMember) -> None:
-    """Give a log up that another one contains."""
+    """Retire a log that another one contains."""
     member.store.retire(member.leave())
     member.waits = True
 

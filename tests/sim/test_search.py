@@ -234,7 +234,7 @@ def with_uncapped_chain(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_fork_by_end(patch: pytest.MonkeyPatch) -> None:
-    """An entry that was never committed contests the new log too."""
+    """An entry that was never committed forks the new log too."""
     respond = lineage.respond
     patch.setattr(
         lineage,

@@ -60,8 +60,8 @@ def report_of(reader: DLedgerStreamReader) -> dict[str, Any]:
     return report
 
 
-def count_looks(reader: DLedgerStreamReader, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows with each look at the ends of the logs."""
+def count_requests(reader: DLedgerStreamReader, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows with each request for the ends of the logs."""
     asked: list[int] = []
     bounds = reader.tracker.bounds
     monkeypatch.setattr(reader.tracker, "bounds", lambda: (asked.append(1), bounds())[1])
@@ -275,7 +275,7 @@ def test_stream_at_its_end_neither_polls_nor_lags(store: StoreWriter, monkeypatc
     store.append_numbers(10)
     reader = make_reader(store, endingOffsets='{"default": 4}')
     at = reader.latestOffset(pin_batch(reader), ALL)
-    asked = count_looks(reader, monkeypatch)
+    asked = count_requests(reader, monkeypatch)
     assert [reader.latestOffset(at, ALL) for _ in range(20)] == [at] * 20
     assert not asked
     assert next_of(at) == next_of(report_of(reader)) == 4
@@ -420,7 +420,7 @@ def test_query_waits_for_accepted_shorter_log_without_requests(tmp_path: Path, m
     with other_store(tmp_path, bodies=4) as store:
         tolerant = make_reader(store, failOnDataLoss="false")
         at = tolerant.latestOffset(checkpoint, ALL)
-        asked = count_looks(tolerant, monkeypatch)
+        asked = count_requests(tolerant, monkeypatch)
         assert [tolerant.latestOffset(at, ALL) for _ in range(5)] == [at] * 5
         assert not asked, "nothing has grown"
         store.append_numbers(8, "other")

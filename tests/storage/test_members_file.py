@@ -21,7 +21,7 @@ from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import MEMBERS, NO_TABLES, SMALL, STORE, append, open_log, place
 
 LAYOUT = Layout(STORE)
-BOOTSTRAPPED = ConfigurationEntry(NO_INDEX, NO_TERM, b"founded")
+BOOTSTRAPPED = ConfigurationEntry(NO_INDEX, NO_TERM, b"bootstrap")
 VOTE = HardState(Term(1), MemberId("n0"))
 SEGMENTS = replace(SMALL, data_segment_bytes=1024)
 
@@ -145,7 +145,7 @@ def test_crash_of_an_append_leaves_old_or_new_configuration() -> None:
     def look(log: CommitLog) -> None:
         assert not log.ends_below_members
         names = [found.body for found in known(log)]
-        assert names == [b"founded", b"second"] + [b"third"] * (log.last_index() == 4)
+        assert names == [b"bootstrap", b"second"] + [b"third"] * (log.last_index() == 4)
         seen.add(len(names))
 
     assert crash_everywhere(bootstrapped, lambda log: append(log, [], configuration=b"third"), look) >= 8
@@ -168,12 +168,12 @@ def test_crash_of_a_truncation_leaves_no_floor_and_no_truncated_configuration() 
         seen.add(names)
         if log.last_index() >= 2:
             of_term = {1: b"second", 2: b"other"}[log.term_ranges()[-1].term]
-            assert names == (b"founded", of_term)
+            assert names == (b"bootstrap", of_term)
         else:
-            assert names == (b"founded",)
+            assert names == (b"bootstrap",)
 
     assert crash_everywhere(bootstrapped, replace_tail, look) >= 10
-    assert seen == {(b"founded", b"second"), (b"founded", b"other"), (b"founded",)}
+    assert seen == {(b"bootstrap", b"second"), (b"bootstrap", b"other"), (b"bootstrap",)}
 
 
 def installed(log: CommitLog) -> None:

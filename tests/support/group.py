@@ -26,7 +26,7 @@ from dledger_core.raft import (
     Ready,
     Role,
 )
-from tests.support.memory_store import NOT_FOUNDED, MemoryStore, Proposal
+from tests.support.memory_store import NOT_BOOTSTRAPPED, MemoryStore, Proposal
 
 M = TypeVar("M")
 
@@ -117,7 +117,7 @@ class Member:
             "start_ticks": start_ticks,
         }
         self.snapshots = snapshots and copy(snapshots)
-        if self.store.in_force_before is NOT_FOUNDED:
+        if self.store.in_force_before is NOT_BOOTSTRAPPED:
             configuration = Configuration(frozenset(voters), frozenset(learners))
             self.store.in_force_before = ConfigurationInForce(NO_INDEX, configuration)
         self.readys: list[Ready] = []

@@ -23,7 +23,7 @@ WriteOp: TypeAlias = HardState | LogRestart | Index | Batch
 """One write in the order it reaches the disk: the hard state, a new start, a cut, a batch."""
 
 
-NOT_FOUNDED: Final = ConfigurationInForce(NO_INDEX, UNKNOWN)
+NOT_BOOTSTRAPPED: Final = ConfigurationInForce(NO_INDEX, UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class MemoryStore:
         self._first_index = Index(first_index)
         self._prev_term = prev_term
         self.hard_state = hard_state or HardState(Term(0), None)
-        self.in_force_before = NOT_FOUNDED
+        self.in_force_before = NOT_BOOTSTRAPPED
         self.reads = 0
         for batch in batches:
             self._append(batch)

@@ -9,7 +9,7 @@ Faults: a *lost end*, which its store notices, and the loss of the sites that ar
 
 What is checked: no entry is replaced that its log has committed; a record continues a log with all that a survivor
 knows to be committed; one record of a log is complete; a store stops only if the new log has all its entries; and it
-contests the new log only if that lacks an entry that was acknowledged.
+forks the new log only if that lacks an entry that was acknowledged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REPLACED = "an acknowledged entry is replaced in its own log"
 FORGOTTEN = "a new log lacks an entry that a survivor knows to be committed"
 TWO_LOGS = "two logs continue one"
 STOPPED = "a store stops although the new log lacks entries that it has"
-FORKED = "a store contests a log that has all of its acknowledged entries"
+FORKED = "a store forks a log that has all of its acknowledged entries"
 
 Entry: TypeAlias = tuple[str, int]
 """Log and term: with its index the identity of an entry."""
