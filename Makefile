@@ -22,7 +22,7 @@ help:
 	@echo 'make coverage  the branches that the quick tests take, with a floor for each package'
 	@echo 'make site    the guides and the reference of the public names as pages, in build/site'
 	@echo 'make bench   the benchmarks of appends and of the store on this machine; tests/README.md has the others'
-	@echo 'make soak    long runs: simulation with mutations, chaos, promises, fuzzing; two and a half hours (MINUTES=60)'
+	@echo 'make soak    long runs: simulation with mutations, chaos, endurance, fuzzing; two and a half hours (MINUTES=60)'
 	@echo 'make clean   remove caches and build outputs; .venv stays'
 
 # Made again only when pyproject.toml is newer than the stamp, so that a second run starts at once and works offline.

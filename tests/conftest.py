@@ -21,7 +21,7 @@ from tests.support.spark_jvm import short_lived_environment
 
 RETRIED = ("integration", "spark", "notebook")
 """Marks of tests of real processes or real Spark: a machine that stalls for seconds fails them."""
-NEVER_RETRIED = ("chaos", "promises")
+NEVER_RETRIED = ("chaos", "endurance")
 """Directories whose tests look for violated guarantees: a second run would hide one."""
 LONG = (*RETRIED, "sim", "slow")
 LEFT_S = 60.0

@@ -40,7 +40,7 @@ NOT_COMMANDS = {"dledger nodes", "dledger clients", "dledger {}, {} {}"}
 """Names in certificates, and a row of ``doctor``."""
 WITHDRAWN = frozenset(
     line.removeprefix("use ").partition(" -> ")[0]
-    for path in (ROOT / "tests" / "kept").glob("*/withdrawn.txt")
+    for path in (ROOT / "tests" / "compatibility").glob("*/withdrawn.txt")
     for line in path.read_text().splitlines()
     if line.startswith("use ")
 )

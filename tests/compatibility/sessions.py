@@ -255,7 +255,7 @@ class RecordedGroup(LinkedGroup):
 
 
 def record_links(directory: Path) -> list[list[dict[str, Any]]]:
-    """Found a group of two nodes, append and transfer leadership; return the frames of each connection."""
+    """Bootstrap a group of two nodes, append and transfer leadership; return the frames of each connection."""
 
     async def record() -> list[list[tuple[str, bytes]]]:
         async with RecordedGroup(directory) as group:

@@ -37,7 +37,7 @@ def main() -> int:
     options = parser.parse_args()
     # SIGTERM cleans up as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    out = options.out or Path(tempfile.mkdtemp(prefix="dledger-promises-"))
+    out = options.out or Path(tempfile.mkdtemp(prefix="dledger-endurance-"))
     if options.command == "plot":
         save_plot(json.loads(RECORD.read_text().splitlines()[-1]), PLOT)
         return 0

@@ -1,4 +1,4 @@
-"""A soak of the promises that end by time: producers and queries come and go while weeks of log time pass.
+"""A soak of the guarantees that end by time: producers and queries come and go while weeks of log time pass.
 
 Three real nodes on loopback. Log time runs so fast that the run has four weeks of it, a week per quarter: in the first
 one the tables fill, then as many ids expire as come. Nothing else runs fast (``fast_node``). Meanwhile n2 starts again

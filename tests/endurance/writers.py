@@ -1,6 +1,6 @@
 """The writers of a run: plain appends, producers and queries that come and go, and some that stay.
 
-Each of them knows the promises of the log, and reports an answer that differs to the ledger. Time is log time, as the
+Each of them knows the guarantees of the log, and reports an answer that differs to the ledger. Time is log time, as the
 auditor reads it: an answer that depends on expiry is judged by the log times before and after the question, so a slow
 machine violates no guarantee.
 """

@@ -13,7 +13,7 @@ from tests.spark_connector.engine import read_all
 from tests.spark_connector.kept_checkpoint import GROUPS, QUERIES, READ, ROWS, STORE, rows, to_table
 from tests.support.archives import unpack
 
-ARCHIVES = sorted((Path(__file__).parents[1] / "kept").glob("*/checkpoint.tar.xz"))
+ARCHIVES = sorted((Path(__file__).parents[1] / "compatibility").glob("*/checkpoint.tar.xz"))
 
 
 @pytest.mark.spark
