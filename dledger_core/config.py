@@ -250,7 +250,7 @@ def _check(ok: bool, what: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
-    """Raft's settings; times are in ticks, whose length only the replica loop's owner knows.
+    """Raft's settings; times are in ticks, whose length only the owner of the Ready loop knows.
 
     Attributes:
         election_ticks_min: a follower waits at least this long before it campaigns.

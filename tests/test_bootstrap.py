@@ -215,7 +215,7 @@ def test_admission_makes_new_store_once_and_only_where_there_is_no_log() -> None
 
 
 def test_record_survives_its_map_and_malformed_maps_are_none() -> None:
-    made = replace(record(), replaces=("given up",))
+    made = replace(record(), replaces=("retired",))
     assert BootstrapRecord.from_fields(made.to_fields()) == made
     for fields in (None, {}, made.to_fields() | {"voters": ()}, made.to_fields() | {"constants": {}}):
         assert BootstrapRecord.from_fields(fields) is None

@@ -71,7 +71,7 @@ class LogRestart:
 class Ready:
     """Output of one iteration. Several may be in flight; they are persisted in order of ``number``.
 
-    The replica loop, in this order:
+    The Ready loop, in this order:
 
     1. sends ``messages``;
     2. on disk: writes a raised ``floor`` and ``hard_state``, restarts the log as ``restart`` says, truncates it from

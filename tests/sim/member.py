@@ -340,7 +340,7 @@ class CoreMember(Member):
 
     def trim(self, random: Random) -> None:
         """Delete committed entries of the disk, also such that another member still needs."""
-        # The replica loop deletes only entries that a Ready reported as committed.
+        # The Ready loop deletes only entries that a Ready reported as committed.
         emitted = min(self.core._emitted_commit_index, self.core.durable_index)
         first_index = max(0, emitted - random.choice((0, 20, 100)))
         if first_index > self.disk.first_index():

@@ -31,7 +31,7 @@ def without_deleted(message: Message, first_index: Index) -> Message:
     """Return the message without entries before ``first_index``, if that is in the middle of one of its batches.
 
     Segments end where they are full, so a log may start inside a batch, and a leader that still has the complete batch
-    sends it. Only the replica loop can split a batch: the core moves batches as a whole.
+    sends it. Only the Ready loop can split a batch: the core moves batches as a whole.
     """
     if not isinstance(message, AppendEntries):
         return message
