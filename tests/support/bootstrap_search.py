@@ -1,4 +1,4 @@
-"""All interleavings of bootstrap by concurrent inits, with the decisions of ``dledger_core.bootstrap``.
+"""All interleavings of bootstraps by concurrent inits, with the decisions of ``dledger_core.bootstrap``.
 
 An init asks one node after the other, decides, sends its action to one node after the other, and starts again; it may
 be interrupted between any two messages and be run again. A disk may be lost at any time. A record counts as committed
