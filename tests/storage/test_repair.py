@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dledger_core.storage.files.double import copies
+from dledger_core.storage.files.ab_file import copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
