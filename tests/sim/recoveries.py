@@ -441,6 +441,12 @@ class Recoveries:
         disk, state = member.disk.copy(), member.store.identity.continuation
         assert state is not None
         end = state.given_up.end.last_index
+        if member.cut_start is not None:  # it may have ended the log, and not recorded the end
+            with member.store.repairing(write=False) as store:
+                last_index = store.survey().last_index
+            kept = [batch.last_index for batch in disk.batches if batch.last_index < member.cut_start]
+            check(last_index in (end, kept[-1]), "a cut left another end", member.node_id, last_index, end, kept[-1])
+            end = min(end, last_index)
         is_known = record.voter.node_id == member.node or member.was_cut
         disk.batches = [self._plain(batch) for batch in disk.batches if not is_known or batch.last_index <= end]
         disk._firsts = [batch.first_index for batch in disk.batches]
@@ -491,8 +497,12 @@ class Recoveries:
         disk, end = self._shadow(voter, record), -1
         for batch in old.checker.committed:
             if batch.first_index < disk.first_index():
-                yield batch
-                end = batch.last_index
+                # A survivor's log may start within a batch, with the rest of it lost.
+                count = min(batch.count, disk.last_index() + 1 - batch.first_index)
+                payload = type(batch.payload)(batch.payload[:count])  # type: ignore[call-arg, index]
+                payload.configuration = batch.configuration  # type: ignore[attr-defined]
+                yield batch if count == batch.count else replace(batch, count=count, payload=payload)
+                end = Index(batch.first_index + count - 1)
         for batch in disk.batches:
             if batch.first_index > end:
                 check(batch.first_index == end + 1, "a survivor's log has a gap", voter.node_id, end, batch)

@@ -305,6 +305,8 @@ class ReplicaMember(Member):
     is_moved = False
     """Whether its store belongs to another log now, as another member."""
     was_cut = False
+    cut_start: int | None = None
+    """Where a cut began that was interrupted."""
     """Whether its log was ended before a hole."""
     continues: ContinuationRecord | None = None
     """The record by which its store came to this log."""
