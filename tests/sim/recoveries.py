@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 40
 REFUSALS_MAX = 5
 SPARES = 2
+NO_STORE: Final = decide(frozenset(), {}, str)
 MEET_UNITS = 100
 
 
@@ -275,6 +276,8 @@ class Recoveries:
                     # A person replaces a lost member then, or waits for the election.
                     disaster.is_over = not sim.faults_on or bool(leader or replaced or lost)
                 case Refused() | Unanswered():
+                    # The only store that is left was no member yet where its log was cut: a backup is the way out.
+                    disaster.is_over |= action == NO_STORE and any(each.log_uuid for each in answers.values())
                     disaster.refusals += 1
                     disaster.why = repr(action)
                     self._correct(disaster, action, answers)
@@ -333,7 +336,9 @@ class Recoveries:
         group = disaster.group
         dead = {node_of(name) for name in group.changes.lost if not group.members[name].waits}
         if isinstance(action, Unanswered):
-            disaster.lost |= dead & set(action.nodes)
+            # A learner that has not got beyond the link yet shows the members of the continued log.
+            foreign = {node for node in action.nodes if self._process(group, node) is None}
+            disaster.lost |= (dead | foreign) & set(action.nodes)
             return
         held = [set(answer.held.lost) for answer in answers.values() if answer.held is not None]
         if held:
@@ -444,8 +449,9 @@ class Recoveries:
         if member.cut_start is not None:  # it may have ended the log, and not recorded the end
             with member.store.repairing(write=False) as store:
                 last_index = store.survey().last_index
-            kept = [batch.last_index for batch in disk.batches if batch.last_index < member.cut_start]
-            check(last_index in (end, kept[-1]), "a cut left another end", member.node_id, last_index, end, kept[-1])
+            ends = [disk.first_index() - 1, *(batch.last_index for batch in disk.batches)]
+            kept = max(last for last in ends if last < member.cut_start)
+            check(last_index in (end, kept), "a cut left another end", member.node_id, last_index, end, kept)
             end = min(end, last_index)
         is_known = record.voter.node_id == member.node or member.was_cut
         disk.batches = [self._plain(batch) for batch in disk.batches if not is_known or batch.last_index <= end]
