@@ -25,7 +25,7 @@ import copy
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from dledger_core.continuation import Chain, ContinuationRecord, LogEnd, Response, find_link
 from dledger_core.errors import DLedgerError, LogContinuedError
@@ -438,6 +438,10 @@ class Recoveries:
         member.running = member.up = member.waits = False
         member.life += 1
         member.is_moved = True
+        for other in self._sim.groups:  # of another recovery, which the store never reaches
+            for each in other.members.values():
+                if each.node == member.node and each.comes_from_another_log and not each.life and each is not moved:
+                    other.changes.lost.add(each.node_id)
         self._sim.counters["stores continued"] += 1
         group.start(moved)
 
