@@ -277,7 +277,9 @@ class Recoveries:
                     disaster.is_over = not sim.faults_on or bool(leader or replaced or lost)
                 case Refused() | Unanswered():
                     # The only store that is left was no member yet where its log was cut: a backup is the way out.
-                    disaster.is_over |= action == NO_STORE and any(answers[node].log_uuid for node in answers.keys() - lost)
+                    disaster.is_over |= action == NO_STORE and any(
+                        answers[node].log_uuid for node in answers.keys() - lost
+                    )
                     disaster.refusals += 1
                     disaster.why = repr(action)
                     self._correct(disaster, action, answers)
