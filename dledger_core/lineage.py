@@ -70,7 +70,7 @@ def contains(
 
     Up to the link, all entries of this log are those of the other one, where index and term identify an entry. Only
     committed entries count: a learner may still hold entries that its log does not have. The term of a deleted entry
-    is not known.
+    is not known, but terms never fall: it is at most that of the link and of the first entry that is left.
 
     Args:
         ancestors: the ancestors of this log.
@@ -81,11 +81,22 @@ def contains(
         commit_index: last committed entry of this log.
         term_at: returns the term of an entry of this log.
     """
-    if not follows(ancestors, log_uuid, index):
+    link = find_link(ancestors, log_uuid)
+    if link is None or index > link.index:
         return False
     if index == NO_INDEX:
         return True
-    return term_at(index) == term if first_index <= index <= commit_index else None
+    # Unknown would be asked again without end where the entry is deleted, and both logs would go on
+    # (test_deleted_entry_of_another_term_is_known_to_be_missing).
+    if term > link.term or (index == link.index and term != link.term):
+        return False
+    known = max(index, first_index)
+    if known > min(commit_index, link.index):
+        return None
+    highest = term_at(known)
+    if known == index:
+        return highest == term
+    return False if highest is not None and term > highest else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

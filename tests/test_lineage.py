@@ -424,7 +424,7 @@ CHAIN = (AncestorLog("older", 3, 1, 5), AncestorLog("old", 9, 3, 7))
         ("older", 4, 2, False),
         ("old", 7, 3, False),  # the new log has an entry of term 2 there
         ("old", 10, 3, False),
-        ("old", 4, 2, None),
+        ("old", 4, 1, None),
         ("old", -1, -1, True),
         ("another", 7, 2, False),
     ],
@@ -444,6 +444,25 @@ def test_log_contains_committed_entry_up_to_link_only(
     )
     is_known = log_uuid != "old" or index > 9 or index <= commit_index
     assert found is (expected if is_known else None)
+
+
+@pytest.mark.parametrize(
+    ("index", "term", "first_index"),
+    [
+        (9, 4, 5),
+        (9, 2, 5),
+        (9, 4, 20),
+        (9, 2, 20),
+        (8, 4, 20),
+        (4, 2, 5),
+        (3, 3, 7),
+    ],
+)
+def test_deleted_entry_of_another_term_is_known_to_be_missing(index: int, term: int, first_index: int) -> None:
+    terms = {5: 1, 6: 1, 7: 2, 8: 3, 9: 3, 10: 3, 11: 5, 12: 5}.get
+    found = contains(CHAIN, "old", index, term, first_index=first_index, commit_index=30, term_at=terms)
+    assert found is False
+    assert contains(CHAIN, "old", 3, 1, first_index=20, commit_index=30, term_at=terms) is None
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,11 @@ class Patch:
     def _stop(self) -> int:
         return self.offset + len(self.content)
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the log ends before it: its file has only zeros from there on."""
+        return self.path.parent.name in ("data", "index") and not any(self.inode.content[self.offset :])
+
     def fits(self, others: Sequence[Patch]) -> bool:
         """Whether it changes durable bytes that neither a pending write nor other damage changes."""
         durable = bytes(self.inode.durable[self.offset : self._stop])
@@ -139,9 +144,10 @@ class Damages:
             self._damage(member, rows, source)
 
     def move(self, member: ReplicaMember, other: Damages, moved: ReplicaMember) -> None:
-        """Go on in another group with the damage of a member that is ``moved`` there."""
+        """Continue in another group with the damage of a member that is ``moved`` there, but for what was cut off."""
         if self._victim is member:
-            other._victim, other._patches, other._first_index = moved, self._patches, self._first_index
+            left = [patch for patch in self._patches if not (member.was_cut and patch.is_cut_off)]
+            other._victim, other._patches, other._first_index = moved, left, self._first_index
             self._victim, self._patches = None, []
 
     def lose_end(self, member: ReplicaMember, source: random.Random) -> None:

@@ -54,7 +54,7 @@ class Member:
     """Faults of this kind of member, in addition to those of the simulator."""
     membership_faults: ClassVar[tuple[str, ...]] = ()
     """The same, in runs whose members change."""
-    is_moved = waits = False
+    is_moved = waits = comes_from_another_log = False
     """Known to complete replicas only: see ``ReplicaMember``."""
     core: RawNode
     floor: Floor | None = None

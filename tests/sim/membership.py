@@ -206,9 +206,9 @@ class MemberChanges:
         return any(member.floor is not None for member in self._sim.members.values())
 
     def _admit(self, member: MemberId) -> None:
-        """Start a store that has never been a member."""
+        """Start a store that has never been a member; one that comes from another log starts once it is there."""
         store = self._sim.members[member]
-        if not store.life:
+        if not store.life and not store.comes_from_another_log:
             self._sim.start(store)
 
     def is_settled(self) -> bool:

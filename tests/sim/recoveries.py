@@ -25,7 +25,7 @@ import copy
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from dledger_core.errors import DLedgerError, LogContinuedError
 from dledger_core.ids import Index, MemberId, NodeId, Term, node_of
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 40
 REFUSALS_MAX = 5
 SPARES = 2
+NO_STORE: Final = decide(frozenset(), {}, str)
 MEET_UNITS = 100
 
 
@@ -275,6 +276,10 @@ class Recoveries:
                     # An operator replaces a lost member then, or waits for the election.
                     disaster.is_over = not sim.faults_on or bool(leader or replaced or lost)
                 case Refused() | Unanswered():
+                    # The only store that is left was no member yet where its log ends now: a backup is the way out.
+                    disaster.is_over |= action == NO_STORE and any(
+                        answers[node].log_uuid for node in answers.keys() - lost
+                    )
                     disaster.refusals += 1
                     disaster.why = repr(action)
                     self._correct(disaster, action, answers)
@@ -333,7 +338,9 @@ class Recoveries:
         group = disaster.group
         dead = {node_of(name) for name in group.changes.lost if not group.members[name].waits}
         if isinstance(action, Unanswered):
-            disaster.lost |= dead & set(action.nodes)
+            # A learner that has not got beyond the link yet shows the members of the continued log.
+            foreign = {node for node in action.nodes if self._process(group, node) is None}
+            disaster.lost |= (dead | foreign) & set(action.nodes)
             return
         held = [set(answer.held.lost) for answer in answers.values() if answer.held is not None]
         if held:
@@ -431,6 +438,10 @@ class Recoveries:
         member.running = member.up = member.waits = False
         member.life += 1
         member.is_moved = True
+        for other in self._sim.groups:  # of another recovery, which the store never reaches
+            for each in other.members.values():
+                if each.node == member.node and each.comes_from_another_log and not each.life and each is not moved:
+                    other.changes.lost.add(each.node_id)
         self._sim.counters["stores continued"] += 1
         group.start(moved)
 
@@ -439,6 +450,13 @@ class Recoveries:
         disk, state = member.disk.copy(), member.store.identity.recovery
         assert state is not None
         end = state.retired.end.last_index
+        if member.cut_start is not None:  # it may have ended the log, and not recorded the end
+            with member.store.repairing(write=False) as store:
+                last_index = store.inspection().last_index
+            ends = [disk.first_index() - 1, *(batch.last_index for batch in disk.batches)]
+            kept = max(last for last in ends if last < member.cut_start)
+            check(last_index in (end, kept), "a cut left another end", member.node_id, last_index, end, kept)
+            end = min(end, last_index)
         is_known = record.voter.node_id == member.node or member.was_cut
         disk.batches = [self._plain(batch) for batch in disk.batches if not is_known or batch.last_index <= end]
         disk._firsts = [batch.first_index for batch in disk.batches]
@@ -489,8 +507,12 @@ class Recoveries:
         disk, end = self._shadow(voter, record), -1
         for batch in old.checker.committed:
             if batch.first_index < disk.first_index():
-                yield batch
-                end = batch.last_index
+                # A survivor's log may start within a batch, with the rest of it lost.
+                count = min(batch.count, disk.last_index() + 1 - batch.first_index)
+                payload = type(batch.payload)(batch.payload[:count])  # type: ignore[call-arg, index]
+                payload.configuration = batch.configuration  # type: ignore[attr-defined]
+                yield batch if count == batch.count else replace(batch, count=count, payload=payload)
+                end = Index(batch.first_index + count - 1)
         for batch in disk.batches:
             if batch.first_index > end:
                 check(batch.first_index == end + 1, "a survivor's log has a gap", voter.node_id, end, batch)

@@ -306,8 +306,15 @@ class ReplicaMember(Member):
     """Whether its store belongs to another log now, as another member."""
     was_cut = False
     """Whether its log was ended before a hole."""
+    cut_start: int | None = None
+    """Start of an interrupted cut."""
     continues: RecoveryRecord | None = None
     """The record by which its store came to this log."""
+
+    @property
+    def comes_from_another_log(self) -> bool:
+        """Whether its store belongs to another log until a recovery completes it."""
+        return self.continues is not None
 
     def __init__(self, sim: Simulator, node_id: MemberId, seed: int) -> None:
         super().__init__(sim, node_id)
@@ -561,6 +568,7 @@ class ReplicaMember(Member):
         if self.continues is not None:  # of the retired log, a store keeps some configurations, which count no longer
             found = [each for each in found if self._is_new(each.index)]
             expected = [each for each in expected if self._is_new(each.index)]
+            newest = newest if newest > self.continues.point.index else NO_INDEX
         elif expected[0].index == NO_INDEX and (not found or found[0].index != NO_INDEX):
             del expected[0]  # the bootstrap; the store gets it at each start
         check(found == expected, "a store knows other members than its log", self.node_id, found, expected)

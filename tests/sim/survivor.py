@@ -78,9 +78,10 @@ async def carry_out(member: ReplicaMember, action: Change) -> None:
             await _fill(member, survivors)
         case CutLog(_, start):
             _check_retired(member)
-            before, member.was_cut = member.was_cut, True
+            before, member.was_cut, member.cut_start = member.was_cut, True, start
             if member.store.cut(start) is None:
                 member.was_cut = before
+            member.cut_start = None
         case TakeRecord(record):
             member.store.take_recovery(record)
         case CompleteRecord(record):

@@ -230,7 +230,15 @@ def with_stop_by_index(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_uncapped_chain(patch: pytest.MonkeyPatch) -> None:
+    """Two rules prevent this loss: the cap, which readers need as well, and the term of the link."""
+
+    def by_own_terms(chain: lineage.Ancestors, log_uuid: str, index: int, term: int, **log: Any) -> bool | None:
+        if not lineage.follows(chain, log_uuid, index):
+            return False
+        return index < 0 or (log["term_at"](index) == term if index <= log["commit_index"] else None)
+
     patch.setattr(recovery, "_extended", lambda chain, point: (*chain, point))
+    patch.setattr(lineage, "contains", by_own_terms)
 
 
 def with_fork_by_end(patch: pytest.MonkeyPatch) -> None:

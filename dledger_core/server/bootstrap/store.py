@@ -342,19 +342,27 @@ class GroupStore:
         """Turn the store of a retired log into one of the log that continues it, if its record is complete.
 
         Where all survivors vote at once, its log ends where the new one differs: a log that the new one does not
-        contain must neither be elected nor refuse a vote.
+        contain must neither be elected nor refuse a vote. Tables that a snapshot brought may include entries after the
+        end of the log, which the new log does not have.
         """
         state = self.identity.recovery
         record = None if state is None else state.record
-        if record is not None and self._meta is not None and self._meta.log_uuid != record.log_uuid:
-            survivor = record.find(self._config.self_id)
-            if survivor is not None and survivor.agreed_index is not None:
-                was_locked = self._lock is not None
-                self.release_lock()
-                with self.repairing(write=True) as store:
+        if (
+            state is not None
+            and record is not None
+            and self._meta is not None
+            and self._meta.log_uuid != record.log_uuid
+        ):
+            survivor, end = record.find(self._config.self_id), state.retired.end.last_index
+            was_locked = self._lock is not None
+            self.release_lock()
+            with self.repairing(write=True) as store:
+                if survivor is not None and survivor.agreed_index is not None:
                     store.end_after(survivor.agreed_index)
-                if was_locked:
-                    self.take_lock()
+                    end = min(end, survivor.agreed_index)
+                store.cut_back_tables(min(end, record.point.index))
+            if was_locked:
+                self.take_lock()
         recover_store(self._files, self._layout, self.identity)
         self._meta = self._load_meta()
 

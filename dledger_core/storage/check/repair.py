@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -39,7 +38,15 @@ from dledger_core.storage.check.recovery import truncate_rows, truncate_tail
 from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.file_system import File, Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile, contradiction, term_ranges
-from dledger_core.storage.files.layout import Layout, LogMeta, load_log_meta, lock_store, open_identity, refuse
+from dledger_core.storage.files.layout import (
+    Layout,
+    LogMeta,
+    load_log_meta,
+    lock_store,
+    open_identity,
+    refuse,
+    save_log_meta,
+)
 from dledger_core.storage.files.meta_files import (
     Checkpoint,
     clear_needs_verification,
@@ -219,7 +226,7 @@ class StoreRepair:
     """
 
     def __init__(self, files: Files, layout: Layout, meta: LogMeta, lock: File | None, config: StorageConfig) -> None:
-        self.meta: Final = meta
+        self.meta = meta
         self._files = files
         self._layout = layout
         self._lock = lock
@@ -538,7 +545,7 @@ class StoreRepair:
             path = keep_bytes(
                 self._files, self._layout, self._data, self.meta.log_uuid, before.last_index + 1, before.position
             )
-            self._cut_back_tables(before.last_index)
+            self.cut_back_tables(before.last_index)
             if durable is not None and durable[0] > before.last_index + 1:
                 commit_index = min(self.commit_index, before.last_index)
                 checkpoint = Checkpoint(before.last_index, commit_index, before.position)
@@ -549,13 +556,27 @@ class StoreRepair:
             self._index.segments.sync(self._index.segments.bases)
         return path
 
-    def _cut_back_tables(self, last_index: int) -> None:
-        table_store = self._files.open_tables(self._layout.tables, lambda error: None)  # sync reports it
-        try:
-            tables = load_tables(self._files, self._layout, self.meta, table_store.read)
-            cut_back(tables, table_store, self.meta, last_index)
-        finally:
-            table_store.close()
+    def cut_back_tables(self, last_index: int) -> None:
+        """Let the tables forget, durably, the entries after an index, also those that a snapshot brought.
+
+        Raises:
+            CorruptRecordError: the tables are damaged, and their entries are deleted.
+            DiskFailedError: a write failed.
+        """
+        with self._writing():
+            table_store = self._files.open_tables(self._layout.tables, lambda error: None)  # sync reports it
+            try:
+                tables = load_tables(self._files, self._layout, self.meta, table_store.read)
+                if tables.applied_index <= last_index:
+                    return
+                if self.meta.tables_index is not None and self.meta.tables_index > last_index:
+                    # First: a start refuses tables that are older than this index
+                    # (test_tables_of_a_snapshot_are_cut_back_to_the_end_of_a_log_that_is_continued).
+                    self.meta = replace(self.meta, tables_index=last_index)
+                    save_log_meta(self._files, self._layout.log_meta, self.meta)
+                cut_back(tables, table_store, self.meta, last_index)
+            finally:
+                table_store.close()
 
     def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
         """See ``write_back``.

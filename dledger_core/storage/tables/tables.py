@@ -181,13 +181,12 @@ class LogTables:
 
         Other entries get these indexes now. A producer that continued would take a retry of a lost append for a repeat.
         """
-        if self.durable_index > index:
-            self.producers.forget_after(index)
-            self.transactions.forget_after(index)
-            self.applied_index = index
-            # The keys of lost rows are used again, so changes alone could leave such a row in the store.
-            self._changes.restart(chain(self.producers.rows(), self.transactions.rows()))
-            self._taken_index = None
+        self.producers.forget_after(index)
+        self.transactions.forget_after(index)
+        self.applied_index, self._installed_index = index, NO_INDEX
+        # The keys of lost rows are used again, so changes alone could leave such a row in the store.
+        self._changes.restart(chain(self.producers.rows(), self.transactions.rows()))
+        self._taken_index = None
 
     @property
     def durable_index(self) -> Index:
@@ -278,12 +277,12 @@ def load_tables(
 
 
 def cut_back(tables: LogTables, table_store: TableStore, meta: LogMeta, last_index: int) -> LogTables:
-    """Return the tables without the entries that the log has lost; they are stored before others get these indexes.
+    """Forget the entries after an index, which the log has lost; store the tables before others get these indexes.
 
     Tables of a log that contains its first entry are derived from it again.
 
     Args:
-        tables: those in ``table_store``.
+        tables: those in ``table_store``, of a later entry.
         table_store: the stored rows.
         meta: the log's identity.
         last_index: the last entry of the log.
@@ -291,8 +290,6 @@ def cut_back(tables: LogTables, table_store: TableStore, meta: LogMeta, last_ind
     Raises:
         OSError: the transaction failed.
     """
-    if tables.durable_index <= last_index:
-        return tables
     # With them a retry of a lost append would count as a repeat, and the response would have the index of another entry
     # (test_tables_ahead_of_log_are_cut_back_durably_before_other_entries_get_indexes).
     if meta.tables_index is None:

@@ -137,7 +137,7 @@ def recover_store(files: Files, layout: Layout, meta: LogMeta, config: StorageCo
         fail_stop=fail_stop,
         meta=meta,
         table_store=table_store,
-        tables=cut_back(tables, table_store, meta, end.last_index),
+        tables=cut_back(tables, table_store, meta, end.last_index) if tables.durable_index > end.last_index else tables,
         index=index,
         reader=reader,
         checkpoint=checkpoint,
