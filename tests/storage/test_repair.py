@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dledger_core.storage.files.ab_file import copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from dledger_core.raft import Floor, HardState
 from dledger_core.record import HEADER_BYTES, Records, segment_name
 from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.check.repair import StoreRepair
+from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import (
     load_floor,
