@@ -1,8 +1,8 @@
-"""The decisions of ``dledger recover``: give a group a leader again that cannot elect one. No I/O.
+"""The decisions of ``dledger recover``, for a group that cannot elect a leader. No I/O.
 
 The recovery asks all nodes, decides with ``decide`` on one ``Action``, carries it out, and asks again. It keeps no
-state between two rounds, so it may be interrupted at any instruction and run again, and two may run at once. What the
-stores may do, and in which order, is in ``lineage``.
+state between two rounds, so it may be interrupted at any instruction and run again, and two may run at once. The
+changes that a store may make, and their order, are in ``lineage``.
 """
 
 from __future__ import annotations

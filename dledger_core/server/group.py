@@ -307,7 +307,7 @@ class Group:
         self._enter(state)
         try:
             end = None if hosted is None else await hosted.retire()
-            if inspects or end is None:  # behind damage the files may have more than the replica served
+            if inspects or end is None:  # after damage the files may have more than the replica served
                 end = (await asyncio.to_thread(store.inspect, end))[0]
             store.take_lock()
             await asyncio.to_thread(store.retire, end)
