@@ -292,11 +292,17 @@ class Recoveries:
                         tried = None
             disaster.is_over |= self._is_complete(disaster)
             await self._pause(20, 120)
+        for group in self._new_groups(disaster):  # a survivor that was lost meanwhile: an operator removes it there
+            absent = (each for each in group.members.values() if each.comes_from_another_log and not each.life)
+            group.changes.lost.update(each.node_id for each in absent)
 
     def _is_complete(self, disaster: Disaster) -> bool:
         """Whether all survivors are in a new log: stores of the old one that answer too only confuse an operator."""
-        new = [group for group in self._sim.groups if group.log_uuid in disaster.records]
+        new = self._new_groups(disaster)
         return any(all(group.members[name].life for name in group.bootstrapped.members) for group in new)
+
+    def _new_groups(self, disaster: Disaster) -> list[Simulator]:
+        return [group for group in self._sim.groups if group.log_uuid in disaster.records]
 
     def _new_uuid(self) -> str:
         self._uuids += 1
