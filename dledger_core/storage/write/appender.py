@@ -187,6 +187,12 @@ class Appender:
             with self._zero_lock:
                 self._zeroed_to = max(self._zeroed_to, position)
 
+    @property
+    def needs_zeros(self) -> bool:
+        """Whether ``preallocate`` has work, as far as the writer thread knows."""
+        start = self._zeroed_to
+        return self._zero_stop(start) > start and start >= self.position and self.data.covers(start)
+
     def preallocate(self) -> bool:
         """Write and sync one chunk of zeros after the end of the log; return whether there is more to do.
 
