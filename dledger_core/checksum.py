@@ -24,6 +24,8 @@ _U32 = npt.NDArray[np.uint32]
 _U8 = npt.NDArray[np.uint8]
 _CRC_BYTES: Final = 4
 _CHAIN_COUNT_MIN: Final = 64
+FEW: Final = 16
+"""Up to this many entries, a call of numpy for each column costs more than a step of Python for each entry."""
 _CHAIN_BYTES: Final = 512 << 10
 """Bytes copied at once, so that they stay in the processor's cache."""
 _COPY_BYTES_MAX: Final = 512
@@ -66,6 +68,8 @@ def first_mismatch(blob: Buffer, lengths: npt.NDArray[Any], crcs: npt.NDArray[An
         lengths: shape (n,), bytes of each body; must sum to ``len(blob)``.
         crcs: shape (n,), the expected CRC-32s.
     """
+    if len(lengths) <= FEW:
+        return _first_of_few(blob, lengths.tolist(), crcs.tolist())
     crcs = np.asarray(crcs, np.uint32)
     if len(lengths) >= _CHAIN_COUNT_MIN:
         column = np.frombuffer(blob, np.uint8)
@@ -77,6 +81,15 @@ def first_mismatch(blob: Buffer, lengths: npt.NDArray[Any], crcs: npt.NDArray[An
             return None
     wrong = np.flatnonzero(crc32_column(blob, lengths) != crcs)
     return int(wrong[0]) if len(wrong) else None
+
+
+def _first_of_few(blob: Buffer, lengths: list[int], crcs: list[int]) -> int | None:
+    view, start = memoryview(blob), 0
+    for row, (length, crc) in enumerate(zip(lengths, crcs, strict=True)):
+        if isal_zlib.crc32(view[start : start + length]) != crc:
+            return row
+        start += length
+    return None
 
 
 def match(bodies: _U8, crcs: _U32, out: _U8 | None = None) -> bool:

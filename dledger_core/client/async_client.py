@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
 import pyarrow as pa
 
+from dledger_core.client.forks import FORKS
 from dledger_core.client.protocol import END_OF_LOG, READ_BYTES, Consistency, LogClient, OptionalOperations, RoleChange
 from dledger_core.client.routing.channel import ClosedError
 from dledger_core.config import Peer
@@ -50,7 +50,7 @@ class AsyncLogClient:
 
     def __init__(self, log: LogClient) -> None:
         self._log = log
-        self._pid = os.getpid()
+        self._forks = FORKS.count
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -93,7 +93,7 @@ class AsyncLogClient:
     def _check_usable(self) -> None:
         if self._closed:
             raise ClosedError
-        if os.getpid() != self._pid:
+        if FORKS.count != self._forks:
             raise ConfigError("a client cannot be used after fork", "", "make a new one in the child process")
         loop = asyncio.get_running_loop()
         if self._loop is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -15,6 +14,7 @@ from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 import uvloop
 
 from dledger_core.client.async_client import AsyncLogClient
+from dledger_core.client.forks import FORKS
 from dledger_core.config import Peer
 from dledger_core.errors import ConfigError
 
@@ -115,9 +115,9 @@ def _result(future: Future[_T]) -> _T:
                 return future.result()
 
 
-def _shut_down(thread: LoopThread, client: AsyncLogClient, pid: int) -> None:
+def _shut_down(thread: LoopThread, client: AsyncLogClient, forks: int) -> None:
     """Close the client's connections and stop its thread; a forked child has no such thread."""
-    if os.getpid() == pid:
+    if FORKS.count == forks:
         thread.close(client.close)
 
 
@@ -135,9 +135,9 @@ class SyncLogClient:
 
     def __init__(self, client: AsyncLogClient) -> None:
         self.in_loop = client
-        self._pid = os.getpid()
+        self._forks = FORKS.count
         self._thread = LoopThread(f"dledger-client-{client.group}")
-        self._finalizer = weakref.finalize(self, _shut_down, self._thread, client, self._pid)
+        self._finalizer = weakref.finalize(self, _shut_down, self._thread, client, self._forks)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -174,7 +174,7 @@ class SyncLogClient:
             ConfigError: the client is closed, was made before a fork, or this is its own thread.
         """
         reason, remedy, future = "", "", None
-        if os.getpid() != self._pid:
+        if FORKS.count != self._forks:
             reason, remedy = "a client cannot be used after fork", "make a new one in the child process"
         elif self._thread.is_current:
             reason, remedy = "a client's own thread cannot wait for it", "use AsyncClient there"

@@ -36,7 +36,7 @@ from dledger_core.raft.messages import (
     RequestVoteResponse,
     TimeoutNow,
 )
-from dledger_core.record import HEADER_BYTES, Columns, Records, records_of
+from dledger_core.record import HEADER_BYTES, Columns, Records, records_of, total_and_smallest
 from dledger_core.recovery import SurvivorAnswer
 
 HEARTBEATS_MAX: Final = 1024
@@ -64,13 +64,12 @@ def parse_records(payload: Buffer, n: int) -> Records:
     Raises:
         ProtocolError: the lengths do not add up.
     """
-    # The sum in 64 bits: sizes of 32 bits each may wrap around to the payload's length.
     view = memoryview(payload)
     if type(n) is not int or n < 0 or len(view) < 4 * n:
         raise ProtocolError("a payload is too short for its count", "records", "", {"bytes": len(view), "count": n})
     sizes = np.frombuffer(view, "<u4", n)
-    total = int(sizes.sum(dtype=np.int64))
-    if total != len(view) - 4 * n or (n and int(sizes.min()) < HEADER_BYTES):
+    total, smallest = total_and_smallest(sizes)
+    if total != len(view) - 4 * n or (n and smallest < HEADER_BYTES):
         values = {"bytes": len(view), "count": n, "sizes_sum": total}
         raise ProtocolError("record sizes do not add up", "records", "", values)
     return Records(sizes, view[4 * n :])
@@ -92,7 +91,7 @@ def parse_columns(payload: Buffer, n: int) -> Columns:
     if type(n) is not int or n < 0 or len(view) < 8 * n:
         raise ProtocolError("a payload is too short for its count", "columns", "", {"bytes": len(view), "count": n})
     lengths = np.frombuffer(view, "<u4", n)
-    total = int(lengths.sum(dtype=np.int64))
+    total, _ = total_and_smallest(lengths)
     if total != len(view) - 8 * n:
         values = {"bytes": len(view), "count": n, "lengths_sum": total}
         raise ProtocolError("body lengths do not add up", "columns", "", values)
@@ -502,12 +501,11 @@ def _batches(payload: Buffer, crc: int, rows: Sequence[Sequence[int]], n: int) -
         records.check(rows[0][0], body_crc=False)
     except CorruptRecordError as error:
         raise ProtocolError(error.what, error.where, "", error.values) from None
-    counts = [count for _, count, _ in rows]
-    if not np.array_equal(records.headers["term"], np.repeat([row[2] for row in rows], counts)):
-        raise ProtocolError("a record's term differs from its batch's", "append entries")
     batches, at = [], 0
     for first, count, batch_term in rows:
         part = records.slice(at, at + count)
+        if not part.have_term(batch_term):
+            raise ProtocolError("a record's term differs from its batch's", "append entries")
         batches.append(Batch(Index(first), count, Term(batch_term), part.nbytes, part))
         at += count
     return tuple(batches)

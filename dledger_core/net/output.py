@@ -1,15 +1,23 @@
-"""Bytes that one connection has to send, in three queues: the transport's, parts for TLS, and bulk frames.
+"""Bytes that one connection has to send, in four queues: this turn's, the transport's, parts for TLS, bulk frames.
 
-Frames leave in order, except bulk frames: all others overtake them.
+Frames leave in order, except bulk frames: all others overtake them. The frames of one turn of the event loop are passed
+to the transport together, because each write is a system call: 64 acknowledgements cost one.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from dledger_core.checksum import Buffer
+from dledger_core.net.frame import PIECE_BYTES
 from dledger_core.net.limits.tls_write_buffer import TlsWriteBuffer
 from dledger_core.net.pieces import BulkQueue
+
+_JOINED_BYTES_MAX: Final = 64 << 10
+"""Up to this many bytes, one copy costs less than a system call with many buffers."""
+_TURN_BYTES_MAX: Final = 256 << 10
+"""More bytes leave at once: the network is the limit then, and not the system calls."""
 
 
 class Output:
@@ -24,6 +32,9 @@ class Output:
         self._transport = transport
         self._tls_buffer = TlsWriteBuffer() if has_tls else None
         self._bulk = BulkQueue()
+        self._turn: list[Buffer] = []
+        self._turn_bytes = 0
+        self._call_soon = asyncio.get_running_loop().call_soon
         self._is_full = False
         self._writable: asyncio.Future[None] | None = None
 
@@ -31,10 +42,24 @@ class Output:
     def nbytes(self) -> int:
         """Bytes that the kernel has not taken yet."""
         waiting = 0 if self._tls_buffer is None else self._tls_buffer.nbytes
-        return self._transport.get_write_buffer_size() + self._bulk.nbytes + waiting
+        return self._transport.get_write_buffer_size() + self._turn_bytes + self._bulk.nbytes + waiting
 
     def write(self, buffers: list[Buffer]) -> None:
-        """Queue encoded frames."""
+        """Queue encoded frames; those of one turn leave at its end, or once they are many bytes."""
+        if not self._turn:
+            self._call_soon(self._end_turn)
+        self._turn += buffers
+        for buffer in buffers:
+            self._turn_bytes += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+        if self._turn_bytes > _TURN_BYTES_MAX:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        buffers, nbytes, self._turn, self._turn_bytes = self._turn, self._turn_bytes, [], 0
+        if not buffers or self._transport.is_closing():  # ended early, or nothing is sent any more
+            return
+        if len(buffers) > 1 and nbytes <= _JOINED_BYTES_MAX:
+            buffers = [b"".join(buffers)]
         if self._tls_buffer is not None and self._tls_buffer.must_wait(buffers):
             self._tls_buffer.add(buffers)
             self._encrypt(self._tls_buffer)
@@ -58,6 +83,8 @@ class Output:
         # for 30 MiB is late (``test_small_frame_overtakes_bulk_that_the_network_has_not_taken``).
         while self._bulk and self._writable is None:
             self.write(self._bulk.take())
+            if self._turn_bytes >= PIECE_BYTES:
+                self._end_turn()  # the transport says now whether it is still short
 
     def pause_writing(self) -> None:
         """Record that the transport's queue is long."""
@@ -84,11 +111,13 @@ class Output:
 
     def close(self) -> None:
         """Pass everything to the transport, except bulk frames: they are dropped."""
+        self._end_turn()
         self._bulk = BulkQueue()
         while self._tls_buffer:
             self._transport.write(self._tls_buffer.take())
 
     def clear(self) -> None:
         """Drop everything; nothing waits any longer."""
+        self._turn, self._turn_bytes = [], 0
         self._bulk, self._tls_buffer = BulkQueue(), None
         self.resume_writing()

@@ -54,9 +54,10 @@ from dledger_core.record.layout import (
     is_segment_name,
     place,
     segment_name,
+    total_and_smallest,
 )
 from dledger_core.record.ranges import inside, merge_ranges
-from dledger_core.record.records import Records, index_records, records_of, slices_of
+from dledger_core.record.records import Records, index_records, index_rows, records_of, slices_of
 
 __all__ = [
     "BATCH_END",
@@ -88,6 +89,7 @@ __all__ = [
     "encode",
     "ends_batch",
     "index_records",
+    "index_rows",
     "inside",
     "is_segment_name",
     "key_of",
@@ -97,4 +99,5 @@ __all__ = [
     "segment_name",
     "slices_of",
     "to_arrow",
+    "total_and_smallest",
 ]

@@ -174,7 +174,8 @@ class ProposedBatch:
     @property
     def largest_body(self) -> int:
         """Bytes of the largest body."""
-        largest = int(self.columns.lengths.max()) if self.columns.count else 0
+        lengths = self.columns.lengths
+        largest = max(lengths.tolist(), default=0) if len(lengths) <= checksum.FEW else int(lengths.max())
         return max(largest, len(self.leading or b""))
 
     @property

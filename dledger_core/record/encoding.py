@@ -25,8 +25,6 @@ from dledger_core.record.layout import (
 )
 from dledger_core.record.records import Records, slices_of
 
-_SCALAR_COUNT_MAX = 12
-
 _I64 = npt.NDArray[np.int64]
 _U32 = npt.NDArray[np.uint32]
 
@@ -69,7 +67,7 @@ def encode(
     flags = append_time(timestamp_ms) | (MUST_UNDERSTAND if control is not None and magic == MAGIC_MEMBERSHIP else 0)
     fields = (first_index, term, flags)
     magics = dict.fromkeys(control_rows, MAGIC_CONTROL) if control is None else {0: magic}
-    if len(lengths) <= _SCALAR_COUNT_MAX:
+    if len(lengths) <= checksum.FEW:
         return Records(sizes, _encode_few(fields, magics, positions, lengths, crcs, control, columns.bodies))
     return _encode_many(fields, magics, positions, lengths, crcs, control, columns.bodies)
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dledger_core import checksum
 from dledger_core.checksum import Buffer
 from dledger_core.errors import invariant
 from dledger_core.ids import NUMBER_MAX
@@ -49,6 +50,8 @@ HEADER: Final = np.dtype(
 _HEADER_STRUCT: Final = struct.Struct(">iiqqqQIi")
 pack_header = _HEADER_STRUCT.pack
 """Returns the bytes of one record's header: arguments in the order of ``Header``."""
+pack_index_record = struct.Struct(">iqiqq").pack
+"""Returns the bytes of one row of the index: arguments in the order of ``INDEX_RECORD``."""
 PREFIX: Final = struct.Struct(">ii")
 """Magic and size: the first 8 bytes of a record, and all of a BLANK, whose size reaches to the segment's end."""
 
@@ -139,6 +142,20 @@ def is_segment_name(name: str) -> bool:
     return len(name) == _NAME_DIGITS and name.isascii() and name.isdigit()
 
 
+def total_and_smallest(sizes: npt.NDArray[Any]) -> tuple[int, int]:
+    """Return the sum of sizes and the smallest one, 0 if there is none.
+
+    The sum in 64 bits: sizes of 32 bits each may wrap around to the length of what contains them.
+
+    Args:
+        sizes: unsigned, shape (n,).
+    """
+    if len(sizes) <= checksum.FEW:
+        few: list[int] = sizes.tolist()
+        return sum(few), min(few, default=0)
+    return int(sizes.sum(dtype=np.int64)), int(sizes.min())
+
+
 def contiguous(positions: npt.NDArray[np.int64], sizes: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
     """Yield (position, bytes) of each contiguous part of consecutive records, in order.
 
@@ -162,6 +179,8 @@ def place(sizes: npt.NDArray[Any], position: int, segment_bytes: int) -> npt.NDA
         position: end of the log.
         segment_bytes: size of a data file.
     """
+    if len(sizes) <= checksum.FEW:
+        return np.array(_place_few(sizes.tolist(), position, segment_bytes), np.int64)
     sizes64 = sizes.astype(np.int64)
     positions = np.empty(len(sizes64), np.int64)
     ends = np.cumsum(sizes64)
@@ -174,4 +193,16 @@ def place(sizes: npt.NDArray[Any], position: int, segment_bytes: int) -> npt.NDA
         positions[done:stop] = ends[done:stop] - sizes64[done:stop] - before + base
         done = max(done, stop)
         base = limit + PREFIX.size
+    return positions
+
+
+def _place_few(sizes: list[int], position: int, segment_bytes: int) -> list[int]:
+    positions = []
+    for size in sizes:
+        left = segment_bytes - position % segment_bytes
+        if size + PREFIX.size > left:
+            invariant(size + PREFIX.size <= segment_bytes, "a record fits no segment", bytes=size)
+            position += left
+        positions.append(position)
+        position += size
     return positions

@@ -12,16 +12,23 @@ import pyarrow as pa
 from dledger_core import checksum
 from dledger_core.checksum import Buffer
 from dledger_core.errors import CorruptRecordError, invariant
-from dledger_core.ids import NUMBER_MAX
+from dledger_core.ids import NO_TERM, NUMBER_MAX
 from dledger_core.raft.batch import Batch
-from dledger_core.record.layout import HEADER, HEADER_BYTES, INDEX_RECORD, MAGIC_DATA, MAGIC_MEMBERSHIP, Header
+from dledger_core.record.layout import (
+    HEADER,
+    HEADER_BYTES,
+    INDEX_RECORD,
+    MAGIC_DATA,
+    MAGIC_MEMBERSHIP,
+    Header,
+    pack_index_record,
+    total_and_smallest,
+)
 
 _I64 = npt.NDArray[np.int64]
 _U32 = npt.NDArray[np.uint32]
 _U8 = npt.NDArray[np.uint8]
 _INLINE_BYTES = 12
-_FEW = 16
-"""Up to this many slices are joined faster in Python than by a call of Arrow."""
 
 
 def _in_range(column: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -147,6 +154,20 @@ class Records:
         end = int(self.starts[stop]) if stop < self.count else self.nbytes
         return Records(self.sizes[start:stop], memoryview(self.data)[begin:end])
 
+    def few(self) -> list[Header]:
+        """Return all headers, which are few; ``headers`` has many of them as columns."""
+        found, at = [], 0
+        for size in self.sizes.tolist():
+            found.append(Header.unpack(self.data, at))
+            at += size
+        return found
+
+    def have_term(self, term: int) -> bool:
+        """Whether all records have this term."""
+        if self.count <= checksum.FEW:
+            return all(header.term == term for header in self.few())
+        return bool((self.headers["term"] == term).all())
+
     def check(self, first_index: int, *, body_crc: bool = True, gather: bool = False) -> None:
         """Check that the bytes are complete records with contiguous indexes from ``first_index``.
 
@@ -158,22 +179,35 @@ class Records:
         Raises:
             CorruptRecordError: with the index of the first record that is wrong.
         """
-        sizes = self.sizes.astype(np.int64)
-        if bool((sizes < HEADER_BYTES).any()) or int(sizes.sum()) != self.nbytes:
+        total, smallest = total_and_smallest(self.sizes)
+        if total != self.nbytes or (self.count and smallest < HEADER_BYTES):
             raise CorruptRecordError("record sizes do not add up", "", "", {"index": first_index})
         if not self.count:
             return
-        headers = self.headers
-        good = self.well_formed() & _in_range(headers["position"])
-        good &= headers["index"] == np.arange(first_index, first_index + self.count)
-        good[1:] &= headers["term"][1:] >= headers["term"][:-1]
-        wrong = None if bool(good.all()) else int(np.argmin(good))
+        is_few = self.count <= checksum.FEW
+        wrong = self._first_bad_of_few(first_index) if is_few else self._first_bad_header(first_index)
         reason = "the record's header is damaged"
         if wrong is None and body_crc:
             wrong, reason = self.first_bad_body(gather=gather), "the body does not match its CRC"
         if wrong is not None:
             at = f"index {first_index + wrong}"
             raise CorruptRecordError(reason, at, "", {"index": first_index + wrong})
+
+    def _first_bad_header(self, first_index: int) -> int | None:
+        headers = self.headers
+        good = self.well_formed() & _in_range(headers["position"])
+        good &= headers["index"] == np.arange(first_index, first_index + self.count)
+        good[1:] &= headers["term"][1:] >= headers["term"][:-1]
+        return None if bool(good.all()) else int(np.argmin(good))
+
+    def _first_bad_of_few(self, first_index: int) -> int | None:
+        term: int = NO_TERM
+        for row, (header, size) in enumerate(zip(self.few(), self.sizes.tolist(), strict=True)):
+            fits = header.is_well_formed and header.size == size and 0 <= header.position <= NUMBER_MAX
+            if not fits or header.index != first_index + row or header.term < term:
+                return row
+            term = header.term
+        return None
 
     def well_formed(self) -> npt.NDArray[np.bool_]:
         """Return which headers have values that a record can have; ``Header.is_well_formed`` for all of them."""
@@ -236,6 +270,13 @@ def index_records(records: Records) -> npt.NDArray[Any]:
     return out
 
 
+def index_rows(records: Records) -> Buffer:
+    """Return the bytes of the index file's records of ``records``."""
+    if records.count <= checksum.FEW:
+        return b"".join([pack_index_record(h.magic, h.position, h.size, h.index, h.term) for h in records.few()])
+    return index_records(records).view(np.uint8).data
+
+
 def slices_of(buffers: Sequence[Any], lengths: _I64, which: Any, starts: _I64) -> memoryview:
     """Return the concatenation of the slices ``buffers[which[i]][starts[i]:starts[i] + lengths[i]]``.
 
@@ -249,7 +290,7 @@ def slices_of(buffers: Sequence[Any], lengths: _I64, which: Any, starts: _I64) -
         starts: int64, shape (n,).
     """
     n = len(lengths)
-    if n <= _FEW:
+    if n <= checksum.FEW:
         return _joined(buffers, lengths, which, starts)
     views = np.zeros((n, 4), np.int32)
     views[:, 0] = lengths

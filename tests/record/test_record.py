@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dledger_core import checksum
 from dledger_core.errors import BadRequestError, CorruptRecordError, InvariantViolationError
 from dledger_core.ids import NUMBER_MAX, Index, Term
 from dledger_core.raft import Batch
@@ -28,7 +29,6 @@ from dledger_core.record import (
     Records,
     empty_batch,
     encode,
-    encoding,
     index_records,
     place,
     slices_of,
@@ -82,13 +82,13 @@ def test_both_encoders_write_the_format(
         return
     at -= max(0, at % 1024 - 1016)  # a log never ends in the last 7 bytes of a segment
     expected = oracle(bodies, first, term, at, time, 1024, control, magic)
-    for scalar_count_max in (0, 1000):
-        before, encoding._SCALAR_COUNT_MAX = encoding._SCALAR_COUNT_MAX, scalar_count_max
+    for few in (0, 1000):
+        before, checksum.FEW = checksum.FEW, few
         try:
             place = {"first_index": first, "term": term, "position": at, "timestamp_ms": time, "segment_bytes": 1024}
             records = encoded(bodies, **place, control=control, magic=magic)
         finally:
-            encoding._SCALAR_COUNT_MAX = before
+            checksum.FEW = before
         assert bytes(records.data) == expected
         assert records.nbytes == int(records.sizes.sum()) == len(expected)
         again = Records(records.sizes, expected)

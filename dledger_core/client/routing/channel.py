@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from dledger_core.checksum import Buffer
 from dledger_core.client.routing.silence import CONNECT_S, PROBE_TICKS, SILENT_TICKS, Silence, SilenceWatch, WhenSilent
@@ -57,6 +57,15 @@ class ClosedError(ConfigError):
         super().__init__(*(args or ("the client is closed", "", "make a new one")))
 
 
+class _Waiting(NamedTuple, Generic[_T]):
+    """A request without a response; times are those of the event loop."""
+
+    future: asyncio.Future[_T]
+    when_silent: WhenSilent
+    timeout_s: float
+    expires: float
+
+
 class Unanswered(Generic[_T]):
     """The requests of one connection without a response, by number; the response of each is a ``_T``.
 
@@ -66,8 +75,8 @@ class Unanswered(Generic[_T]):
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._waiting: dict[int, asyncio.Future[_T]] = {}
-        self._when_silent: dict[int, WhenSilent] = {}
+        self._waiting: dict[int, _Waiting[_T]] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -89,38 +98,50 @@ class Unanswered(Generic[_T]):
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
-        self._waiting[number] = future
-        self._when_silent[number] = when_silent
-        timer = loop.call_later(timeout_s, self._expire, number, timeout_s)
+        expires = loop.time() + timeout_s
+        self._waiting[number] = _Waiting(future, when_silent, timeout_s, expires)
+        # One timer for all requests: most of them have their response long before.
+        if self._timer is None or expires < self._timer.when():
+            self._set_timer(loop, expires)
         try:
             send()
             return await future
         finally:
-            timer.cancel()
             self._waiting.pop(number, None)
-            self._when_silent.pop(number, None)
 
     def settle(self, number: object, response: _T | DLedgerError) -> None:
         """Pass a response to its caller; drop it if the caller has stopped waiting."""
-        future = self._waiting.get(number) if isinstance(number, int) else None
-        if future is None or future.done():
+        waiting = self._waiting.get(number) if isinstance(number, int) else None
+        if waiting is None or waiting.future.done():
             return
         if isinstance(response, DLedgerError):
-            future.set_exception(response)
+            waiting.future.set_exception(response)
         else:
-            future.set_result(response)
+            waiting.future.set_result(response)
 
-    def _expire(self, number: int, timeout_s: float) -> None:
-        values = {"seconds": round(timeout_s, 3)}
-        self.settle(number, RequestTimedOutError("no response in time", self._address, "", values))
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, expires: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(expires, self._expire, loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Fail the requests whose time is over, and wait for the next one."""
+        self._timer, now = None, loop.time()
+        for number, waiting in self._waiting.items():
+            if waiting.expires <= now:
+                values = {"seconds": round(waiting.timeout_s, 3)}
+                self.settle(number, RequestTimedOutError("no response in time", self._address, "", values))
+        left = [waiting.expires for waiting in self._waiting.values() if waiting.expires > now]
+        if left:
+            self._set_timer(loop, min(left))
 
     def has(self, kind: WhenSilent) -> bool:
         """Whether a request of a kind waits."""
-        return kind in self._when_silent.values()
+        return any(waiting.when_silent is kind for waiting in self._waiting.values())
 
     def left(self, kind: WhenSilent) -> None:
         """Fail all requests of a kind because the node is silent."""
-        for number in [number for number, found in self._when_silent.items() if found is kind]:
+        for number in [number for number, waiting in self._waiting.items() if waiting.when_silent is kind]:
             self.settle(number, SilentError("the node is silent", self._address))
 
     def lost(self, reason: str) -> None:

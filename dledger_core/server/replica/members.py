@@ -111,6 +111,11 @@ class Members:
         if address:
             self._reached[node_id] = address
 
+    def index(self, group: str) -> int:
+        """Return the index of the configuration in force, -1 where the log names none yet: ``of(group).index``."""
+        known = self._groups.get(group)
+        return _FOUNDING if known is None or known.configuration.is_unknown else known.index
+
     def of(self, group: str) -> LogMembers:
         """Return the members of a group's log; the nodes of the list where the log names none yet."""
         known = self._groups.get(group)

@@ -6,12 +6,13 @@ written reads as zeros. In a store written by Java the column ``magic`` may be w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from dledger_core.checksum import Buffer
 from dledger_core.ids import Index, Term
 from dledger_core.raft.batch import TermRange
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES
@@ -56,9 +57,18 @@ class IndexFile:
 
     def write(self, first_index: int, rows: Rows) -> None:
         """Write rows, one write per file."""
-        data = memoryview(rows.astype(INDEX_RECORD, copy=False).tobytes())  # numpy joins arrays in native byte order
+        self.write_parts(first_index, [rows.astype(INDEX_RECORD, copy=False).tobytes()])
+
+    def write_parts(self, first_index: int, rows: Sequence[Buffer]) -> None:
+        """Write the bytes of rows, in order, one write per file."""
         begin = first_index * INDEX_RECORD_BYTES
-        for at, upto in self._split(begin, begin + len(data)):
+        stop = begin + sum(memoryview(part).nbytes for part in rows)
+        base = self.segments.base_of(begin)
+        if base in self.segments.bases and stop <= base + self.segments.segment_bytes:
+            self.segments.write(begin, rows)
+            return
+        data = memoryview(b"".join(rows))
+        for at, upto in self._split(begin, stop):
             base = self.segments.base_of(at)
             if base not in self.segments.bases:
                 self._make(base)

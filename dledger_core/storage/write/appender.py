@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from dledger_core.record import (
     PREFIX,
     Records,
     contiguous,
-    index_records,
+    index_rows,
     place,
     records_of,
 )
@@ -84,7 +84,14 @@ class Appender:
     def _plan(self, records: Records, writes: list[tuple[int, list[Buffer]]]) -> None:
         """Add the writes of one batch, joined to the last one where they continue it, and move the end of the log."""
         # An entry has one position on all replicas: consume queues contain positions, and a repair copies records by
-        # them (test_follower_writes_the_leaders_bytes).
+        # them (test_follower_writes_the_leaders_bytes). Staging has compared each one with its place; a batch that
+        # starts here and spans no more than its own bytes is in one piece.
+        last = records.last
+        if records.first.position == self.position == last.position + last.size - records.nbytes:
+            self._join(writes, self.position, records.data)
+            self.position += records.nbytes
+            self.unsynced_bytes += records.nbytes
+            return
         positions = records.headers["position"].astype(np.int64)
         expected = place(records.sizes, self.position, self.data.segment_bytes)
         invariant(bool((positions == expected).all()), "a batch is not at the end of the log", position=self.position)
@@ -122,12 +129,11 @@ class Appender:
     def _write_index(self, batches: Sequence[Batch]) -> None:
         if not batches:
             return
-        rows: list[Any] = [index_records(records_of(batch)) for batch in batches]
-        joined = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        rows = [index_rows(records_of(batch)) for batch in batches]
         first = batches[0].first_index
-        self.index.write(first, joined)
+        self.index.write_parts(first, rows)
         segments = self.index.segments
-        begin, stop = first * INDEX_RECORD_BYTES, (first + len(joined)) * INDEX_RECORD_BYTES
+        begin, stop = first * INDEX_RECORD_BYTES, (batches[-1].last_index + 1) * INDEX_RECORD_BYTES
         self._unsynced_index.update(range(segments.base_of(begin), stop, segments.segment_bytes))
 
     def sync(self) -> None:
@@ -186,6 +192,12 @@ class Appender:
         if position > self._zeroed_to:
             with self._zero_lock:
                 self._zeroed_to = max(self._zeroed_to, position)
+
+    @property
+    def needs_zeros(self) -> bool:
+        """Whether ``preallocate`` has work, as far as the writer thread knows."""
+        start = self._zeroed_to
+        return self._zero_stop(start) > start and start >= self.position and self.data.covers(start)
 
     def preallocate(self) -> bool:
         """Write and sync one chunk of zeros after the end of the log; return whether there is more to do.

@@ -163,7 +163,8 @@ class LogWriter(DurableLog):
         # Recovery scans everything after the checkpoint: about one segment at most.
         if rolled:
             self._write_checkpoint()
-        if self.config.preallocate_bytes:
+        # A thread that is woken for nothing takes the interpreter lock from the acknowledgement of this batch.
+        if self.config.preallocate_bytes and self._appender.needs_zeros:
             self._preallocation.poke()
 
     def _sync_measured(self) -> None:

@@ -14,13 +14,15 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from dledger_core import control
+from dledger_core import checksum, control
 from dledger_core.config import BATCH_BYTES_MAX, StorageConfig
 from dledger_core.errors import BadRequestError, CorruptRecordError, NotUnderstoodError, invariant
 from dledger_core.ids import Index, Position, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.record import (
+    BATCH_END,
     HEADER_BYTES,
     MAGIC_CONTROL,
     MAGIC_MEMBERSHIP,
@@ -67,7 +69,11 @@ def check_proposal(proposal: ProposedBatch, config: StorageConfig) -> None:
 
 def check_understood(records: Records) -> None:
     """Raise NotUnderstoodError if one of the records must be understood, and its kind is of a later version."""
-    for row in np.flatnonzero((records.headers["flags"] & np.uint64(MUST_UNDERSTAND)) != 0).tolist():
+    if records.count <= checksum.FEW:
+        rows = [row for row, header in enumerate(records.few()) if header.flags & MUST_UNDERSTAND]
+    else:
+        rows = np.flatnonzero((records.headers["flags"] & np.uint64(MUST_UNDERSTAND)) != 0).tolist()
+    for row in rows:
         record = records.slice(row, row + 1)
         header = record.first
         is_control = header.magic == MAGIC_CONTROL and control.is_known(bytes(record.bodies))
@@ -78,6 +84,31 @@ def check_understood(records: Records) -> None:
                 "upgrade this node",
                 {"index": header.index, "magic": header.magic},
             )
+
+
+# One mark, at the end: recovery keeps whole batches only, because a batch is acknowledged as a whole. Java writes none.
+
+
+def _all_fit(batch: Batch, records: Records, positions: npt.NDArray[np.int64]) -> bool:
+    headers = records.headers
+    ends = ends_batch(headers)
+    return (
+        int(headers["index"][0]) == batch.first_index
+        and bool((headers["term"] == batch.term).all())
+        and bool((headers["position"] == positions).all())
+        and ((bool(ends[-1]) and not bool(ends[:-1].any())) or bool((headers["flags"] == 0).all()))
+    )
+
+
+def _few_fit(batch: Batch, records: Records, positions: npt.NDArray[np.int64]) -> bool:
+    headers = records.few()
+    marks = [header.flags & BATCH_END != 0 for header in headers]
+    return (
+        headers[0].index == batch.first_index
+        and all(header.term == batch.term for header in headers)
+        and [header.position for header in headers] == positions.tolist()
+        and (marks == [False] * (len(marks) - 1) + [True] or not any(header.flags for header in headers))
+    )
 
 
 def with_java_entries(meta: LogMeta, batches: Sequence[Batch]) -> LogMeta:
@@ -168,7 +199,8 @@ class Staging:
 
         Positions are the same on all replicas: RocketMQ's consume queues contain them.
         """
-        largest = int(records.sizes.max())
+        is_few = records.count <= checksum.FEW
+        largest = max(records.sizes.tolist()) if is_few else int(records.sizes.max())
         if largest > self._config.record_bytes_max or records.nbytes > BATCH_BYTES_MAX:
             raise CorruptRecordError(
                 "a received batch exceeds the limits of the log",
@@ -176,27 +208,14 @@ class Staging:
                 "use the same segment sizes on all nodes",
                 {"index": batch.first_index, "largest_record": largest, "bytes": records.nbytes},
             )
-        headers = records.headers
         positions = place(records.sizes, self._end.position, self._config.data_segment_bytes)
-        ends = ends_batch(headers)
-        # One mark, at the end: recovery keeps whole batches only, because a batch is acknowledged as a whole.
-        one_batch = bool(ends[-1]) and not bool(ends[:-1].any())
-        fits = (
-            int(headers["index"][0]) == batch.first_index
-            and bool((headers["term"] == batch.term).all())
-            and bool((headers["position"] == positions).all())
-            and (one_batch or bool((headers["flags"] == 0).all()))
-        )
-        if not fits:
+        if not (_few_fit(batch, records, positions) if is_few else _all_fit(batch, records, positions)):
+            first = records.first
             raise CorruptRecordError(
                 "a received batch does not continue the log",
                 f"index {batch.first_index}",
                 "compare the stores of the two nodes",
-                {
-                    "index": int(headers["index"][0]),
-                    "position": int(headers["position"][0]),
-                    "expected": int(positions[0]),
-                },
+                {"index": first.index, "position": first.position, "expected": int(positions[0])},
             )
         # Before the acknowledgement: a node that skipped such an entry would count for a majority whose log means
         # something else (test_received_entry_that_must_be_understood_is_refused_if_unknown).
