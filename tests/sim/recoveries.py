@@ -458,7 +458,7 @@ class Recoveries:
         end = state.retired.end.last_index
         if member.cut_start is not None:  # it may have ended the log, and not recorded the end
             with member.store.repairing(write=False) as store:
-                last_index = store.inspection().last_index
+                last_index = store.inspect().last_index
             ends = [disk.first_index() - 1, *(batch.last_index for batch in disk.batches)]
             kept = max(last for last in ends if last < member.cut_start)
             check(last_index in (end, kept), "a cut left another end", member.node_id, last_index, end, kept)

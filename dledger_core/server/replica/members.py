@@ -114,7 +114,7 @@ class Members:
     def index(self, group: str) -> int:
         """Return the index of the configuration in force, -1 where the log names none yet: ``of(group).index``."""
         known = self._groups.get(group)
-        return _FOUNDING if known is None or known.configuration.is_unknown else known.index
+        return _BOOTSTRAP if known is None or known.configuration.is_unknown else known.index
 
     def of(self, group: str) -> LogMembers:
         """Return the members of a group's log; the nodes of the list where the log names none yet."""
