@@ -56,7 +56,7 @@ class Output:
 
     def _end_turn(self) -> None:
         buffers, nbytes, self._turn, self._turn_bytes = self._turn, self._turn_bytes, [], 0
-        if not buffers or self._transport.is_closing():  # ended early, or nothing is sent any more
+        if not buffers or self._transport.is_closing():  # ended early, or nothing more is sent
             return
         if len(buffers) > 1 and nbytes <= _JOINED_BYTES_MAX:
             buffers = [b"".join(buffers)]

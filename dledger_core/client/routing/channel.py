@@ -125,7 +125,7 @@ class Unanswered(Generic[_T]):
         self._timer = loop.call_at(expires, self._expire, loop)
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fail the requests whose time is over, and wait for the next one."""
+        """Fail the requests that have expired, and wait for the next one."""
         self._timer, now = None, loop.time()
         for number, waiting in self._waiting.items():
             if waiting.expires <= now:
