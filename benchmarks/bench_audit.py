@@ -1,4 +1,4 @@
-"""Bytes per second of an audit: ``python -m tests.benchmarks.bench_audit --gib 2``.
+"""Bytes per second of an audit: ``python -m benchmarks.bench_audit --gib 2``.
 
 Three equal native stores with 1 KB entries are written, synced and read once, so they are in the page cache. Then
 the complete job in ``digest`` mode, from its snapshot to its tables, runs in one session, whose start is not counted:
@@ -18,12 +18,12 @@ from typing import Any
 
 import psutil
 
+from benchmarks.timing import read_all, seconds
 from dledger_core.config import StorageConfig
 from dledger_core.ids import Index, Term
 from dledger_core.raft import HardState
 from dledger_core.record import HEADER_BYTES, Columns, ProposedBatch
 from dledger_core.storage import CommitLog
-from tests.benchmarks.timing import read_all, seconds
 
 BODY_BYTES = 1000
 BATCH = 4096

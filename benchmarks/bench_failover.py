@@ -9,7 +9,7 @@ contains the election. ``new client`` connects after the fault and reads lineari
 flight: its time may be its deadline of 3 s, and its outcome unknown. Not included: a client whose own network is lost,
 and a network slower than loopback.
 
-Run: ``python -m tests.benchmarks.bench_failover [--rounds 10]``. Prints one JSON object: median and worst.
+Run: ``python -m benchmarks.bench_failover [--rounds 10]``. Prints one JSON object: median and worst.
 """
 
 from __future__ import annotations

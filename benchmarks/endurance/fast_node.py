@@ -1,4 +1,4 @@
-"""A node whose log time runs faster: ``python -m tests.endurance.fast_node SPEED serve ...``.
+"""A node whose log time runs faster: ``python -m benchmarks.endurance.fast_node SPEED serve ...``.
 
 Each ms that a leader leads counts as SPEED ms of log time. Nothing else is faster: ticks, elections, deadlines
 and append times keep to the clocks.

@@ -1,6 +1,6 @@
 """Processor time of idle nodes that host many groups: heartbeats are all that they do.
 
-Run: ``python -m tests.benchmarks.bench_idle [--groups 256] [--seconds 20]``. Prints one JSON object: the processor time
+Run: ``python -m benchmarks.bench_idle [--groups 256] [--seconds 20]``. Prints one JSON object: the processor time
 of each node as a share of one processor, and the bytes of a frame of heartbeats of all groups and of its responses.
 """
 

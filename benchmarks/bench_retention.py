@@ -5,7 +5,7 @@ that their blocks exist. ``CommitLog.trim`` then deletes three of them, as reten
 appends of the group wait for as long. Each number is the median of ``--rounds`` rounds. For comparison the same three
 files are unlinked directly by ``os.unlink`` in another round.
 
-Run: ``python -m tests.benchmarks.bench_retention [--rounds 3]``. Prints one JSON object.
+Run: ``python -m benchmarks.bench_retention [--rounds 3]``. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dledger_core.config import StorageConfig
 from dledger_core.ids import Index, Term
 from dledger_core.record import Columns, ProposedBatch
 from dledger_core.storage import CommitLog
-from dledger_core.storage.tables.tables import TablesSnapshot
 
 FILE_BYTES, FILES, BODY = 256 << 20, 4, bytes(1 << 20)
 
@@ -43,7 +42,7 @@ def trim_ms(directory: Path) -> float:
     log = filled(directory)
     try:
         last = log.last_index()
-        tables = TablesSnapshot.of(log.load_tables())
+        tables = log.load_tables().take_changes()
         began = time.monotonic()
         log.trim(last, tables, last)
         return (time.monotonic() - began) * 1000

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
+from benchmarks.endurance.auditor import DAY_MS, LASTING_MS, ONE_TIME_MS, Auditor
+from benchmarks.endurance.ledger import Ledger
 from dledger_core import AsyncClient
 from dledger_core.client import fingerprint_of
 from dledger_core.client.routing.retry import is_temporary, is_unknown
@@ -31,8 +33,6 @@ from dledger_core.errors import (
     QueryUnknownError,
     TransactionError,
 )
-from tests.endurance.auditor import DAY_MS, LASTING_MS, ONE_TIME_MS, Auditor
-from tests.endurance.ledger import Ledger
 
 GIVE_UP_S: Final = 60.0
 PLAIN_BYTES: Final = 4096

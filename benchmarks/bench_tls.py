@@ -5,7 +5,7 @@ requests of 1 MiB (throughput) and once with one request of one entry at a time 
 ``--rounds`` rounds, and the median counts. A handshake is a connection with hello to a node, one at a time. Not
 included: a network; nodes, load and measurement share one machine's processors.
 
-Run: ``python -m tests.benchmarks.bench_tls [--seconds 5] [--rounds 3]``. Prints one JSON object.
+Run: ``python -m benchmarks.bench_tls [--seconds 5] [--rounds 3]``. Prints one JSON object.
 """
 
 from __future__ import annotations

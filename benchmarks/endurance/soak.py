@@ -24,16 +24,16 @@ from typing import Any, Final
 
 import uvloop
 
+from benchmarks.endurance.auditor import DAY_MS, Auditor
+from benchmarks.endurance.fast_cluster import FastCluster
+from benchmarks.endurance.ledger import Ledger
+from benchmarks.endurance.measures import QUARTERS, Measures, ratios
+from benchmarks.endurance.writers import Load, Writers
 from dledger_core import AsyncClient, Metadata, open_store
 from dledger_core.errors import DLedgerError
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.tables.orphaned import ORPHANED
 from dledger_core.storage.tables.queries import QUERY
-from tests.endurance.auditor import DAY_MS, Auditor
-from tests.endurance.fast_cluster import FastCluster
-from tests.endurance.ledger import Ledger
-from tests.endurance.measures import QUARTERS, Measures, ratios
-from tests.endurance.writers import Load, Writers
 from tests.support.soak_record import SoakRecord
 
 RECORD: Final = Path(__file__).with_name("SOAK.jsonl")

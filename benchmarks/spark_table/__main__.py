@@ -6,8 +6,8 @@ default) with Spark's own connector at its best settings (minPartitions = cores,
 machine, all in one run, in turn. Kafka and its connector are fetched by Maven on first use; without a JDK or Maven it
 is left out, which the report mentions. This is not a test: absolute numbers depend on the machine, so read the ratios.
 
-    python -m tests.benchmarks.spark_table --report build/spark-speed.md
-    python -m tests.benchmarks.spark_table --quick --only read sink --without-kafka
+    python -m benchmarks.spark_table --report build/spark-speed.md
+    python -m benchmarks.spark_table --quick --only read sink --without-kafka
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.spark_table import brokers
+from benchmarks.spark_table.kafka import Kafka
+from benchmarks.spark_table.measures import TO_REACH, Bench
+from benchmarks.spark_table.memory_source import MemorySource
+from benchmarks.spark_table.report import Line, markdown
+from benchmarks.spark_table.systems import Ledger, Memory, System
+from benchmarks.spark_table.trickle import trickle_lines
 from dledger_core import LocalCluster
 from jobs._session import spark_session
 from spark_connector import register
-from tests.benchmarks.spark_table import brokers
-from tests.benchmarks.spark_table.kafka import Kafka
-from tests.benchmarks.spark_table.measures import TO_REACH, Bench
-from tests.benchmarks.spark_table.memory_source import MemorySource
-from tests.benchmarks.spark_table.report import Line, markdown
-from tests.benchmarks.spark_table.systems import Ledger, Memory, System
-from tests.benchmarks.spark_table.trickle import trickle_lines
 
 KINDS = ("read", "stream", "stream-noop", "start", "sink", "memory", "decode", "trickle")
 SETTINGS = {
@@ -133,7 +133,7 @@ def facts(spark: Any, options: argparse.Namespace) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "command": shlex.join(["python", "-m", "tests.benchmarks.spark_table", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks.spark_table", *sys.argv[1:]]),
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}",
         "versions": f"Spark {spark.version}, Python {platform.python_version()}, commit {commit.stdout.strip()}",
         "rows": f"{options.rows:,} of 100 B, {options.rows // 5:,} of 1 KB; median of {options.rounds} rounds",

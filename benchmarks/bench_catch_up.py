@@ -6,7 +6,7 @@ requests of 1 MiB, and the follower starts again. The latencies until it has eve
 given. The ratio of the two p99 is the result: the three nodes share the disk and the processors, which real ones do
 not, so it is an upper limit.
 
-Run: ``python -m tests.benchmarks.bench_catch_up [--mib 1500] [--seconds 5]``. Prints one JSON object.
+Run: ``python -m benchmarks.bench_catch_up [--mib 1500] [--seconds 5]``. Prints one JSON object.
 """
 
 from __future__ import annotations

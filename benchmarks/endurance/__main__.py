@@ -1,8 +1,8 @@
-"""Producers and queries that come and go while weeks of log time pass; see ``tests.endurance.soak``.
+"""Producers and queries that come and go while weeks of log time pass; see ``benchmarks.endurance.soak``.
 
-python -m tests.endurance --minutes 2                     a trial
-python -m tests.endurance --minutes 30 --record           a line of SOAK.jsonl, and its plot
-python -m tests.endurance plot                            the plot of the newest line again
+python -m benchmarks.endurance --minutes 2                     a trial
+python -m benchmarks.endurance --minutes 30 --record           a line of SOAK.jsonl, and its plot
+python -m benchmarks.endurance plot                            the plot of the newest line again
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.endurance.plot import PLOT, save_plot
-from tests.endurance.soak import RECORD, Plan, new_seed, run_soak
+from benchmarks.endurance.plot import PLOT, save_plot
+from benchmarks.endurance.soak import RECORD, Plan, new_seed, run_soak
 
 PER_MINUTE = 100_000 / 30, 10_000 / 30
 """Producers and queries."""
@@ -23,7 +23,7 @@ PER_MINUTE = 100_000 / 30, 10_000 / 30
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.endurance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.endurance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", nargs="?", choices=("run", "plot"), default="run")
     parser.add_argument("--minutes", type=float, default=2.0)

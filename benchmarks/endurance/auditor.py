@@ -10,11 +10,11 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
+from benchmarks.endurance.ledger import Ledger
 from dledger_core import AsyncClient
 from dledger_core.client.protocol import END_OF_LOG
 from dledger_core.control import unpack
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError
-from tests.endurance.ledger import Ledger
 
 T = TypeVar("T")
 

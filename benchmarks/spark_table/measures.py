@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 
-from tests.benchmarks.spark_table.report import DLEDGER, MEMORY, Line
-from tests.benchmarks.spark_table.systems import Ledger, System
-from tests.benchmarks.timing import seconds
+from benchmarks.spark_table.report import DLEDGER, MEMORY, Line
+from benchmarks.spark_table.systems import Ledger, System
+from benchmarks.timing import seconds
 from tests.support.spark_jvm import collect_garbage, jvm_pid
 
 Work = Callable[[], float]

@@ -7,7 +7,7 @@ rolls often, and each second a checkpoint stores what changed in the tables. Eac
 rounds.
 ``load_s`` is the time to open the store and read its tables within this process; ``rss_mb`` is of the node's process.
 
-Run: ``python -m tests.benchmarks.bench_tables [--producers 1000000] [--seconds 10] [--rounds 3]``. Prints one JSON
+Run: ``python -m benchmarks.bench_tables [--producers 1000000] [--seconds 10] [--rounds 3]``. Prints one JSON
 object.
 """
 

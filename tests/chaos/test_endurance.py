@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.endurance.plot import save_plot
-from tests.endurance.soak import Plan, Soak
+from benchmarks.endurance.plot import save_plot
+from benchmarks.endurance.soak import Plan, Soak
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

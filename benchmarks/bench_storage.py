@@ -10,7 +10,7 @@ back warm.
 * read: reads of 1 MiB with all checks; raw: without body CRCs; batches: as a leader reads for a follower
 * verify: the whole store; recover: opening it without a checkpoint; reindex: the same without an index
 
-Run: ``python -m tests.benchmarks.bench_storage [--body-bytes 100]``. Prints one JSON object per body size.
+Run: ``python -m benchmarks.bench_storage [--body-bytes 100]``. Prints one JSON object per body size.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.timing import seconds
 from dledger_core.config import StorageConfig
 from dledger_core.ids import Index, Term
 from dledger_core.raft.ready import HardState
@@ -33,7 +34,6 @@ from dledger_core.record import Columns, ProposedBatch
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
-from tests.benchmarks.timing import seconds
 
 NOTHING_COVERED = Checkpoint(-1, -1, 0)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-from tests.benchmarks.spark_table.brokers import Brokers
-from tests.benchmarks.spark_table.report import KAFKA
-from tests.benchmarks.spark_table.systems import System
+from benchmarks.spark_table.brokers import Brokers
+from benchmarks.spark_table.report import KAFKA
+from benchmarks.spark_table.systems import System
 
 PRODUCER = {"kafka.acks": "all", "kafka.batch.size": "1048576", "kafka.linger.ms": "5"}
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from tests.benchmarks.spark_table.report import Line
-from tests.benchmarks.spark_table.systems import System
+from benchmarks.spark_table.report import Line
+from benchmarks.spark_table.systems import System
 
 RATE = 20.0
 COLD_BATCHES = 3

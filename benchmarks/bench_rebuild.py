@@ -1,4 +1,4 @@
-"""Rows per second of the consume queue rebuild: ``python -m tests.benchmarks.bench_rebuild --gib 4``.
+"""Rows per second of the consume queue rebuild: ``python -m benchmarks.bench_rebuild --gib 4``.
 
 A broker's store of 1 KB messages in 8 queues is written and read once, so it is in the page cache. Then the complete
 job, from its plan to the Delta table, runs ``--rounds`` times in one session, whose start is not counted.
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.timing import read_all, seconds
 from dledger_core.record import HEADER_BYTES, INDEX_RECORD
 from dledger_core.rocketmq import encode_messages
-from tests.benchmarks.timing import read_all, seconds
 
 DATA_BYTES = 1 << 30
 INDEX_RECORDS = 5_242_880

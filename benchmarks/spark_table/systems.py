@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from benchmarks.spark_table.memory_source import random_bodies, random_messages
+from benchmarks.spark_table.report import DLEDGER, MEMORY
 from dledger_core import Client, LocalCluster
-from tests.benchmarks.spark_table.memory_source import random_bodies, random_messages
-from tests.benchmarks.spark_table.report import DLEDGER, MEMORY
 
 APPEND_BYTES = 1 << 20
 IN_FLIGHT = 4

@@ -8,7 +8,7 @@ page-cache (Java DLedger's). All run at the same time and are loaded in turns; e
 fsync: the gain of page-cache is the cost of the flush, the gain of one node is the cost of the majority. Not included:
 a network, three disks instead of one, and the processors of three machines, all of which three real nodes have.
 
-Run: ``python -m tests.benchmarks.bench_majority [--seconds 5] [--rounds 3]``. Prints one JSON object.
+Run: ``python -m benchmarks.bench_majority [--seconds 5] [--rounds 3]``. Prints one JSON object.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the leader appends 7 MiB with ``timeout_ms`` 60,000. Reported: seconds until the
 link alone carries the bytes, and the elections meanwhile, by the leader's term. Not included: a real network, and a
 link of the client.
 
-Run: ``python -m tests.benchmarks.bench_slow_links``. Prints one JSON object; the exit code is 1 after an election.
+Run: ``python -m benchmarks.bench_slow_links``. Prints one JSON object; the exit code is 1 after an election.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class FastCluster(LocalCluster):
     def serve_command(self, node_id: str) -> list[str]:
         """Return the command of a node that runs with the other speed."""
         python, _, _, *arguments = super().serve_command(node_id)
-        return [python, "-m", "tests.endurance.fast_node", str(self._speed), *arguments]
+        return [python, "-m", "benchmarks.endurance.fast_node", str(self._speed), *arguments]
 
     def start_again(self, node_id: str, *, kill: bool) -> float:
         """Stop or kill a node and start it; return the seconds from the new process to its served store."""

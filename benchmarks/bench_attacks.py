@@ -11,7 +11,7 @@ says that the attack delays others by the processors that it takes on this one m
 latency with neither. Reported: p50 and p99 in ms of attack and control, and the ratios, with a target of at most 2.
 Attack and controls alternate for ``--rounds`` rounds, and the median counts. Not included: a network.
 
-Run: ``python -m tests.benchmarks.bench_attacks [--seconds 5] [--rounds 3] [--attack NAME]``. Prints one JSON object per
+Run: ``python -m benchmarks.bench_attacks [--seconds 5] [--rounds 3] [--attack NAME]``. Prints one JSON object per
 attack; ``--attack`` may be repeated. A round of an attack measures three or four times ``--seconds``.
 """
 
@@ -175,7 +175,7 @@ def measure_control(cluster: AttackedCluster, shares: list[float], seconds: floa
     """Measure next to processes that burn CPU time."""
     with contextlib.ExitStack() as stack:
         for share in shares:
-            command = [sys.executable, "-m", "tests.benchmarks.bench_attacks", "--burn", str(share)]
+            command = [sys.executable, "-m", "benchmarks.bench_attacks", "--burn", str(share)]
             stack.callback(stack.enter_context(subprocess.Popen(command)).kill)
         time.sleep(START_S)
         return measure_calm(cluster, seconds)
@@ -185,7 +185,7 @@ def measure_attack(cluster: AttackedCluster, attack: Attack, seconds: float) -> 
     """Return the phases of an attack; the first process is the attacker's."""
     target, tls = cluster.target(), cluster.nodes.tls
     arguments = [name_of(attack), f"{target.node.node_id}-{target.node.address}", "" if tls is None else str(tls.ca)]
-    command = [sys.executable, "-m", "tests.benchmarks.bench_attacks", "--run", *arguments]
+    command = [sys.executable, "-m", "benchmarks.bench_attacks", "--run", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -8,7 +8,7 @@ of the others. The ratio compares the p99 next to producers with the p99 next to
 for ``--rounds`` rounds, and the median counts. Not included: a network; nodes, load and measurement share one
 machine's processors.
 
-Run: ``python -m tests.benchmarks.bench_fair_turns [--seconds 5] [--rounds 3]``. Prints one JSON object.
+Run: ``python -m benchmarks.bench_fair_turns [--seconds 5] [--rounds 3]``. Prints one JSON object.
 """
 
 from __future__ import annotations
