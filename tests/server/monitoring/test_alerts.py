@@ -12,7 +12,7 @@ import yaml
 
 from dledger_core.server.monitoring.metrics import METRICS
 
-ALERTS = Path(__file__).resolve().parents[2] / "deploy/prometheus/alerts.yml"
+ALERTS = Path(__file__).resolve().parents[3] / "deploy/prometheus/alerts.yml"
 NAMES = [rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 ON = 'instance="n0",group="g"'
 MINUTES = 60

@@ -20,8 +20,8 @@ from dledger_core.server.config import ServerConfig
 from dledger_core.storage.files.identity import continued, save_identity
 from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
 from dledger_core.storage.files.meta_files import save_hard_state
-from tests.server.test_lost_majority import append as append_entries
-from tests.server.test_lost_majority import bodies, client_of, leaderless, recover, settled, wipe
+from tests.server.bootstrap.test_lost_majority import append as append_entries
+from tests.server.bootstrap.test_lost_majority import bodies, client_of, leaderless, recover, settled, wipe
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log, read_all
 from tests.support.server_group import STORAGE, ServerGroup, eventually, run

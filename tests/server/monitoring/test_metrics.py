@@ -21,7 +21,7 @@ from dledger_core.server.monitoring.site import SiteOptions
 from tests.support.http import afetch
 from tests.support.server_group import ServerGroup, eventually, stall
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "dledger_core/server/monitoring/README.md").read_text()
 ALERTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]

@@ -26,7 +26,7 @@ from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import mark_needs_verification
 from dledger_core.storage.files.quarantine import mark_quarantined, quarantine_reason
-from tests.server.test_lost_majority import (
+from tests.server.bootstrap.test_lost_majority import (
     Interrupted,
     append,
     bodies,

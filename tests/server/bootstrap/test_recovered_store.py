@@ -14,7 +14,7 @@ from dledger_core.server.config import ServerConfig
 from dledger_core.storage.files.identity import continued, save_identity
 from dledger_core.storage.files.layout import load_log_meta, save_log_meta
 from dledger_core.storage.tables.tables import LogTables, TableChanges, save_tables
-from tests.server.test_bootstrap import PEERS
+from tests.server.bootstrap.test_bootstrap import PEERS
 from tests.storage.test_lineage import END, LAYOUT, ME, OTHER, old_store, record_for
 from tests.storage.test_stored_tables import producer_entry
 from tests.support.faulty_files import Crash, FaultyFiles
