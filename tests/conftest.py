@@ -10,6 +10,7 @@ import inspect
 import os
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -24,6 +25,16 @@ RETRIED = ("integration", "spark", "notebook")
 NEVER_RETRIED = "chaos"
 """The directory whose tests look for violated guarantees: a second run would hide one."""
 LONG = (*RETRIED, "sim", "slow")
+QUICK = frozenset({
+    "raft", "record", "storage", "net", "sim/test_simulator.py", "server/services/test_appends.py",
+    "server/replica/test_replica.py", "server/replica/test_recovering.py", "server/replica/test_acknowledged.py",
+    "test_bootstrap.py", "test_lineage.py", "test_recovery_holes.py", "test_architecture.py",
+})  # fmt: skip
+"""Files and directories of the mark ``quick``: most of what a change can break, in two minutes on two cores.
+
+Tests of real processes and Spark, and the slow ones, are left out there too; seeds of the simulation are not.
+"""
+HERE = Path(__file__).resolve().parent
 LEFT_S = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -47,7 +58,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out soak runs, start the long files first, and allow ``--reruns`` for the marks in ``RETRIED`` only.
+    """Leave out soak runs, mark the quick tests, start the long files first, and retry the marks in ``RETRIED`` only.
 
     Unit, contract, property and simulation tests are never retried, because a retry hides a race. Neither are those of
     the directory ``NEVER_RETRIED``.
@@ -56,6 +67,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = {item for item in items if marked(item, ("soak",))}
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
+    for item in items:
+        if is_quick(item):
+            item.add_marker(pytest.mark.quick)
     spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
     jvms = {item.path for item in items if marked(item, ("spark", "notebook"))}  # minutes each, of many processes
     long = {item.path for item in items if marked(item, LONG)}
@@ -63,6 +77,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not marked(item, RETRIED) or item.path.parent.name == NEVER_RETRIED:
             item.add_marker(pytest.mark.flaky(reruns=0))
+
+
+def is_quick(item: pytest.Item) -> bool:
+    if HERE not in item.path.parents or marked(item, (*RETRIED, "slow")):
+        return False
+    path = item.path.relative_to(HERE)
+    return not QUICK.isdisjoint(str(part) for part in (path, *path.parents))
 
 
 def marked(item: pytest.Item, names: tuple[str, ...]) -> bool:
