@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.installed
 # Three workers: with two, the two cores wait for a fifth of the time. The order of the files is tests/conftest.py's.
 WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
-QUICK := not spark and not integration and not notebook and not sim and not slow
+UNIT := not spark and not integration and not notebook and not sim and not slow
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
@@ -11,13 +11,14 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo notebooks test check lint jars snapshots coverage site bench soak clean
+.PHONY: help demo notebooks test check quick lint jars snapshots coverage site bench soak clean
 
 help:
 	@echo 'make demo    the whole pipeline on 336,776 real flight events (ARGS="--keep DIR" and others are passed on)'
 	@echo 'make notebooks  run the notebooks and write HTML pages to share to build/notebooks (DLEDGER_SOURCE=DIR|PEERS)'
 	@echo 'make test    all checks and all tests, as CI runs them'
-	@echo 'make check   the quick part: format, lint, types, imports, words, unit tests; under a minute'
+	@echo 'make quick   the two minutes of tests that catch most: core, files, network, seeds of the simulation'
+	@echo 'make check   format, lint, types, imports, words, unit tests; under a minute'
 	@echo 'make snapshots  accept the present help pages and errors as snapshots of the tests'
 	@echo 'make coverage  the branches that the quick tests take, with a floor for each package'
 	@echo 'make site    the guides and the reference of the public names as pages, in build/site'
@@ -55,7 +56,11 @@ test: $(READY)
 		--durations=30 --durations-min=4 $(ARGS)
 
 check: lint
-	@.ci/java $(BIN)/python -m pytest -q $(WORKERS) -m '$(QUICK)' $(ARGS)
+	@.ci/java $(BIN)/python -m pytest -q $(WORKERS) -m '$(UNIT)' $(ARGS)
+
+# tests/conftest.py chooses them.
+quick: $(READY)
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m quick $(ARGS)
 
 # Review the difference with git afterwards.
 snapshots: $(READY)
@@ -71,7 +76,7 @@ site: $(READY)
 
 bench: $(READY)
 	@$(BIN)/dledger perf append $(ARGS)
-	@$(BIN)/python -m tests.benchmarks.bench_storage
+	@$(BIN)/python -m benchmarks.bench_storage
 
 # Every run continues its record (SOAK.jsonl), or starts from seeds that no earlier run had.
 MINUTES := 60
@@ -79,7 +84,7 @@ soak: $(READY)
 	@$(BIN)/python -m pytest -q --soak -m soak
 	@$(BIN)/python -m tests.sim --soak 10000000 --jobs 2
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --record
-	@$(BIN)/python -m tests.endurance --minutes 30 --record
+	@$(BIN)/python -m benchmarks.endurance --minutes 30 --record
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { echo 'fuzzing is left out: it needs $(BIN)/pip install atheris' >&2; exit 0; }; \
 		for target in $$($(BIN)/python -m tests.fuzz); do $(BIN)/python -m tests.fuzz $$target --seconds $(MINUTES) || exit 1; done
 

@@ -10,6 +10,7 @@ import inspect
 import os
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -21,9 +22,19 @@ from tests.support.spark_jvm import short_lived_environment
 
 RETRIED = ("integration", "spark", "notebook")
 """Marks of tests of real processes or real Spark: a machine that stalls for seconds fails them."""
-NEVER_RETRIED = ("chaos", "endurance")
-"""Directories whose tests look for violated guarantees: a second run would hide one."""
+NEVER_RETRIED = "chaos"
+"""The directory whose tests look for violated guarantees: a second run would hide one."""
 LONG = (*RETRIED, "sim", "slow")
+QUICK = frozenset({
+    "raft", "record", "storage", "net", "sim/test_simulator.py", "server/services/test_appends.py",
+    "server/replica/test_replica.py", "server/replica/test_recovering.py", "server/replica/test_acknowledged.py",
+    "test_bootstrap.py", "test_lineage.py", "test_recovery_holes.py", "test_architecture.py",
+})  # fmt: skip
+"""Files and directories of the mark ``quick``: most of what a change can break, in two minutes on two cores.
+
+Tests of real processes and Spark, and the slow ones, are left out there too; seeds of the simulation are not.
+"""
+HERE = Path(__file__).resolve().parent
 LEFT_S = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -47,22 +58,32 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out soak runs, start the long files first, and allow ``--reruns`` for the marks in ``RETRIED`` only.
+    """Leave out soak runs, mark the quick tests, start the long files first, and retry the marks in ``RETRIED`` only.
 
-    Unit, contract, property and simulation tests are never retried, because a retry hides a race. Neither are the
-    directories in ``NEVER_RETRIED``.
+    Unit, contract, property and simulation tests are never retried, because a retry hides a race. Neither are those of
+    the directory ``NEVER_RETRIED``.
     """
     if not config.getoption("--soak"):
         left_out = {item for item in items if marked(item, ("soak",))}
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
+    for item in items:
+        if is_quick(item):
+            item.add_marker(pytest.mark.quick)
     spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
     jvms = {item.path for item in items if marked(item, ("spark", "notebook"))}  # minutes each, of many processes
     long = {item.path for item in items if marked(item, LONG)}
     items.sort(key=lambda item: (item.path not in spark, item.path not in jvms, item.path not in long))
     for item in items:
-        if not marked(item, RETRIED) or item.path.parent.name in NEVER_RETRIED:
+        if not marked(item, RETRIED) or item.path.parent.name == NEVER_RETRIED:
             item.add_marker(pytest.mark.flaky(reruns=0))
+
+
+def is_quick(item: pytest.Item) -> bool:
+    if HERE not in item.path.parents or marked(item, (*RETRIED, "slow")):
+        return False
+    path = item.path.relative_to(HERE)
+    return not QUICK.isdisjoint(str(part) for part in (path, *path.parents))
 
 
 def marked(item: pytest.Item, names: tuple[str, ...]) -> bool:

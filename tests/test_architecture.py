@@ -115,7 +115,7 @@ def test_error_codes_are_unique_and_registered() -> None:
 
 def test_names_avoid_words_without_meaning() -> None:
     found = []
-    for path in [*MODULES, *(ROOT / "tests").rglob("*.py")]:
+    for path in [*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
         named = [path.stem, path.parent.name, *(n.name for n in ast.walk(tree_of(path)) if isinstance(n, ast.ClassDef))]
         found += [f"{path.relative_to(ROOT)}: {name}" for name in named if BANNED_WORDS & words(name)]
     assert found == []

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACES = ("dledger_core", "spark_connector", "jobs", "notebooks", "tests", ".ci", "Makefile", "*.md")
+PLACES = ("dledger_core", "spark_connector", "jobs", "notebooks", "tests", "benchmarks", ".ci", "Makefile", "*.md")
 TEXT = frozenset({".py", ".md", ".ipynb", ".xml", ".properties", ".toml", ""})
 
 ALLOWED: Final = {
@@ -52,7 +52,16 @@ SPARK_MODULES: Final = re.compile(
     r"|delta(?:\.(?:tables|pip_utils))?|py4j(?:\.(?:protocol|java_gateway))?)"
 )
 """Modules of Spark, Delta and Py4J that their references describe."""
-OWN: Final = ("dledger_core", "spark_connector", "jobs", "dledger_jobs", "tests", "notebooks", "__future__")
+OWN: Final = (
+    "dledger_core",
+    "spark_connector",
+    "jobs",
+    "dledger_jobs",
+    "tests",
+    "benchmarks",
+    "notebooks",
+    "__future__",
+)
 
 
 def files() -> list[Path]:

@@ -1,7 +1,7 @@
 """The states of a group's life on a node; ``dledger_core.server.group`` changes from one to the next.
 
 Each state owns its task. With one slot for the tasks of all states, a repair that had ended kept its group from being
-set aside (``tests/server/test_lost_majority.py::test_store_of_old_log_without_more_entries_is_set_aside``).
+set aside (``tests/server/bootstrap/test_lost_majority.py::test_store_of_old_log_without_more_entries_is_set_aside``).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Hosted(State):
         """Return the reaction to a log that continues this one, as the node that has it names it; log a new one.
 
         STOP holds only for the end that was shown: the store may have more entries since. WAIT until the attach is
-        repeated (``tests/server/test_lost_majority.py::test_store_continues_unless_refusal_names_its_present_end``).
+        repeated (``test_store_continues_unless_refusal_names_its_present_end``).
         """
         replica, values = self.hosted.replica, error.values
         try:

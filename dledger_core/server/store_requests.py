@@ -153,7 +153,7 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
     """Run ``work`` to its end, even if the task that waits for it is cancelled: the request of a lost connection.
 
     A store that is neither open nor retired would be useless until the node's next start
-    (``tests/server/test_lost_majority.py::test_retirement_whose_client_disconnects_is_finished``).
+    (``tests/server/bootstrap/test_lost_majority.py::test_retirement_whose_client_disconnects_is_finished``).
     """
     task = asyncio.create_task(work)
     try:

@@ -162,14 +162,16 @@ def test_group_may_read_a_secret_of_root_only(owner: int, fits: bool, tmp_path: 
 
 
 def test_program_without_peers_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="peers"):
-        Client.from_config(written(tmp_path / "client.toml", group="orders"))
+    path = written(tmp_path / "client.toml", group="orders")
+    with pytest.raises(ConfigError) as caught:
+        Client.from_config(path)
+    assert caught.value.where == str(path)
 
 
 def test_token_without_authority_is_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "client.toml", peers=PEERS, token_file="token")
     assert "--tls-ca" in error_of("status", "--client-config", path)
-    with pytest.raises(ConfigError, match="--tls-ca"):
+    with pytest.raises(ConfigError):
         Client.from_config(path)
 
 

@@ -57,7 +57,7 @@ def test_token_is_written_to_its_file_and_never_printed(tmp_path: Path) -> None:
 
 
 def test_plaintext_off_loopback_needs_insecure() -> None:
-    assert "CONFIG" in error_of("serve", "--peers", OPEN, "--self-id", "n0", "--check")
+    assert "[CONFIG]" in error_of("serve", "--peers", OPEN, "--self-id", "n0", "--check")
     done = run("serve", "--peers", OPEN, "--self-id", "n0", "--check", "--insecure")
     assert "insecure" in done.stderr
 

@@ -45,5 +45,5 @@ class SoakRecord:
 
     def uncommitted(self) -> str:
         """Return the uncommitted changes of the package and of the tests except the record, as ``git status`` does."""
-        tests = [f"tests/{room}" for room in ("sim", "chaos", "endurance", "support")]
-        return git("status", "--porcelain", "--", "dledger_core", *tests, ":!*/SOAK.jsonl")
+        runs = ("tests/sim", "tests/chaos", "tests/support", "benchmarks/endurance")
+        return git("status", "--porcelain", "--", "dledger_core", *runs, ":!*/SOAK.jsonl")

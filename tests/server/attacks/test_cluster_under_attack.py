@@ -1,7 +1,7 @@
 """Attacks on three real nodes while a well-behaved client appends and reads: it is served, and nothing is lost.
 
 Each row of ``ATTACKS`` runs with a count for ``make test`` and with the full one in ``make soak``. How long the client
-waits is measured by ``tests.benchmarks.bench_attacks``.
+waits is measured by ``benchmarks.bench_attacks``.
 """
 
 from __future__ import annotations

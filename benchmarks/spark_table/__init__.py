@@ -1,0 +1,1 @@
+"""The table of speeds of the Spark connector, measured in one go: ``python -m benchmarks.spark_table --help``."""

@@ -1,1 +1,0 @@
-"""The table of speeds of the Spark connector, measured in one go: ``python -m tests.benchmarks.spark_table --help``."""
