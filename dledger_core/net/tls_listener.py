@@ -13,6 +13,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from dledger_core.errors import UnreachableError
@@ -116,7 +117,14 @@ class TlsListener:
                 raise
             task = asyncio.create_task(self._handshake(sock, f"{address[0]}:{address[1]}"))
             self._handshakes[task] = loop.time()
-            task.add_done_callback(self._handshakes.pop)
+            task.add_done_callback(partial(self._ended, sock))
+
+    def _ended(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        del self._handshakes[task]
+        # Also if the task never had it, because it was cancelled before its first step
+        # (test_handshake_that_is_ended_before_it_begins_closes_its_socket).
+        if task.cancelled():
+            sock.close()
 
     async def _turn(self) -> None:
         """Wait until a handshake may start; the oldest one in progress ends for it if it has had its time.
@@ -151,7 +159,6 @@ class TlsListener:
             _LOG.info("TLS handshake failed: peer=%s error=%s", address, error)
             protocol.connection_lost(UnreachableError(f"the TLS handshake failed: {error}", address))
         except asyncio.CancelledError:
-            sock.close()
             protocol.connection_lost(UnreachableError("the TLS handshake was ended", address))
             raise
         self.results["completed"] += 1

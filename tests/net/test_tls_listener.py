@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dledger_core.certificates import CertificateFiles, write_certificates
+from dledger_core.net.limits.rates import TokenBucket
 from dledger_core.net.tls_listener import HandshakeLimits, TlsListener
 from tests.support.server_group import eventually, run
 
@@ -22,14 +23,16 @@ def made(tmp_path_factory) -> CertificateFiles:
 
 
 @contextlib.asynccontextmanager
-async def listening(made: CertificateFiles, limits: HandshakeLimits) -> AsyncIterator[tuple[int, Counter[str]]]:
-    """A port that accepts connections with TLS: its number, and the results of handshakes."""
+async def listening(
+    made: CertificateFiles, limits: HandshakeLimits
+) -> AsyncIterator[tuple[int, Counter[str], TlsListener]]:
+    """A port that accepts connections with TLS: its number, the results of handshakes, and its listener."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.cert("n0"), made.key("n0"))
     listener = TlsListener(asyncio.Protocol, lambda: context, limits, timeout_s=300)
     await listener.start("127.0.0.1", 0, 1024)
     try:
-        yield listener.sockets[0].getsockname()[1], listener.results
+        yield listener.sockets[0].getsockname()[1], listener.results, listener
     finally:
         listener.close()
         await listener.wait_closed()
@@ -47,6 +50,7 @@ def test_flood_from_one_address_leaves_turns_to_others(made) -> None:
         async with listening(made, HandshakeLimits(per_s=0.1, burst=10, address_per_s=0.1, address_burst=2)) as (
             port,
             results,
+            _,
         ):
             opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
             await shakes_hands(made, port, "127.0.0.2")
@@ -59,7 +63,7 @@ def test_flood_from_one_address_leaves_turns_to_others(made) -> None:
 
 def test_silent_connections_end_for_handshakes_that_wait(made) -> None:
     async def test() -> None:
-        async with listening(made, HandshakeLimits(in_progress=4, least_s=0.05)) as (port, results):
+        async with listening(made, HandshakeLimits(in_progress=4, least_s=0.05)) as (port, results, _):
             opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
             await shakes_hands(made, port, "127.0.0.2")
             for reader, _ in opened[:16]:
@@ -69,5 +73,23 @@ def test_silent_connections_end_for_handshakes_that_wait(made) -> None:
             assert results["displaced"] >= 16
             for _, writer in opened:
                 writer.close()
+
+    run(test())
+
+
+def test_handshake_that_is_ended_before_it_begins_closes_its_socket(made, monkeypatch) -> None:
+    async def test() -> None:
+        async with listening(made, HandshakeLimits()) as (port, _, listener):
+            loop, take = asyncio.get_running_loop(), TokenBucket.take
+
+            def take_and_end(bucket: TokenBucket, now: float, tokens: int = 1) -> float:
+                loop.call_soon(listener.close)  # before the first step of the handshake's task
+                return take(bucket, now, tokens)
+
+            monkeypatch.setattr(TokenBucket, "take", take_and_end)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
 
     run(test())
