@@ -227,7 +227,6 @@ class MemberRepairs:
     def watch(self) -> None:
         """Repair the damage that reads find from now on, and start to read in the background."""
         replica, sim = self._member.replica, self._sim
-        repairs = LiveRepairs(self._members(), self._environment)
         scrub = Scrub(lambda: (), SCRUB_BYTES_PER_S, 0.0, self._environment)
         led = [False]
 
@@ -239,6 +238,8 @@ class MemberRepairs:
             if self._member.life == self._life and not self.busy:
                 self.busy, led[0] = True, replica.is_leader
                 sim.counters["live repairs"] += 1
+                # The members of now: the others of a new log may have come to it later.
+                repairs = LiveRepairs(self._members(), self._environment)
                 self._run(repairs.repair(replica, self._damaged), repaired)
 
         def read_all() -> None:
