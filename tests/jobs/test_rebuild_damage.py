@@ -10,12 +10,10 @@ from tests.contracts.test_damage_table import DAMAGE, STORES, UNKNOWABLE
 from tests.jobs.conftest import Rebuild
 
 ALWAYS = {
-    ("native", "bit"),
-    ("generation_b", "lost_file"),
     ("classic", "zeros"),
     ("mixed", "old_copy"),
 }
-"""Four kinds of stores and of damage, because a cell is a run of Spark; ``make soak`` has all cells."""
+"""Two kinds of stores and of damage, because a cell is a run of Spark; ``make soak`` has all cells."""
 CELLS = [
     pytest.param(store, kind, marks=[] if (store, kind) in ALWAYS else [pytest.mark.soak])
     for store in STORES
