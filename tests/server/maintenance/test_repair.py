@@ -103,6 +103,7 @@ def check_identical(cluster: LocalCluster) -> None:
         # On a slow machine an election while they stop appends a NOOP to some of them, which the others get now.
         for node in cluster.node_ids:
             cluster.restart(node)
+        cluster.leader()
         stop_settled(cluster)
     assert bytes_of(stores[0]) == bytes_of(stores[1]) == bytes_of(stores[2])
     for store in stores:
