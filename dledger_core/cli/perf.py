@@ -108,12 +108,14 @@ class _Load:
         begun = time.perf_counter()
         senders = (self._sender(client, begun, begun + seconds, at) for at in range(self.in_flight))
         await asyncio.gather(*senders)
+        if self.rate is not None:  # the last entry may have been due before the end
+            await asyncio.sleep(max(0.0, begun + seconds - time.perf_counter()))
 
     async def _sender(self, client: AsyncClient, due: float, end: float, at: int) -> None:
-        body = bytes(self.columns.bodies)
+        body = bytes(self.columns.bodies) if self.single is _Single.JOINED else b""
         interval = 0.0 if self.rate is None else self.in_flight * self.columns.count / self.rate
         due += interval * at / self.in_flight
-        while (begun := time.perf_counter()) < end:
+        while (begun := time.perf_counter()) < end and due < end:
             if self.rate is not None:
                 # From the moment at which it was due: a load that waits for a slow log would hide how slow it is.
                 await asyncio.sleep(max(0.0, due - begun))
@@ -133,7 +135,7 @@ class _Load:
             round(float(q), 2) for q in np.quantile(millis, (0.5, 0.99, 0.999, 0.9999, 1.0))
         )
         cpu = {f"cpu_us_per_entry_{name}": round(taken[0] * 1e6 / entries, 1) for name, taken in self.taken.items()}
-        switches = sum(taken[1] for taken in self.taken.values())
+        switches = sum(taken[1] for taken in self.taken.values()) / entries if self.taken else None
         return {
             "entries": entries,
             "seconds": round(self.took_s, 2),
@@ -145,7 +147,7 @@ class _Load:
             "p99_99_ms": p9999,
             "max_ms": worst,
             **cpu,
-            "context_switches_per_entry": round(switches / entries, 2),
+            "context_switches_per_entry": None if switches is None else round(switches, 2),
             "requests": requests,
             "entries_per_request": self.columns.count,
         }
