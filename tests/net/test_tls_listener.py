@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -23,16 +22,14 @@ def made(tmp_path_factory) -> CertificateFiles:
 
 
 @contextlib.asynccontextmanager
-async def listening(
-    made: CertificateFiles, limits: HandshakeLimits
-) -> AsyncIterator[tuple[int, Counter[str], TlsListener]]:
-    """A port that accepts connections with TLS: its number, the results of handshakes, and its listener."""
+async def listening(made: CertificateFiles, limits: HandshakeLimits) -> AsyncIterator[tuple[int, TlsListener]]:
+    """A port that accepts connections with TLS: its number, and its listener."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.cert("n0"), made.key("n0"))
     listener = TlsListener(asyncio.Protocol, lambda: context, limits, timeout_s=300)
     await listener.start("127.0.0.1", 0, 1024)
     try:
-        yield listener.sockets[0].getsockname()[1], listener.results, listener
+        yield listener.sockets[0].getsockname()[1], listener
     finally:
         listener.close()
         await listener.wait_closed()
@@ -49,12 +46,11 @@ def test_flood_from_one_address_leaves_turns_to_others(made) -> None:
     async def test() -> None:
         async with listening(made, HandshakeLimits(per_s=0.1, burst=10, address_per_s=0.1, address_burst=2)) as (
             port,
-            results,
-            _,
+            listener,
         ):
             opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
             await shakes_hands(made, port, "127.0.0.2")
-            assert results["refused"] == 98
+            assert listener.results["refused"] == 98
             for _, writer in opened:
                 writer.close()
 
@@ -63,14 +59,14 @@ def test_flood_from_one_address_leaves_turns_to_others(made) -> None:
 
 def test_silent_connections_end_for_handshakes_that_wait(made) -> None:
     async def test() -> None:
-        async with listening(made, HandshakeLimits(in_progress=4, least_s=0.05)) as (port, results, _):
+        async with listening(made, HandshakeLimits(in_progress=4, least_s=0.05)) as (port, listener):
             opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
             await shakes_hands(made, port, "127.0.0.2")
             for reader, _ in opened[:16]:
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
-            await eventually(lambda: results["completed"] == 1)
-            assert results["displaced"] >= 16
+            await eventually(lambda: listener.results["completed"] == 1)
+            assert listener.results["displaced"] >= 16
             for _, writer in opened:
                 writer.close()
 
@@ -79,7 +75,7 @@ def test_silent_connections_end_for_handshakes_that_wait(made) -> None:
 
 def test_handshake_that_is_ended_before_it_begins_closes_its_socket(made, monkeypatch) -> None:
     async def test() -> None:
-        async with listening(made, HandshakeLimits()) as (port, _, listener):
+        async with listening(made, HandshakeLimits()) as (port, listener):
             loop, take = asyncio.get_running_loop(), TokenBucket.take
 
             def take_and_end(bucket: TokenBucket, now: float, tokens: int = 1) -> float:

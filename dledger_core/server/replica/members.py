@@ -111,16 +111,20 @@ class Members:
         if address:
             self._reached[node_id] = address
 
+    def _known(self, group: str) -> ConfigurationInForce | None:
+        known = self._groups.get(group)
+        return None if known is None or known.configuration.is_unknown else known
+
     def index(self, group: str) -> int:
         """Return the index of the configuration in force, -1 where the log names none yet: ``of(group).index``."""
-        known = self._groups.get(group)
-        return _BOOTSTRAP if known is None or known.configuration.is_unknown else known.index
+        known = self._known(group)
+        return _BOOTSTRAP if known is None else known.index
 
     def of(self, group: str) -> LogMembers:
         """Return the members of a group's log; the nodes of the list where the log names none yet."""
-        known = self._groups.get(group)
+        known = self._known(group)
         addresses = {peer.node_id: peer.address for peer in self.peers}
-        if known is None or known.configuration.is_unknown:
+        if known is None:
             listed = (Member(peer.node_id, "", peer.address, "voter") for peer in self._listed)
             return LogMembers(_BOOTSTRAP, tuple(listed))
         found = known.configuration
