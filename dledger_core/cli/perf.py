@@ -134,7 +134,7 @@ class _Load:
         p50, p99, p999, p9999, worst = (
             round(float(q), 2) for q in np.quantile(millis, (0.5, 0.99, 0.999, 0.9999, 1.0))
         )
-        cpu = {f"cpu_us_per_entry_{name}": round(taken[0] * 1e6 / entries, 1) for name, taken in self.taken.items()}
+        cpu = {f"cpu_us_per_entry_{name}": round(taken[0] * 1e6 / entries, 3) for name, taken in self.taken.items()}
         switches = sum(taken[1] for taken in self.taken.values()) / entries if self.taken else None
         return {
             "entries": entries,
