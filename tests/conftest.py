@@ -36,6 +36,8 @@ Tests of real processes and Spark, and the slow ones, are left out there too; se
 """
 HERE = Path(__file__).resolve().parent
 LEFT_S = 60.0
+LOGS_MAX, LOG_LINES = 9, 40
+"""Of the nodes' logs, a failed test of real processes shows this much: it may not fail again."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -150,6 +152,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.skipped and not hasattr(report, "wasxfail"):
         refuse_skip(report, item.config)
+    if report.failed and isinstance(directory := getattr(item, "funcargs", {}).get("tmp_path"), Path):
+        for path in sorted(directory.rglob("n?.log"))[:LOGS_MAX]:  # the nodes of a LocalCluster
+            lines = path.read_text(errors="replace").splitlines()[-LOG_LINES:]
+            report.sections.append((f"end of {path.relative_to(directory)}", "\n".join(lines)))
     return report
 
 

@@ -212,6 +212,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, messages: int) -> None:
     monkeypatch.setattr(recovery._Nodes, "send", counted)
 
 
+@pytest.mark.integration
 def test_recovery_survives_kill_of_survivor_after_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalCluster(3, tmp_path) as cluster, Client(cluster.peers) as client:
         acknowledged = [f"entry {number}".encode() for number in range(20)]
@@ -308,6 +309,7 @@ def log_has(cluster: LocalCluster, node: str, *texts: str) -> bool:
     return any(all(text in line for text in texts) for line in cluster.log_path(node).read_text().splitlines())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("others", ["down", "isolated"])
 def test_majority_with_committed_entries_stays_although_other_log_is_longer(tmp_path: Path, others: str) -> None:
     """A deposed leader has 30 uncommitted entries; the majority has acknowledged fewer, in a newer term."""
