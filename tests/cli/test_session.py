@@ -265,9 +265,3 @@ def test_verify_finds_flipped_bit(cluster: LocalCluster, tmp_path: Path) -> None
     (report,) = result_of("verify", store, code=1)
     assert "CORRUPT" in {finding["kind"] for finding in report["findings"]}
     assert "CORRUPT" in run("verify", store, code=1).stdout
-
-
-def test_perf_reports_rates_and_latencies(cluster: LocalCluster) -> None:
-    found = result_of("perf", "append", "--peers", cluster.peers, "--group", "empty", "--seconds", "0.5")
-    assert found["entries"] > 0
-    assert found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
