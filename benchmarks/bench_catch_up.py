@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from dledger_core import Client
 from dledger_core.cluster import LocalCluster
+from tests.support.soon import soon
 
 
 def after(seconds: float) -> Callable[[], bool]:
@@ -60,11 +61,13 @@ def measure(cluster: LocalCluster, mib: int, seconds: float) -> dict[str, object
 
         def watch() -> None:
             with Client(cluster.peers) as watching:
-                while not caught_up.is_set():
-                    nodes = {node.node_id: node for node in watching.metadata().nodes}
-                    if nodes[follower].reachable and nodes[follower].last_index >= end:
-                        caught_up.set()
-                    time.sleep(0.05)
+
+                def has_all() -> bool:
+                    node = next(each for each in watching.metadata().nodes if each.node_id == follower)
+                    return node.reachable and node.last_index >= end
+
+                soon(has_all, 600.0, every_s=0.05)
+                caught_up.set()
 
         cluster.restart(follower)
         threading.Thread(target=watch, daemon=True).start()

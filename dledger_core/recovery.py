@@ -472,7 +472,7 @@ def _new_record(lost: AbstractSet[NodeId], found: Answers, new_uuid: Callable[[]
 
     return RecoveryRecord(
         log_uuid=new_uuid(),
-        continues=_extended(chain, AncestorLog(str(found[best].log_uuid), end.last_index, end.last_term, end.check)),
+        continues=extended(chain, AncestorLog(str(found[best].log_uuid), end.last_index, end.last_term, end.check)),
         term=max(each.term for each in ends.values()),
         version=found[best].version,
         voter=survivor(best),
@@ -481,7 +481,7 @@ def _new_record(lost: AbstractSet[NodeId], found: Answers, new_uuid: Callable[[]
     )
 
 
-def _extended(chain: Ancestors, point: AncestorLog) -> Ancestors:
+def extended(chain: Ancestors, point: AncestorLog) -> Ancestors:
     """Return the ancestors with one more, which caps the earlier ones: the new log contains nothing after its point.
 
     The best end may be that of a survivor that never caught up in the log of the point. Its last entry is one of the

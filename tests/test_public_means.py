@@ -46,6 +46,8 @@ PRIVATE_TEXT: Final = re.compile(rf"\.(?:{'|'.join(sorted(FOREIGN, key=len, reve
 NAMED_TUPLES: Final = frozenset({"_asdict", "_replace", "_fields", "_make"})
 PYTHON: Final = frozenset({("os", "_exit")})
 """Names with an underscore that Python's documentation describes."""
+DISPLAYED: Final = frozenset({"_repr_html_", "_repr_mimebundle_"})
+"""The same of IPython's."""
 SPARK_MODULES: Final = re.compile(
     r"(?:pyspark(?:\.(?:errors|taskcontext"
     r"|sql(?:\.(?:types|functions|datasource|window|streaming(?:\.(?:datasource|listener|query))?))?))?"
@@ -154,6 +156,60 @@ def test_no_file_uses_private_parts_or_process_wide_switches() -> None:
         if str(path.relative_to(ROOT)) not in SHORT_LIVED or offence not in ("-XX:", "SPARK_SUBMIT_OPTS")
     ]
     assert found == []
+
+
+def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields (line, name) of each private name that a module takes from an object or another module."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name, lineno=line) if private(name):
+                yield line, name
+            case ast.ImportFrom(module=str(module), names=names, lineno=line):
+                directory = ROOT.joinpath(*module.split("."))
+                found = [alias.name for alias in names if private(alias.name)]
+                yield from ((line, name) for name in found if not (directory / f"{name}.py").exists())
+            case ast.Call(func=function, args=arguments, lineno=line):
+                called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+                texts = [each.value for each in arguments[:2] if isinstance(each, ast.Constant)]
+                if called in {"getattr", "setattr", "hasattr", "delattr"} and texts:
+                    name = str(texts[0]).rpartition(".")[2]
+                    yield from [(line, name)] if private(name) else []
+
+
+def own_private_names(text: str) -> list[tuple[int, str]]:
+    """Returns (line, name) of each private name of a module that the module does not define itself."""
+    tree = ast.parse(text)
+    known = NAMED_TUPLES | DISPLAYED | {name for _, name in PYTHON} | set(defined(tree))
+    return [(line, name) for line, name in private_names(tree) if name not in known]
+
+
+def test_tests_and_benchmarks_use_only_private_names_of_their_own_file() -> None:
+    """A test of a private part breaks when the part is moved, and passes when what it stands for is wrong."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in files()
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in ("tests", "benchmarks")
+        for line, name in own_private_names(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("log._appender.truncate(0, 1)", 1),
+        ("self._processes.clear()", 1),
+        ("from dledger_core.recovery import _act", 1),
+        ("monkeypatch.setattr(recovery, '_act', act)", 1),
+        ("monkeypatch.setattr('dledger_core.recovery._act', act)", 1),
+        ("self._own = other._own", 0),
+        ("later = key._replace(run_id='later')", 0),
+        ("from jobs import _session", 0),
+        ("monkeypatch.setattr(recovery, 'decide', decide)", 0),
+    ],
+)
+def test_private_names_of_other_files_are_counted(line: str, count: int) -> None:
+    assert len(own_private_names(f"def f(self):\n    {line}\n")) == count
 
 
 def test_allowed_names_are_few_and_used() -> None:

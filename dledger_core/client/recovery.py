@@ -48,7 +48,7 @@ _ELECTION_S: Final = 10.0
 _ELECTION_ROUNDS: Final = 20
 
 
-class _Nodes:
+class RecoveryNodes:
     """The nodes of one group: those of the list and those that the survivors' logs name."""
 
     def __init__(self, peers: Sequence[Peer], group: str, timeout_s: float, credentials: Credentials) -> None:
@@ -154,7 +154,7 @@ async def recover_lost(
         RecoveryRefusedError: the state of the stores does not allow it; the remedy names the command.
         UnreachableError: a node that is not named lost does not answer.
     """
-    nodes = _Nodes(peers, group, timeout_s, credentials)
+    nodes = RecoveryNodes(peers, group, timeout_s, credentials)
     first: dict[str, Any] = {}
     refused: DLedgerError | None = None
     tried: Holes | None = None
@@ -194,7 +194,7 @@ async def recover_lost(
         await nodes.close()
 
 
-async def _await_election(nodes: _Nodes, electable: Electable, group: str, lost: AbstractSet[NodeId]) -> None:
+async def _await_election(nodes: RecoveryNodes, electable: Electable, group: str, lost: AbstractSet[NodeId]) -> None:
     """Wait until voters that can elect a leader have one.
 
     Raises:
@@ -230,7 +230,7 @@ async def _await_election(nodes: _Nodes, electable: Electable, group: str, lost:
     )
 
 
-async def _act(nodes: _Nodes, action: RetireLog | FillHoles | CutLog | TakeRecord | CompleteRecord) -> None:
+async def _act(nodes: RecoveryNodes, action: RetireLog | FillHoles | CutLog | TakeRecord | CompleteRecord) -> None:
     """Send an action to its nodes in order: of two records, the first survivor takes one."""
     for node in action.nodes:
         match action:

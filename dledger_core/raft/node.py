@@ -84,6 +84,9 @@ class RawNode:
     A call that raises a DLedgerError leaves the state unchanged.
     InvariantViolationError means that a safety property is broken: the replica must stop and must not be used again.
 
+    Attributes:
+        state: what the rules decide on; others only read it, as the simulation does after every step.
+
     Args:
         member: this member.
         configurations: that of every configuration entry of the log, in order, after the one that was in force before
@@ -136,7 +139,7 @@ class RawNode:
             term=hard_state.term,
         )
         self._log = log
-        self._state = RaftState(
+        self.state = RaftState(
             member=member,
             config=config,
             log=log,
@@ -158,11 +161,11 @@ class RawNode:
         self._emitted_commit_index = log.commit_index
         self._emitted_configuration = log.configurations.in_force
         self._emitted_committed_configuration = self._committed_configuration()
-        self._catch_up_allowed = self._state.catch_up_bytes
+        self._catch_up_allowed = self.state.catch_up_bytes
 
     def tick(self) -> bool:
         """Count one tick; return whether a timer expired. Without that there is no new output."""
-        return raft.tick(self._state, persisting=self._persisting > 0)
+        return raft.tick(self.state, persisting=self._persisting > 0)
 
     def allow_catch_up(self, nbytes: int) -> bool:
         """Let a leader read at most ``nbytes`` from the files for members that lag, until the next call.
@@ -170,15 +173,15 @@ class RawNode:
         Returns:
             Whether any were read since the last call.
         """
-        used = self._state.catch_up_bytes < self._catch_up_allowed
+        used = self.state.catch_up_bytes < self._catch_up_allowed
         if used or nbytes != self._catch_up_allowed:
-            replication.allow_catch_up(self._state, nbytes)
-            self._catch_up_allowed = self._state.catch_up_bytes
+            replication.allow_catch_up(self.state, nbytes)
+            self._catch_up_allowed = self.state.catch_up_bytes
         return used
 
     def step(self, message: Message) -> None:
         """Process a message from another member; raise ProtocolError if it is malformed."""
-        raft.step(self._state, message)
+        raft.step(self.state, message)
 
     def propose(self, proposal: Proposal) -> Batch:
         """Append a proposed batch to the leader's log; return it with its index, term and position.
@@ -188,7 +191,7 @@ class RawNode:
             TransferringError: leadership is being transferred.
             BadRequestError: it exceeds a limit of the log.
         """
-        return leadership.propose(self._state, proposal)
+        return leadership.propose(self.state, proposal)
 
     def propose_change(self, change: MemberChange) -> Batch:
         """Append the configuration that one change of members makes; return its batch. It is in force at once.
@@ -198,64 +201,64 @@ class RawNode:
             TransferringError: leadership is being transferred.
             MemberChangeRefusedError: a rule of ``membership`` or of ``Configuration.after`` refuses it.
         """
-        return membership.propose_change(self._state, change)
+        return membership.propose_change(self.state, change)
 
     def read_index(self, request_id: int) -> None:
         """Request a linearizable read index, to be returned in ``Ready.reads``; raise NotLeaderError."""
-        leadership.read_index(self._state, request_id)
+        leadership.read_index(self.state, request_id)
 
     def transfer_leadership(self, target: MemberId) -> None:
         """Start to transfer leadership; raise NotLeaderError, or BadRequestError for a member that cannot lead."""
-        leadership.transfer_leadership(self._state, target)
+        leadership.transfer_leadership(self.state, target)
 
     def successor(self) -> TimeoutNow | None:
         """Return the message that hands leadership over when this member must stop; changes nothing."""
-        return leadership.successor(self._state)
+        return leadership.successor(self.state)
 
     def successors(self) -> list[MemberId]:
         """Return the voters that could lead instead of this leader, best first."""
-        return leadership.successors(self._state)
+        return leadership.successors(self.state)
 
     @property
     def is_elected_by_transfer(self) -> bool:
         """Whether the leader at that time requested the last campaign of this member."""
-        return self._state.transfer_campaign
+        return self.state.transfer_campaign
 
     @property
     def transferee(self) -> MemberId | None:
         """The voter to which leadership is being transferred, or None."""
-        return self._state.transferee
+        return self.state.transferee
 
     def raise_floor(self, floor: Floor) -> None:
         """Set or raise the floor, because entries that this member may have acknowledged are lost."""
-        self._state.raise_floor(floor)
+        self.state.raise_floor(floor)
 
     @property
     def floor(self) -> Floor | None:
         """The least end of a log that this member elects; None if it has lost nothing."""
-        return self._state.floor
+        return self.state.floor
 
     def report_attached(self, member: MemberId) -> None:
         """Record that this store and that of a member were checked by each other: each objects to lost votes."""
-        self._state.attached.add(member)
+        self.state.attached.add(member)
 
     def campaign(self) -> None:
         """Start an election now; do nothing on a leader or a learner."""
-        election.campaign(self._state)
+        election.campaign(self.state)
 
     def report_unreachable(self, member: MemberId) -> None:
         """Record that the connection to a member was lost, perhaps with messages in flight."""
         # A process that ends closes its connections at once (test_lost_connections_to_the_leader_shorten_the_election).
         # One lost connection proves little (test_one_lost_connection_does_not_replace_the_leader).
-        if self._state.role is Role.FOLLOWER and member == self._state.leader_id:
-            election.shorten_election_timeout(self._state)
+        if self.state.role is Role.FOLLOWER and member == self.state.leader_id:
+            election.shorten_election_timeout(self.state)
             return
-        progress = self._state.progress.get(member)
+        progress = self.state.progress.get(member)
         # Messages in flight are lost with it; a window that waited for them would wait for the next heartbeat
         # (test_lost_connection_restarts_with_one_probe).
         if progress is not None and progress.state is ProgressState.REPLICATE:
             progress.become_probe(Index(progress.match_index + 1))
-            self._state.send_due = True
+            self.state.send_due = True
 
     def report_end(self, member: MemberId, last_term: Term, last_index: Index) -> None:
         """Record the end of a member's log, as its node shows it: a leader counts no entry that the log lacks.
@@ -264,22 +267,22 @@ class RawNode:
         """
         # Tests: test_leader_counts_no_entry_that_an_attached_member_lacks,
         # test_leader_counts_no_entry_of_an_attached_member_whose_last_term_is_older.
-        progress, end = self._state.progress.get(member), min(last_index, self._log.last_index_up_to(last_term))
+        progress, end = self.state.progress.get(member), min(last_index, self._log.last_index_up_to(last_term))
         if progress is not None and progress.ends_at(end):
-            self._state.send_due = True
+            self.state.send_due = True
 
     def confirm_leader(self, member: MemberId) -> None:
         """Wait for another election timeout if ``member`` leads: the caller knows that it is active."""
         # Only the leader's own sign of life: those of others say nothing about it
         # (test_bytes_of_another_node_prevent_no_election_and_keep_no_leader).
-        if member == self._state.leader_id:
-            self._state.election_elapsed = 0
+        if member == self.state.leader_id:
+            self.state.election_elapsed = 0
 
     def confirm_member(self, member: MemberId) -> None:
         """Count a member as active in the next quorum check: the caller knows that it receives this leader's bytes."""
-        progress = self._state.progress.get(member)
+        progress = self.state.progress.get(member)
         if progress is not None:
-            progress.heard_at = self._state.ticks_as_leader
+            progress.heard_at = self.state.ticks_as_leader
 
     def trim(self, first_index: Index) -> None:
         """Record that the store deleted all entries before ``first_index``."""
@@ -320,12 +323,12 @@ class RawNode:
     @property
     def configuration(self) -> Configuration:
         """The configuration in force."""
-        return self._state.configuration
+        return self.state.configuration
 
     @property
     def leader_contact_ticks(self) -> int | None:
         """Ticks since the last message of the leader, 0 on a leader, None if no leader is known."""
-        state = self._state
+        state = self.state
         if state.leader_id is None:
             return None
         return 0 if state.role is Role.LEADER else state.election_elapsed
@@ -336,7 +339,7 @@ class RawNode:
 
     def status(self) -> Status:
         """Return the replica's state for status and metrics."""
-        state, log = self._state, self._log
+        state, log = self.state, self._log
         return Status(
             node_id=state.member,
             role=state.role,
@@ -371,7 +374,7 @@ class RawNode:
 
     def has_ready(self) -> bool:
         """Whether ``ready`` would return anything."""
-        state, log, hard, soft = self._state, self._log, self._emitted_hard_state, self._emitted_soft_state
+        state, log, hard, soft = self.state, self._log, self._emitted_hard_state, self._emitted_soft_state
         return bool(
             state.messages
             or state.persisted_messages
@@ -391,7 +394,7 @@ class RawNode:
 
     def ready(self) -> Ready:
         """Return all output since the last call."""
-        state, log = self._state, self._log
+        state, log = self.state, self._log
         if state.role is Role.LEADER:
             leadership.flush(state)
         state.send_due = False
@@ -435,7 +438,7 @@ class RawNode:
             number=number,
             last_number=self._number,
         )
-        state = self._state
+        state = self.state
         while self._in_flight and self._in_flight[0][0] <= number:
             _, persisted, hard_state = self._in_flight.popleft()
             if persisted:
@@ -455,7 +458,7 @@ class RawNode:
         state.update_floor()
 
     def _take_hard_state(self) -> HardState | None:
-        state, emitted = self._state, self._emitted_hard_state
+        state, emitted = self.state, self._emitted_hard_state
         if state.term == emitted.term and state.voted_for == emitted.voted_for:
             return None
         self._emitted_hard_state = HardState(state.term, state.voted_for)
@@ -486,7 +489,7 @@ class RawNode:
         return found
 
     def _soft_state(self) -> SoftState:
-        return SoftState(self._state.role, self._state.leader_id, self._state.term)
+        return SoftState(self.state.role, self.state.leader_id, self.state.term)
 
     def _take_soft_state(self) -> SoftState | None:
         soft_state = self._soft_state()

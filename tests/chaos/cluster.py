@@ -8,17 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, Final
 
 import dledger_core
 from dledger_core import Client, open_store
 from dledger_core.cluster import LocalCluster, free_ports
-from dledger_core.config import STOP_WITH_STDIN, Peer, format_peers, parse_peers
-from dledger_core.errors import DLedgerError
+from dledger_core.config import Peer, format_peers, parse_peers
+from dledger_core.errors import ConfigError, DLedgerError
 from dledger_core.ids import NodeId
 from tests.chaos.proxy import CLIENTS, Network
+from tests.support.soon import awaited
 
 HOST: Final = "127.0.0.2"
 """Nodes listen here; a proxy listens at the same port of 127.0.0.1, the address that all know."""
@@ -37,16 +37,22 @@ class ChaosCluster(LocalCluster):
     """
 
     def __init__(self, directory: Path, network: Network, nodes: int = 3, **options: Any) -> None:
-        super().__init__(nodes, directory, host=HOST, **options)
+        super().__init__(nodes, directory)
         self.network = network
-        self.client_peers: Final = self.peers
+        self.client_peers: Final = super().peers
         """The first list, as clients and the other nodes know it."""
+        self._now = {peer.node_id: peer for peer in parse_peers(self.client_peers)}
+        self._settings = {"host": HOST} | options
         self._code = directory / "code"
-        for peer in self._peers:
+        for peer in self._now.values():
             self._enter(peer)
         # A copy of the code: a run of an hour must not load a half of an edit.
         package = Path(dledger_core.__file__).parent
         shutil.copytree(package, self._code / package.name, dirs_exist_ok=True)
+
+    @property
+    def peers(self) -> str:
+        return format_peers(tuple(self._now.values()))
 
     def _enter(self, peer: Peer) -> None:
         self.network.enter(peer.node_id, (HOST, peer.port), (*self.node_ids, CLIENTS), peer.port)
@@ -63,49 +69,35 @@ class ChaosCluster(LocalCluster):
     def store_path(self, node_id: str, group: str = "default") -> Path:
         return self.node_directory(node_id) / group / f"dledger-{node_id}"
 
-    def _spawn(self, node_id: str) -> None:
-        peer = next(each for each in self._peers if each.node_id == node_id)
-        command = [sys.executable, "-m", "dledger_core.cli", "serve"]
-        command += ["--self-id", peer.node_id, "--peers", self._list_of(peer)]
-        command += ["--dir", str(self.node_directory(peer.node_id))]
-        for name, value in self._options.items():
+    def serve_command(self, node_id: str) -> list[str]:
+        """Return the command that runs a node, with its own list of peers, and the copy of the code."""
+        command = ["env", "-C", str(self._code), sys.executable, "-m", "dledger_core.cli", "serve"]
+        command += ["--self-id", node_id, "--peers", self._list_of(self._now[NodeId(node_id)])]
+        command += ["--dir", str(self.node_directory(node_id))]
+        for name, value in self._settings.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
-        with self.log_path(peer.node_id).open("ab") as log:
-            log.write(f"--- start at {time.monotonic():.4f}\n".encode())
-            log.flush()
-            self._processes[peer.node_id] = subprocess.Popen(
-                command,
-                cwd=self._code,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, STOP_WITH_STDIN: "1"},
-            )
+        return command
 
     def running(self) -> list[str]:
         """Return the nodes whose process runs, paused ones included."""
-        return [node_id for node_id, process in self._processes.items() if process.poll() is None]
+        return [node_id for node_id in self.node_ids if self._has_process(node_id) and node_id not in self.ended]
+
+    def _has_process(self, node_id: str) -> bool:
+        with contextlib.suppress(ConfigError):
+            return self.pid(node_id) > 0
+        return False
 
     def exited(self, may_exit: set[str]) -> dict[str, int]:
         """Return the exit code of each node that exited since the last call, without the nodes of ``may_exit``."""
-        found = {
-            node_id: code
-            for node_id, process in self._processes.items()
-            if node_id not in may_exit and (code := process.poll()) is not None
-        }
+        found = {node_id: code for node_id, code in self.ended.items() if node_id not in may_exit}
         for node_id in found:
-            self._reap(node_id)
+            self.stop(node_id)  # which forgets the process
         return found
 
     def wait_exit(self, node_id: str, timeout_s: float) -> int | None:
         """Wait for a node to exit; return its exit code, or None if it runs on."""
-        deadline = time.monotonic() + timeout_s
-        process = self._process(node_id)
-        while (code := process.poll()) is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if code is not None:
-            self._reap(node_id)
-        return code
+        found = awaited(lambda: node_id in self.ended, timeout_s)
+        return self.exited(set(self.node_ids) - {node_id})[node_id] if found else None
 
     def last_words(self, node_id: str, lines: int = 1) -> str:
         """Return the last lines of a node's log."""
@@ -131,18 +123,17 @@ class ChaosCluster(LocalCluster):
 
     def wait_settled(self, timeout_s: float = READY_S) -> int | None:
         """Wait until all nodes have the same last and committed index; return it, or None after ``timeout_s``."""
-        deadline = time.monotonic() + timeout_s
         with Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
-            while time.monotonic() < deadline:
+
+            def settled() -> set[int]:
                 with contextlib.suppress(DLedgerError):
                     nodes = client.metadata().nodes
-                    commits = {node.commit_index for node in nodes}
-                    lasts = {node.last_index for node in nodes}
-                    roles = [node.role for node in nodes]
-                    if len(commits | lasts) == 1 and roles.count("leader") == 1 and min(commits) >= 0:
-                        return int(min(commits))
-                time.sleep(0.05)
-        return None
+                    ends = {index for node in nodes for index in (node.commit_index, node.last_index)}
+                    if len(ends) == 1 and min(ends) >= 0 and [node.role for node in nodes].count("leader") == 1:
+                        return ends
+                return set()
+
+            return min(awaited(settled, timeout_s, every_s=0.05), default=None)
 
     def wipe(self, node_id: str) -> None:
         """Kill a node, unless it has ended, and remove all files of its disk."""
@@ -156,33 +147,36 @@ class ChaosCluster(LocalCluster):
         self.wipe(node_id)
         (port,) = free_ports(1)
         moved = Peer(NodeId(node_id), "127.0.0.1", port)
-        self._peers = tuple(moved if peer.node_id == node_id else peer for peer in self._peers)
+        self._now[moved.node_id] = moved
         self._enter(moved)
         return moved.address
 
     def is_last_of_first_list(self, node_id: str) -> bool:
         """Whether all other nodes have left their addresses in the first list, so that it would lead nowhere."""
         first = {peer.node_id: peer.address for peer in parse_peers(self.client_peers)}
-        return [peer.node_id for peer in self._peers if peer.address == first[peer.node_id]] == [node_id]
+        return [peer.node_id for peer in self._now.values() if peer.address == first[peer.node_id]] == [node_id]
 
     def replaced(self, node_id: str, address: str | None, timeout_s: float = READY_S) -> str:
         """Let the running node, which waits, take the place of its old store; return why not, or ""."""
-        deadline, why, old = time.monotonic() + timeout_s, "", ""
+        why = old = ""
         with Client(self.client_peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
-            while time.monotonic() < deadline:
+
+            def is_replaced() -> bool:
+                nonlocal why, old
                 try:
                     found = client.members()
                     stores = [member for member in found.members if member.node_id == node_id]
                     old = old or stores[0].store_uuid
                     why = f"its members are {found}"
-                    if [member.store_uuid for member in stores] == [old]:
-                        client.replace_member(node_id, address)
-                    elif not found.is_change_pending and [member.role for member in stores] == ["voter"]:
-                        return ""
+                    if [member.store_uuid for member in stores] != [old]:
+                        return not found.is_change_pending and [member.role for member in stores] == ["voter"]
+                    client.replace_member(node_id, address)
                 except DLedgerError as error:
                     why = str(error)
-                time.sleep(0.1)
-        return f"{node_id} was not replaced within {timeout_s:g} s: {why}"
+                return False
+
+            replaced = awaited(is_replaced, timeout_s, every_s=0.1)
+        return "" if replaced else f"{node_id} was not replaced within {timeout_s:g} s: {why}"
 
     def is_intact(self, node_id: str) -> bool:
         """Stop a node, look for damage in its store, and start it again."""
@@ -194,17 +188,19 @@ class ChaosCluster(LocalCluster):
 
     def wait_caught_up(self, timeout_s: float) -> bool:
         """Wait until every node has committed what any of them had; return whether that came in time."""
-        deadline, goal = time.monotonic() + timeout_s, -1
+        goal = -1
         with Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
-            while time.monotonic() < deadline:
+
+            def have_caught_up() -> bool:
+                nonlocal goal
                 with contextlib.suppress(DLedgerError):
                     nodes = client.metadata().nodes
                     if len(nodes) == len(self.node_ids):
                         goal = max(node.last_index for node in nodes) if goal < 0 else goal
-                        if min(node.commit_index for node in nodes) >= goal:
-                            return True
-                time.sleep(0.05)
-        return False
+                        return min(node.commit_index for node in nodes) >= goal
+                return False
+
+            return awaited(have_caught_up, timeout_s, every_s=0.05)
 
     def resume_all(self) -> None:
         """Resume every paused node."""
@@ -215,8 +211,9 @@ class ChaosCluster(LocalCluster):
         """Stop all nodes in an orderly way; return their exit codes."""
         running = self.running()
         for node_id in running:
-            self._process(node_id).send_signal(signal.SIGCONT)
-            self._process(node_id).terminate()
+            self.resume(node_id)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid(node_id), signal.SIGTERM)
         return {node_id: -99 if (code := self.wait_exit(node_id, 20.0)) is None else code for node_id in running}
 
 
@@ -250,15 +247,16 @@ class SmallDisk:
         for slack in range(0, 64 << 20, 1 << 18):  # a write between the two calls makes the size too small
             stat = os.statvfs(self.path)
             used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
-            if self._resize(f"{(used + spare_bytes + slack) // 1024}k").returncode == 0:
+            if self.resize(f"{(used + spare_bytes + slack) // 1024}k").returncode == 0:
                 return
         raise OSError(f"{self.path} cannot be made smaller")
 
     def empty(self) -> None:
         """Restore its full size."""
-        self._resize(self.SIZE).check_returncode()
+        self.resize(self.SIZE).check_returncode()
 
-    def _resize(self, size: str) -> subprocess.CompletedProcess[str]:
+    def resize(self, size: str) -> subprocess.CompletedProcess[str]:
+        """Set its size; return the mount command."""
         return self._run("mount", "-o", f"remount,size={size}", str(self.path))
 
     def unmount(self) -> None:

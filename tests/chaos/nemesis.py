@@ -22,6 +22,7 @@ from dledger_core.errors import DLedgerError
 from tests.chaos.cluster import CLIENTS, ChaosCluster, SmallDisk
 from tests.chaos.damage import KINDS, Damage
 from tests.chaos.recorder import Recorder
+from tests.support.soon import awaited
 
 Fault = Generator[None, None, None]
 
@@ -144,13 +145,15 @@ class Nemesis:
     def _wait_for_ack(self) -> None:
         """Wait for a successful append, now that everything is healed."""
         healed = time.monotonic()
-        while self.recorder.last_ack <= healed:
-            if time.monotonic() - healed > RECOVERY_S:
-                self.violations.append(f"no append succeeded for {RECOVERY_S:g} s after everything was healed")
-                return
+
+        def has_recovered() -> bool:
             self.look_for_exits()
-            time.sleep(0.02)
-        self.recoveries_s.append(self.recorder.last_ack - healed)
+            return self.recorder.last_ack > healed
+
+        if awaited(has_recovered, RECOVERY_S):
+            self.recoveries_s.append(self.recorder.last_ack - healed)
+        else:
+            self.violations.append(f"no append succeeded for {RECOVERY_S:g} s after everything was healed")
 
     def look_for_exits(self) -> None:
         """Report each node that exited although no fault ended it, and start it again."""
@@ -315,9 +318,7 @@ class Nemesis:
         before = self._damage_of(node).durable_index
         self.cluster.restart(node)
         yield
-        deadline = time.monotonic() + 10.0
-        while time.monotonic() < deadline and self._damage_of(node).durable_index < before + 20:
-            time.sleep(0.1)
+        awaited(lambda: self._damage_of(node).durable_index >= before + 20, 10.0, every_s=0.1)
         self.cluster.kill(node)
         damage = self._damage_of(node)
         # The copy is complete up to the end of the killed log, which is after the checkpoint of that time.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import PREFACE
 from tests.chaos.proxy import CLIENTS, Ending, Network
+from tests.support.soon import soon
 
 HELLO = PREFACE + b"".join(encode_frame(Hello("peer", NodeId("a")).to_header()))
 QUIET_S = 0.15
@@ -128,8 +128,7 @@ def test_refusal_ends_and_rejects_connections_until_healed(network: Network, end
 def test_connection_rejected_while_dialling_is_dropped_on_far_side(network: Network, ends: Ends) -> None:
     network.stall("a", "b")
     a = ends.dial()
-    while not network.accepted("a", "b"):
-        time.sleep(0.01)
+    soon(lambda: network.accepted("a", "b"))
     network.refuse("a", "b", "drop")
     assert state(a) == "drop"
     network.flow("a", "b")

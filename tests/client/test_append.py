@@ -113,8 +113,9 @@ async def test_append_finds_new_leader_after_crash(group, client):
     await group.nodes.n1.stop()
     group.leader = "n2"
     group.nodes.n0.names = "n1"  # does not know it yet
+    asked = len(group.asked(Type.METADATA))
     appending = asyncio.ensure_future(client.append([b"y"]))
-    await asyncio.sleep(0.02)
+    await group.until(lambda: len(group.asked(Type.METADATA)) > asked)
     group.nodes.n0.names = ...
     assert (await appending).first_index == 1
     await group.nodes.n1.start()

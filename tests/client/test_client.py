@@ -112,7 +112,7 @@ async def test_shared_append_is_cancelled_with_last_caller(group, client, log):
     await group.until(lambda: len(group.asked(Type.APPEND)) == 2)
     for call in appending[:2]:
         call.cancel()
-    await asyncio.sleep(0.01)
+    await asyncio.wait(appending[:2])
     assert log.in_flight == 2, "one request of one batch: a caller still waits"
     appending[2].cancel()
     await asyncio.gather(*appending, return_exceptions=True)
@@ -314,7 +314,7 @@ def test_loop_thread_runs_last_work_and_cancels_other(caplog):
         ran.append(threading.current_thread().name)
 
     thread = LoopThread("ends")
-    waiting = thread.submit(asyncio.sleep(600))
+    waiting = thread.submit(asyncio.Event().wait())
     thread.close(last)
     thread.close(last)
     assert ran == ["ends"]

@@ -199,8 +199,9 @@ async def test_entries_count_as_deleted_only_without_other_replica(group, client
         await client.fetch(3, 10)
     assert caught.value.values["first_index"] == 4
     async with group.client(timeout_ms=500, retry_timeout_ms=30_000) as retrying:
+        asked = len(group.asked(Type.READ))
         reading = asyncio.create_task(retrying.fetch(3, 10))
-        await asyncio.sleep(0.3)
+        await group.until(lambda: len(group.asked(Type.READ)) >= asked + 4)  # each of the two again
         assert not reading.done()
         await group.nodes.n2.start()
         assert (await reading).batch.num_rows == 4

@@ -16,7 +16,7 @@ FILE_BYTES_MAX = 1 << 20
 
 class CountedFile(FaultyFile):
     def pread(self, length: int, offset: int) -> bytes:
-        self._files.count()
+        self.files.count()
         if not (0 <= length < 1 << 31 and 0 <= offset < 1 << 63):
             raise Finding(f"a read of {length} bytes at {offset}")
         return super().pread(length, offset)
@@ -30,12 +30,12 @@ class CountedFile(FaultyFile):
         super().truncate(size)
 
     def next_data(self, offset: int) -> int:
-        self._files.count()
+        self.files.count()
         return super().next_data(offset)
 
     def _refuse_above(self, size: int) -> None:
         if size > FILE_BYTES_MAX:
-            raise OSError(errno.EFBIG, "File too large", str(self._path))
+            raise OSError(errno.EFBIG, "File too large", str(self.path))
 
 
 class CountedFiles(FaultyFiles):
@@ -54,4 +54,4 @@ class CountedFiles(FaultyFiles):
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> CountedFile:
         opened = super().open(path, write=write, create=create)
-        return CountedFile(self, opened._inode, path)
+        return CountedFile(self, opened.inode, path)

@@ -8,13 +8,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from jobs._demo.flights import FLIGHTS_COUNT, ORIGINS, flight_messages
+from tests.support.soon import soon
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, str(ROOT / "jobs" / "demo.py")]
@@ -75,9 +75,7 @@ def test_demo_leaves_no_process_and_no_file_when_interrupted(tmp_path: Path) -> 
         stderr=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    deadline = time.monotonic() + 400
-    while len(psutil.Process(process.pid).children(recursive=True)) < 4 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    soon(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 4, 400, every_s=0.1)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     assert process.wait(200) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import signal
@@ -21,6 +22,9 @@ from dledger_core.connect import Client
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, DLedgerError, TransactionError
 from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.meta_files import load_checkpoint
 from tests.support.server_group import free_peers
 from tests.support.soon import soon
 
@@ -158,7 +162,7 @@ def test_damage_below_durable_index_stops_single_node():
             file.seek(position - int(segment.name))
             file.write(b"\xff\xff\xff\xfe")
         cluster.restart("n0")
-        assert cluster._processes["n0"].wait(120) == 4
+        assert soon(lambda: cluster.ended) == {"n0": 4}
         printed = cluster.log_path("n0").read_text()
         assert "CORRUPT" in printed
         assert str(segment) in printed
@@ -170,9 +174,9 @@ def test_damage_below_durable_index_stops_single_node():
 
 def test_sigterm_stops_node_with_intact_store(cluster, client):
     victim = next(node for node in cluster.node_ids if node != cluster.leader())
-    process = cluster._processes[victim]
-    process.terminate()
-    assert process.wait(120) == 0
+    os.kill(cluster.pid(victim), signal.SIGTERM)
+    assert soon(lambda: victim in cluster.ended)
+    assert cluster.ended == {victim: 0}
     assert open_store(cluster.store_path(victim)).verify().findings == ()
     cluster.restart(victim)
     soon(lambda: all(n.reachable for n in client.metadata().nodes))
@@ -192,27 +196,27 @@ def test_cluster_that_starts_again_at_other_ports_serves_what_it_had(tmp_path, n
 
 
 def test_frozen_node_stops_cleanly():
-    with LocalCluster(1, **SMALL) as cluster:
-        process = cluster._processes["n0"]
+    with LocalCluster(1, **SMALL) as cluster, Client(cluster.peers) as client:
+        last = client.append([b"x"]).last_index
         cluster.pause("n0")
         cluster.stop("n0")
-        assert process.returncode == 0
+        checkpoint = load_checkpoint(OsFiles(), Layout(cluster.store_path("n0")).checkpoint)
+        assert checkpoint.commit_index == last, "the last thing that a node does before it ends"
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit")
 def test_failed_write_ends_node_with_exit_code_4():
     with LocalCluster(1, **SMALL) as cluster, Client(cluster.peers, timeout_ms=2000) as client:
         kept = client.append([b"kept"]).last_index
-        process, store = cluster._processes["n0"], cluster.store_path("n0")
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
+        resource.prlimit(cluster.pid("n0"), resource.RLIMIT_FSIZE, (200_000, 200_000))
         with pytest.raises(DLedgerError):
             client.append([b"x" * 100_000] * 4)
-        assert process.wait(120) == 4
+        assert soon(lambda: cluster.ended) == {"n0": 4}
         printed = cluster.log_path("n0").read_text()
         assert "DISK_FAILED" in printed
         assert "Traceback" not in printed
-        cluster._reap("n0")
-        assert open_store(store).read(kept, kept + 1)["body"].to_pylist() == [b"kept"]
+        cluster.stop("n0")
+        assert open_store(cluster.store_path("n0")).read(kept, kept + 1)["body"].to_pylist() == [b"kept"]
 
 
 def test_store_of_another_log_does_not_join(tmp_path):

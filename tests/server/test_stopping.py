@@ -102,8 +102,7 @@ def test_node_that_stops_ends_long_polls_and_lets_its_clients_leave(tmp_path):
             client = await group.client()
             _, last, _ = await client.append([b"x"])
             waiting = asyncio.create_task(client.read(last + 1, last + 2, wait=30_000))
-            await eventually(lambda: client.channel.in_flight)
-            await asyncio.sleep(0.01)
+            await eventually(lambda: any(flow.tasks for flow in group.nodes["n0"].service.flows.values()))
             await group.nodes["n0"].drain()
             assert not client.channel.in_flight
             with pytest.raises(UnreachableError) as caught:

@@ -88,7 +88,7 @@ class Member:
 
     @property
     def leads(self) -> bool:
-        return self.up and self.core._state.role is Role.LEADER
+        return self.up and self.core.state.role is Role.LEADER
 
     def start(self) -> None:
         raise NotImplementedError
@@ -204,6 +204,7 @@ class CoreMember(Member):
             ends_below_members=self.newest_configuration > self.disk.last_index(),
             start_ticks=self.sim.mix.raft.election_ticks_max,
         )
+        self._reported_index = self.core.pointers().commit_index
         for other in self.sim.members.values():
             if other.up and other is not self:
                 self.core.report_attached(other.node_id)
@@ -269,9 +270,12 @@ class CoreMember(Member):
             self._proposed.clear()
         if ready.soft_state is not None and ready.soft_state.role is Role.LEADER and self.sim.changes is not None:
             self.sim.changes.on_leader(self)
+        if ready.restart is not None:
+            self._reported_index = max(self._reported_index, ready.restart.first_index - 1)
         if ready.committed is None:
             return
         start, end = ready.committed
+        self._reported_index = end - 1
         for first_index in [index for index in self._proposed if index < end]:
             batch = self._proposed.pop(first_index)
             check(batch.first_index >= start, "an append is reported twice", batch)
@@ -341,8 +345,8 @@ class CoreMember(Member):
     def trim(self, random: Random) -> None:
         """Delete committed entries of the disk, also such that another member still needs."""
         # The Ready loop deletes only entries that a Ready reported as committed.
-        emitted = min(self.core._emitted_commit_index, self.core.durable_index)
-        first_index = max(0, emitted - random.choice((0, 20, 100)))
+        reported = min(self._reported_index, self.core.durable_index)
+        first_index = max(0, reported - random.choice((0, 20, 100)))
         if first_index > self.disk.first_index():
             self.sim.counters["trims"] += 1
             kept = self.disk.trim(Index(first_index))

@@ -216,7 +216,7 @@ class MemberChanges:
         committed = self._sim.checker.configuration
         started = [member for member in self._sim.members.values() if member.life]
         newest = [member.disk.configurations()[-1] for member in started]
-        newest += [member.core._state.log.configurations.in_force for member in started if member.up]
+        newest += [member.core.state.log.configurations.in_force for member in started if member.up]
         settled = all(found.index <= committed.index for found in newest)
         return settled and not self.lost & committed.configuration.voters
 

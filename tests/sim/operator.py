@@ -26,8 +26,8 @@ def waits_for_operator(cores: Mapping[MemberId, RawNode]) -> bool:
 
 def _one_wins(cores: Mapping[MemberId, RawNode], *, floors: bool) -> bool:
     return any(
-        candidate._state.may_campaign
-        and (candidate._state.floor is None or not floors)
+        candidate.state.may_campaign
+        and (candidate.state.floor is None or not floors)
         and candidate.configuration.is_quorum(
             {voter for voter, core in cores.items() if _votes(core, candidate, floors=floors)}
         )
@@ -36,11 +36,11 @@ def _one_wins(cores: Mapping[MemberId, RawNode], *, floors: bool) -> bool:
 
 
 def _votes(voter: RawNode, candidate: RawNode, *, floors: bool) -> bool:
-    state, status = voter._state, voter.status()
+    state, status = voter.state, voter.status()
     floor = state.floor if floors else None
     if floor is None or floor.admits(*end_of(candidate)):
         return end_of(candidate) >= end_of(voter)
-    both = {state.member, candidate._state.member}
+    both = {state.member, candidate.state.member}
     known = Index(max(status.configuration_index, status.commit_index))
     has_known = end_of(candidate) >= (voter.term_at(known) or NO_TERM, known)
     exempt = floor.is_open and not state.ends_below_members

@@ -432,7 +432,7 @@ class Recoveries:
         moved = group.members[member.store.member]
         moved.continues = record
         moved.files, moved.clock_offset, moved.was_hurt = member.files, member.clock_offset, member.was_hurt
-        moved.files.before_sync = moved._preallocate
+        moved.files.before_sync = moved.preallocate_at_sync
         moved.lost_after, moved.checkpoint_lost = member.lost_after, member.checkpoint_lost
         moved.members_once_lost = True
         moved.writing = replace(member.writing, hard_state=None)
@@ -464,8 +464,7 @@ class Recoveries:
             check(last_index in (end, kept), "a cut left another end", member.node_id, last_index, end, kept)
             end = min(end, last_index)
         is_known = record.voter.node_id == member.node or member.was_cut
-        disk.batches = [self._plain(batch) for batch in disk.batches if not is_known or batch.last_index <= end]
-        disk._firsts = [batch.first_index for batch in disk.batches]
+        disk.replace_batches(self._plain(batch) for batch in disk.batches if not is_known or batch.last_index <= end)
         disk.hard_state = HardState(Term(record.term), None)
         disk.in_force_before = ConfigurationInForce(Index(-1), first_configuration(record))
         check(not is_known or disk.last_index() == end, "a store has another end than it says", member.node_id, end)

@@ -25,23 +25,16 @@ from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import verification_reason
 from dledger_core.storage.write.append_clock import AppendClock
-from dledger_core.storage.write.appender import Preallocation
 from dledger_core.storage.write.log_writer import LogHooks
 from tests.sim.safety import check
 from tests.sim.virtual_time import Resume, Wait, run_task
 from tests.support.faulty_files import Crash
+from tests.support.logs import PreallocationByHand
 
 if TYPE_CHECKING:
     from tests.sim.replica_member import ReplicaMember
 
 T = TypeVar("T")
-
-
-class BesideSyncs(Preallocation):
-    """No thread: ``ReplicaMember`` preallocates before some syncs of the writer, as another thread might."""
-
-    def poke(self) -> None:
-        pass
 
 
 UNITS_PER_S = 100
@@ -140,7 +133,7 @@ class SimRepairEnvironment:
     """``RepairEnvironment`` of one life of a member."""
 
     def __init__(self, member: ReplicaMember) -> None:
-        self._member = member
+        self.member = member
         self._sim = member.sim
 
     def now(self) -> float:
@@ -163,7 +156,7 @@ class SimRepairEnvironment:
                     outcome = (None, error)
                 self._sim.time.after(1, lambda: resume(*outcome))
 
-            self._member.crash_soon()
+            self.member.crash_soon()
             replica.store.run(work)
 
         result: T = await Wait(begin)
@@ -174,10 +167,10 @@ class SimRepairEnvironment:
         await self.sleep(min(timeout_s, 0.05))
 
     def source(self, peer: Peer) -> SimSource:
-        return SimSource(self._member, peer)
+        return SimSource(self.member, peer)
 
     def survivor(self, peer: Peer) -> SimSurvivor:
-        return SimSurvivor(self._member, peer)
+        return SimSurvivor(self.member, peer)
 
     async def _pause(self, units: int) -> None:
         await Wait(lambda resume: self._sim.time.after(units, lambda: resume(None, None)))
@@ -204,7 +197,7 @@ class MemberRepairs:
         hooks = LogHooks(
             AppendClock(member.wall_ms, lambda: sim.time.now),
             on_damage=self._found,
-            preallocation=BesideSyncs,
+            preallocation=PreallocationByHand,
         )
         open_log = partial(open_checked, config, group, hooks, files, self._log_type)
         try:

@@ -135,6 +135,8 @@ class WatchedLog(CommitLog):
     """A CommitLog whose writes are repeated on the member's shadow."""
 
     member: ReplicaMember
+    truncates = False
+    """Whether it is removing the end of its files, during which the thread of preallocation waits."""
 
     def place(self, proposal: Proposal, first_index: Index, term: Term, now_ms: int | None = None) -> Batch:
         batch = super().place(proposal, first_index, term, now_ms)
@@ -162,12 +164,19 @@ class WatchedLog(CommitLog):
     ) -> None:
         member = self.member
         member.writing = Writing(hard_state, reset, truncate_from, batches)
+        self.truncates = truncate_from is not None
         super().persist(hard_state, truncate_from, batches, reset)
+        self.truncates = False
         member.writing = Writing()
         restart = restart_of(reset) if reset is not None else None
         for write in (hard_state, restart, truncate_from, *map(shadow_of, batches)):
             if write is not None:
                 member.disk.write(write)
+
+    def remove_floor(self, commit_index: int) -> None:
+        self.truncates = True
+        super().remove_floor(commit_index)
+        self.truncates = False
 
     def read(self, start: int, end: int, max_bytes: int) -> Records:
         return self._served(start, super().read(start, end, max_bytes))
@@ -322,7 +331,7 @@ class ReplicaMember(Member):
         bootstrapped = sim.bootstrapped if node_id in sim.bootstrapped.voters else UNKNOWN
         self.disk.in_force_before = ConfigurationInForce(NO_INDEX, bootstrapped)
         self.files = FaultyFiles(seed)
-        self.files.before_sync = self._preallocate
+        self.files.before_sync = self.preallocate_at_sync
         self.writing = Writing()
         self.clock_offset = 0
         self.lost_after: Index | None = None
@@ -742,16 +751,15 @@ class ReplicaMember(Member):
         """Copy the disk now, and return to that copy later."""
         self.sim.shared.set_backs.copy(self, random)
 
-    def _preallocate(self, path: Path) -> None:
+    def preallocate_at_sync(self, path: Path) -> None:
         """Preallocate as another thread might at the start of a sync: its own sync may be the one that fails."""
-        waits = self.up and self.log._appender._zero_lock.locked()  # for a truncation
-        if self.up and not waits and path.parent.name == "data" and self.sim.strikes("preallocate"):
+        if self.up and not self.log.truncates and path.parent.name == "data" and self.sim.strikes("preallocate"):
             self.sim.counters["preallocations"] += 1
             self.files.before_sync = None
             try:
                 self.log.preallocate()
             finally:
-                self.files.before_sync = self._preallocate
+                self.files.before_sync = self.preallocate_at_sync
 
     def check_end(self) -> None:
         self.sim.shared.compare_tables(self)

@@ -117,14 +117,14 @@ class SafetyChecker:
         """Check a member that starts from its disk."""
         status, term = member.core.status(), member.disk.hard_state.term
         # A recovering voter enters the next term, in which it votes for no other member.
-        state = member.core._state
+        state = member.core.state
         leaves = status.term == term + 1 and state.voted_for in (None, state.member)
         check(status.term == term or leaves, "a node starts in another term than its durable one", member.node_id)
         self._seen[member.node_id] = (status.term, member.pointers())
 
     def on_step(self, member: Member) -> None:
         """Check a member after one input."""
-        state, now = member.core._state, member.pointers()
+        state, now = member.core.state, member.pointers()
         term = state.term
         before_term, before = self._seen[member.node_id]
         check(term >= before_term, "a term fell", member.node_id, before_term, term)
@@ -164,7 +164,7 @@ class SafetyChecker:
                 self._check_vote(member, message.term, message.sender)
                 # The log that a candidate claims must survive a crash. One that gave up since may have truncated its
                 # log for the leader of that term, so this request cannot win any longer.
-                gave_up = member.core._state.leader_id is not None or message.term in self.leaders
+                gave_up = member.core.state.leader_id is not None or message.term in self.leaders
                 durable_claim = message.last_index <= disk.last_index() or gave_up
                 check(durable_claim, "a candidate claims entries that are not durable", message)
             case RequestVoteResponse(pre=False, granted=True):
@@ -200,7 +200,7 @@ class SafetyChecker:
 
     def _wins(self, member: Member, nodes: Iterable[MemberId]) -> bool:
         """Whether ``nodes`` are a majority of the configuration that the member has in force."""
-        return member.core._state.configuration.is_quorum(set(nodes))
+        return member.core.state.configuration.is_quorum(set(nodes))
 
     def _check_vote(self, member: Member, term: Term, candidate: MemberId) -> None:
         given = self._votes.setdefault((term, member.node_id), candidate)
@@ -214,7 +214,7 @@ class SafetyChecker:
         check(known == member.node_id, "two leaders in one term", term, known, member.node_id)
         before = self._leader_last_index.get((member.node_id, term))
         if before is None:
-            check(member.core._state.may_campaign, "a leader is no voter", member.node_id, term)
+            check(member.core.state.may_campaign, "a leader is no voter", member.node_id, term)
             durable = member.disk.hard_state
             if (durable.term, durable.voted_for) == (term, known):
                 self._check_vote(member, term, known)  # a sole voter sends no message with its own vote

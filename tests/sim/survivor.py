@@ -131,8 +131,8 @@ class _Environment(SimRepairEnvironment):
 
     async def run_blocking(self, function: Callable[[], T]) -> T:
         await self.sleep(0.02)
-        if self._member.life != self._life:
-            raise UnreachableError("the node died", self._member.node_id)
+        if self.member.life != self._life:
+            raise UnreachableError("the node died", self.member.node_id)
         return function()
 
 

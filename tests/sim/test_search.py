@@ -98,13 +98,13 @@ def without_start_rule(patch: pytest.MonkeyPatch) -> None:
 
 def with_one_value(patch: pytest.MonkeyPatch) -> None:
     """A vote in a later term takes the place of the acknowledgement."""
-    remember = PeerWatermarks._remember
 
-    def one_value(self: PeerWatermarks, store: str, found: Remembered) -> None:
+    def one_value(known: Remembered, **changes: Any) -> Remembered:
+        found = replace(known, **changes)
         is_later = found.term > found.acknowledged[0]
-        remember(self, store, replace(found, acknowledged=(NO_TERM, NO_INDEX)) if is_later else found)
+        return replace(found, acknowledged=(NO_TERM, NO_INDEX)) if is_later else found
 
-    patch.setattr(PeerWatermarks, "_remember", one_value)
+    patch.setattr(peer_watermarks, "replace", one_value)
 
 
 def with_one_term(patch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def with_uncapped_chain(patch: pytest.MonkeyPatch) -> None:
             return False
         return index < 0 or (log["term_at"](index) == term if index <= log["commit_index"] else None)
 
-    patch.setattr(recovery, "_extended", lambda chain, point: (*chain, point))
+    patch.setattr(recovery, "extended", lambda chain, point: (*chain, point))
     patch.setattr(lineage, "contains", by_own_terms)
 
 

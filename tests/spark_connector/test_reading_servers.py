@@ -7,13 +7,14 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dledger_core import Client, LocalCluster
 from dledger_core.client.routing.channel import Channel
-from dledger_core.config import LIMITS
+from dledger_core.config import LIMITS, parse_peers
 from dledger_core.errors import BusyError, UnreachableError
 from spark_connector.errors import GroupGoneError, OptionError, PinError
 from spark_connector.options import DLedgerOptions
@@ -295,15 +296,14 @@ def test_starting_timestamp_for_all_or_each_group(single: Any) -> None:
     assert until == {"orders-a": (0, 2), "orders-b": (0, first)}
 
 
-def test_new_group_is_read_from_first_entry() -> None:
+def test_new_group_is_read_from_first_entry(tmp_path: Path) -> None:
     given = {"discoveryInterval": "1ms", "startingOffsets": "latest", "groupsPattern": "(orders|late)-."}
-    with LocalCluster(1, groups=("orders-a",)) as cluster:
+    with LocalCluster(1, tmp_path, groups=("orders-a",)) as cluster:
         append(cluster, "orders-a", [b"x"])
         reader, engine = DLedgerStreamReader(options(cluster, **given)), Engine()
         engine.start(reader)
-        cluster._groups = ("orders-a", "late-c")
-        cluster.restart("n0")
-        cluster.leader("late-c")
+        ports = [peer.port for peer in parse_peers(cluster.peers)]
+    with LocalCluster(1, tmp_path, groups=("orders-a", "late-c"), ports=ports) as cluster:
         append(cluster, "late-c", [b"x"] * 4)
         append(cluster, "orders-a", [b"x"])
         deadline = time.monotonic() + 120

@@ -44,9 +44,22 @@ from dledger_core.record import (
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import save_hard_state
+from dledger_core.storage.files.segments import Segments
+from dledger_core.storage.write.log_writer import LogHooks
 from tests.storage.sample import DATA, META
 from tests.support.faulty_files import FaultyFiles
-from tests.support.logs import NO_TABLES, SMALL, STORE, append, bodies_of, open_log, place, read_all, received
+from tests.support.logs import (
+    NO_TABLES,
+    SMALL,
+    STORE,
+    PreallocationByHand,
+    append,
+    bodies_of,
+    open_log,
+    place,
+    read_all,
+    received,
+)
 
 LARGE = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 18, preallocate_bytes=0)
 
@@ -485,12 +498,12 @@ def test_preallocation_is_limited_by_appended_bytes(tmp_path: Path, monkeypatch:
     config = StorageConfig(data_segment_bytes=4 << 20, preallocate_bytes=4000)
     append(log := open_log(directory=tmp_path, config=config), [b"x" * 900])
     log.close()
-    log = open_log(directory=tmp_path, config=config)
-    log._preallocation.close()  # its thread; here each step is a call
+    log = open_log(directory=tmp_path, config=config, hooks=LogHooks(preallocation=PreallocationByHand))
     zeroed: list[tuple[int, int]] = []
-    data = log._appender.data
-    real = data.preallocate
-    monkeypatch.setattr(data, "preallocate", lambda start, stop: (zeroed.append((start, stop)), real(start, stop))[1])
+    real = Segments.preallocate
+    monkeypatch.setattr(
+        Segments, "preallocate", lambda self, start, stop: (zeroed.append((start, stop)), real(self, start, stop))[1]
+    )
 
     def zeroed_after(*bodies: int) -> list[int]:
         """Return the lengths of the zeroed chunks after appending bodies of these lengths."""

@@ -20,8 +20,9 @@ from dledger_core.record import HEADER_BYTES, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage import open_store
 from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
+from dledger_core.storage.write.log_writer import LogHooks
 from tests.support.faulty_files import Crash, FaultyFiles
-from tests.support.logs import SMALL, STORE, append, open_log, place, read_all
+from tests.support.logs import SMALL, STORE, PreallocationByHand, append, open_log, place, read_all
 
 DATA, META = STORE / "data", STORE / "meta"
 TIMES = [1, 0x18BCFE50000, 0x18C00000000, 0x18BCFE56800, 0x18BCFE568FF]
@@ -163,9 +164,10 @@ class LogMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.log = open_log(
-            self.files, config=dataclasses.replace(SMALL, data_segment_bytes=1024, preallocate_bytes=2048)
+            self.files,
+            config=dataclasses.replace(SMALL, data_segment_bytes=1024, preallocate_bytes=2048),
+            hooks=LogHooks(preallocation=PreallocationByHand),  # its step is a rule here
         )
-        self.log._preallocation.close()  # its step is a rule here
 
     def entries(self, sizes: list[int]) -> list[Entry]:
         fill = len(self.model) % 250 + 1

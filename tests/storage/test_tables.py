@@ -558,10 +558,8 @@ def test_inactivity_counts_from_the_newest_append(table: TransactionTable) -> No
 
 
 @pytest.mark.parametrize("number", [1, 2000])
-def test_visible_end_walks_no_open_transactions(table: TransactionTable, number: int) -> None:
+def test_visible_end_walks_no_open_transactions(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Nor does it matter which of them end first."""
-    for at in range(number):
-        attempt(table, 10 * at, 5, T0._replace(query_id=str(at)))
     walked: list[str] = []
 
     class Watched(OrderedDict[Any, Any]):
@@ -570,7 +568,10 @@ def test_visible_end_walks_no_open_transactions(table: TransactionTable, number:
                 walked.append(item[0])
                 yield item
 
-    table.open._open = Watched(table.open._open)
+    monkeypatch.setattr(open_transactions, "OrderedDict", Watched)
+    table = TransactionTable()
+    for at in range(number):
+        attempt(table, 10 * at, 5, T0._replace(query_id=str(at)))
     for at in (*range(1, number - 1, 2), *range(0, number - 1, 2)):
         commit(table, [], T0._replace(query_id=str(at)))
         walked.clear()

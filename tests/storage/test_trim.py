@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,11 @@ from dledger_core.errors import CorruptRecordError, DiskFailedError, IndexOutOfR
 from dledger_core.ids import NO_TERM, Index, NodeId, Position, Term
 from dledger_core.raft.batch import TermRange
 from dledger_core.raft.ready import HardState
-from dledger_core.record import segment_name
+from dledger_core.record import Records, segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.ab_file import copies
+from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.tables.tables import LogTables, TableChanges
 from dledger_core.storage.write.trim import LogStart
 from tests.storage.sample import DATA, META, Sample
@@ -309,15 +311,15 @@ def test_open_store_rejects_an_interrupted_restart(files: FaultyFiles) -> None:
         open_store(STORE, files=files)
 
 
-def test_read_during_a_restart_is_out_of_range(files: FaultyFiles) -> None:
+def test_read_during_a_restart_is_out_of_range(files: FaultyFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(files)
-    read = log._reader.read
+    read = RecordReader.read
 
-    def interrupted(*args: object, **kwargs: object) -> object:
-        log._reader.read = read  # type: ignore[method-assign]
+    def interrupted(*args: Any, **kwargs: Any) -> Records:
+        monkeypatch.undo()
         restart(log, start())
-        return read(*args, **kwargs)  # type: ignore[arg-type]
+        return read(*args, **kwargs)
 
-    log._reader.read = interrupted  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(RecordReader, "read", interrupted)
     with pytest.raises(IndexOutOfRangeError):
         log.read(10, 20, 1 << 20)

@@ -101,7 +101,7 @@ def _truncate(target: bytearray, size: int) -> None:
 
 class FaultyFile:
     def __init__(self, files: FaultyFiles, inode: Inode, path: Path) -> None:
-        self._files, self._inode, self._path = files, inode, path
+        self.files, self.inode, self.path = files, inode, path
         self._generation = files.generation
         self._failures_reported = inode.failures - (not inode.reported)
         self._unsynced = False
@@ -111,9 +111,9 @@ class FaultyFile:
         self._note_close()
 
     def _live(self) -> Inode:
-        if self._generation != self._files.generation:
-            raise OSError(errno.EBADF, "a file of before the crash", str(self._path))
-        return self._inode
+        if self._generation != self.files.generation:
+            raise OSError(errno.EBADF, "a file of before the crash", str(self.path))
+        return self.inode
 
     def pread(self, length: int, offset: int) -> bytes:
         return bytes(self._live().content[offset : offset + length])
@@ -122,19 +122,19 @@ class FaultyFile:
         data = b"".join(bytes(b) for b in buffers)
         inode = self._live()
         try:
-            self._files.operation("write", self._path)
+            self.files.operation("write", self.path)
         except Crash:
-            inode.write(offset, data[: self._files.chance.randrange(len(data) + 1)])
+            inode.write(offset, data[: self.files.chance.randrange(len(data) + 1)])
             raise
         inode.write(offset, data)
         self._unsynced = True
 
     def datasync(self) -> None:
         inode = self._live()
-        if self._files.before_sync is not None:
-            self._files.before_sync(self._path)
+        if self.files.before_sync is not None:
+            self.files.before_sync(self.path)
         try:
-            self._files.operation("sync", self._path)
+            self.files.operation("sync", self.path)
         except OSError as error:
             inode.fail_sync(error.errno or errno.EIO)
         else:
@@ -142,14 +142,14 @@ class FaultyFile:
         self._unsynced = False
         if self._failures_reported < inode.failures:
             self._failures_reported, inode.reported = inode.failures, True
-            raise OSError(inode.failure_errno, os.strerror(inode.failure_errno), str(self._path))
+            raise OSError(inode.failure_errno, os.strerror(inode.failure_errno), str(self.path))
 
     def size(self) -> int:
         return len(self._live().content)
 
     def truncate(self, size: int) -> None:
         inode = self._live()
-        self._files.operation("truncate", self._path)
+        self.files.operation("truncate", self.path)
         inode.truncate(size)
         self._unsynced = True
 
@@ -157,15 +157,15 @@ class FaultyFile:
         return min(offset, self.size())
 
     def _note_close(self) -> None:
-        live = self._generation == self._files.generation and self._files.names.get(self._path) is self._inode
+        live = self._generation == self.files.generation and self.files.names.get(self.path) is self.inode
         if self._unsynced and live and not self.locked:
-            self._files.closed_unsynced.append(self._path)
+            self.files.closed_unsynced.append(self.path)
         self._unsynced = False
 
     def close(self) -> None:
         self._note_close()
-        if self.locked and self._generation == self._files.generation:
-            self._files.locks.discard(self._path)
+        if self.locked and self._generation == self.files.generation:
+            self.files.locks.discard(self.path)
 
 
 class FaultyFiles:

@@ -252,7 +252,7 @@ class Group:
         """Tick ``nodes`` (default: all members) and deliver, ``count`` times."""
         for _ in range(count):
             for node in nodes or tuple(self.members):
-                self._tick(self.members[node])
+                self.tick_member(self.members[node])
             self.deliver()
 
     def crash(self, *nodes: NodeId) -> None:
@@ -260,7 +260,7 @@ class Group:
         for node in nodes or tuple(self.members):
             self.members[node].crash()
 
-    def _tick(self, member: Any) -> None:
+    def tick_member(self, member: Any) -> None:
         member.raw.tick()
 
     def _run(self, member: Any) -> list[Message]:

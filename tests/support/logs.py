@@ -19,6 +19,7 @@ from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout, LogMeta, save_log_meta
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import LogTables, TableChanges
+from dledger_core.storage.write.appender import Preallocation
 from dledger_core.storage.write.log_writer import LogHooks
 
 SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, preallocate_bytes=0)
@@ -26,6 +27,13 @@ STORE = Path("/disk/g/dledger-n0")
 MEMBERS = ConfigurationEntry(Index(7), NO_TERM, b"members")
 LOG_UUID = "f0f0f0f0f0f04f0f8f0f0f0f0f0f0f0f"
 NO_TABLES = TableChanges.complete(LogTables())
+
+
+class PreallocationByHand(Preallocation):
+    """No thread: a test calls ``CommitLog.preallocate``."""
+
+    def poke(self) -> None:
+        pass
 
 
 def open_log(

@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import psutil
+
+from tests.support.soon import soon
 
 PREFIX = "10.0.0."
 SITE = Path(sysconfig.get_path("purelib"))
@@ -107,14 +108,12 @@ class Machine:
 
     def _sleeping(self) -> int:
         """Return the process that has the machine's namespaces and its root, once it is there."""
-        deadline = time.monotonic() + _DEADLINE_S
-        while time.monotonic() < deadline:
+
+        def found() -> list[int]:
             assert self._holder.poll() is None, "namespaces could not be made"
-            for child in psutil.Process(self._holder.pid).children():
-                if child.name() == "sleep":
-                    return child.pid
-            time.sleep(0.02)
-        raise TimeoutError("no machine")
+            return [child.pid for child in psutil.Process(self._holder.pid).children() if child.name() == "sleep"]
+
+        return soon(found, _DEADLINE_S)[0]
 
     def _open_to_all(self, path: Path) -> None:
         """Let every user of the machine reach a path: a checkout may be in a home directory."""
@@ -214,11 +213,11 @@ class Machines:
         return self._machines[name]
 
     def _await_switch(self) -> None:
-        deadline = time.monotonic() + _DEADLINE_S
-        while psutil.Process(self._switch.pid).name() != "sleep":
+        def is_there() -> bool:
             assert self._switch.poll() is None, "the network could not be made"
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+            return psutil.Process(self._switch.pid).name() == "sleep"
+
+        soon(is_there, _DEADLINE_S)
 
     def add(self, name: str) -> Machine:
         """Start the machine of a name, with empty files of its own; an earlier one of the name is switched off."""

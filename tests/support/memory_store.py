@@ -136,6 +136,11 @@ class MemoryStore:
         clone.in_force_before = self.in_force_before
         return clone
 
+    def replace_batches(self, batches: Iterable[Batch]) -> None:
+        """Have these batches instead of all others."""
+        self.batches = list(batches)
+        self._firsts = [batch.first_index for batch in self.batches]
+
     def apply(self, ready: Ready) -> None:
         """Writes all of a Ready."""
         for write in writes_of(ready):

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import click
 import pytest
 
 from jobs._cli import run_job
+from tests.support.soon import soon
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
@@ -33,10 +33,12 @@ def start_job(job: str, arguments: list[str], directory: Path, **environment: st
 
 def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
     """Wait for an effect of a running job."""
-    deadline = time.monotonic() + 400
-    while not condition() and time.monotonic() < deadline:
+
+    def is_there() -> bool:
         assert process.poll() is None
-        time.sleep(0.2)
+        return condition()
+
+    soon(is_there, 400, every_s=0.2)
 
 
 def run_in_process(

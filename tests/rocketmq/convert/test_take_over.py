@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,19 +10,18 @@ import pytest
 from dledger_core import Client, LocalCluster, open_store
 from tests.rocketmq.convert.stores import converted, entries, manifest, store_of, unpacked
 from tests.support.slow_elections import SLOW_ELECTIONS
+from tests.support.soon import soon
 
 pytestmark = pytest.mark.integration
 
 
 def wait_for_all(client: Client, end: int, timeout_s: float = 180.0) -> None:
     """Waits until all three nodes have committed up to ``end``."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        nodes = client.metadata().nodes
-        if all(node.reachable and node.commit_index >= end for node in nodes):
-            return
-        assert time.monotonic() < deadline, nodes
-        time.sleep(0.1)
+    soon(
+        lambda: all(node.reachable and node.commit_index >= end for node in client.metadata().nodes),
+        timeout_s,
+        every_s=0.1,
+    )
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ class FakeGroup:
         self.raises: list[Exception] = []
         self.gate: asyncio.Event | None = None
         self.at_gate = 0
+        self.gets = 0
 
     def write(self, body: bytes, magic: int = 1) -> WireEntry:
         position = self.entries[-1].position + 48 + len(self.entries[-1].body) if self.entries else 0
@@ -62,6 +63,7 @@ class FakeService:
 
     async def get(self, index: int) -> WireEntry:
         await self._lead()
+        self._group.gets += 1
         first, entries = self._group.first, self._group.entries
         if not first <= index < len(entries):
             values = {"index": index, "first_index": first, "last_index": len(entries) - 1}

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from dledger_core.client.routing.retry import Timeouts
+from dledger_core.config import ListenAddress
 from dledger_core.connect import AsyncClient, JavaOptions
 from dledger_core.errors import IndexOutOfRangeError, NotLeaderError, ProtocolError, UnknownGroupError, UnreachableError
 from dledger_core.rocketmq.client import JavaClient
 from dledger_core.rocketmq.remoting.messages import AppendRequest, AppendResponse, GetRequest, GetResponse
+from dledger_core.server.monitoring.site import Site
 from tests.rocketmq.node_group import rocketmq_group
 from tests.support.server_group import STORAGE, ServerGroup, eventually
 
@@ -99,13 +101,26 @@ async def test_other_group_is_unknown(tmp_path: Path) -> None:
             await java.append([b"x"])
 
 
-async def test_starting_node_knows_no_leader(tmp_path: Path) -> None:
-    async with rocketmq_group(tmp_path, nodes=1) as group, java_client(group, timeout_ms=300) as java:
-        await group.leader()
-        group.nodes["n0"]._started = False
-        assert (await java.metadata()).leader_id is None
-        group.nodes["n0"]._started = True
-        await java.append([b"x"])
+async def test_starting_node_knows_no_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listens before it opens its stores; between the two it starts its second port."""
+    listens, may_open, start = asyncio.Event(), asyncio.Event(), Site.start
+
+    async def held(site: Site, address: ListenAddress) -> None:
+        listens.set()
+        await may_open.wait()
+        await start(site, address)
+
+    async with rocketmq_group(tmp_path, nodes=1, http=ListenAddress("127.0.0.1", 0)) as group:
+        await group.stop("n0")
+        monkeypatch.setattr(Site, "start", held)
+        starting = asyncio.create_task(group.start("n0"))
+        await listens.wait()
+        async with java_client(group, timeout_ms=300) as java:
+            assert (await java.metadata()).leader_id is None
+        may_open.set()
+        await starting
+        async with java_client(group) as java:
+            await java.append([b"x"])
 
 
 async def test_port_without_remoting_rejects_java_client(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_recovery_interrupted_after_any_message_continues(
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, messages: int) -> None:
     """Let the command end after this many messages that change a store; the last one has taken effect."""
-    left, send = [messages], recovery._Nodes.send
+    left, send = [messages], recovery.RecoveryNodes.send
 
     async def counted(self: object, node: NodeId, operation: str, *args: object, **fields: object) -> object:
         answer = await send(self, node, operation, *args, **fields)  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, messages: int) -> None:
                 raise Interrupted
         return answer
 
-    monkeypatch.setattr(recovery._Nodes, "send", counted)
+    monkeypatch.setattr(recovery.RecoveryNodes, "send", counted)
 
 
 @pytest.mark.integration
@@ -244,7 +244,7 @@ def answers(peers: tuple[Peer, ...]) -> bool:
     """Whether n2 answers about its store."""
 
     async def ask() -> bool:
-        nodes = recovery._Nodes(peers, "default", 1.0, PLAINTEXT)
+        nodes = recovery.RecoveryNodes(peers, "default", 1.0, PLAINTEXT)
         try:
             return NodeId("n2") in await nodes.ask()
         finally:
@@ -283,7 +283,7 @@ def force_recovery(peers: str, node: str, addresses: Mapping[str, str]) -> None:
     """Continue the log in a new one on a node alone, by the operations of its store, whatever the others have."""
 
     async def work() -> None:
-        nodes = recovery._Nodes(parse_peers(peers), "default", TIMEOUT_S, PLAINTEXT)
+        nodes = recovery.RecoveryNodes(parse_peers(peers), "default", TIMEOUT_S, PLAINTEXT)
         try:
             old = (await nodes.send(NodeId(node), "ask")).log_uuid
             found = await nodes.send(NodeId(node), "give-up", old)

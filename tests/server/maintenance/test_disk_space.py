@@ -349,6 +349,6 @@ def test_full_disk_rejects_appends_serves_reads_and_recovers(disk, client):
     with pytest.raises(DiskFullError) as caught:
         client.append([b"one more"])
     assert caught.value.values["free_bytes"] < RESERVE + RESERVE // 8
-    disk._resize("96m").check_returncode()
+    disk.resize("96m").check_returncode()
     assert append_until_full(client) >= 10
     assert client.read(node.first_index, node.first_index + 2)["body"][0].as_py()[:1] == b"\0"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -21,6 +20,7 @@ from dledger_core.errors import DiskFailedError
 from dledger_core.raft import AppendEntries, AppendEntriesResponse
 from tests.support.replica_group import Asker, ReplicaGroup
 from tests.support.server_group import STORAGE
+from tests.support.soon import soon
 
 STEPS_MAX = 60
 """More file operations than a few appends need; a step beyond the last one ends the count."""
@@ -237,8 +237,7 @@ def test_kill_of_all_nodes_during_appends_loses_no_acknowledged_entry():
             appending = [pool.submit(append, cluster.peers, number) for number in range(4)]
             for kills in range(1, 4):
                 wanted = len(acknowledged) + 40
-                while len(acknowledged) < wanted and not any(each.done() for each in appending):
-                    time.sleep(0.01)
+                soon(lambda wanted=wanted: len(acknowledged) >= wanted or any(each.done() for each in appending))
                 for pid in [cluster.pid(node) for node in cluster.node_ids]:
                     os.kill(pid, signal.SIGKILL)  # all of them before the first has exited
                 before = dict(acknowledged)

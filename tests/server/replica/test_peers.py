@@ -50,6 +50,7 @@ class Node:
         self.got = []
         self.lost = []
         self.opened = 0
+        self.ticks = 0
         self.dialled_at = []
         self.members = members if members is not None else Members(me.node_id, peers)
         self.links = PeerLinks(
@@ -120,6 +121,7 @@ class Node:
         while True:
             await asyncio.sleep(TICK_S)
             self.links.tick()
+            self.ticks += 1
 
     async def __aexit__(self, *_):
         self.clock.cancel()
@@ -191,7 +193,7 @@ async def pair():
 
 async def test_idle_link_stays_open():
     async with pair() as (n0, n1):
-        await asyncio.sleep(4 * IDLE_TICKS * TICK_S)
+        await eventually(lambda: min(n0.ticks, n1.ticks) > 4 * IDLE_TICKS)
         assert (n0.lost, n1.lost, n1.opened) == ([], [], 1)
         n0.beat(n1)
         n1.beat(n0)

@@ -22,8 +22,8 @@ class PreferringGroup(Group):
         }
         self._led: dict[NodeId, int] = {}
 
-    def _tick(self, member: Any) -> None:
-        super()._tick(member)
+    def tick_member(self, member: Any) -> None:
+        super().tick_member(member)
         if member.role is Role.LEADER:
             policy = self._policies[member.node_id]
             if self._led.get(member.node_id) != member.term:

@@ -136,12 +136,11 @@ def broken_by(kind, n0, files):
         propose(n0, b"never durable")
         n0.run()
         return DiskFailedError
-    n0.replica.raft._log._ranges._terms[-1] = 99  # the log is ahead of the term: as if memory was damaged
     if kind == "iteration":
         n0.replica.loop.run(lambda: invariant(False, "broken"))
     else:
         with pytest.raises(ProposalDroppedError):
-            propose(n0, b"refused")
+            n0.replica.propose(ProposedBatch(configuration=b"not by propose_change"))
     return InvariantViolationError
 
 

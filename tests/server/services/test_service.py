@@ -33,7 +33,7 @@ from dledger_core.net.dialing import connect
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.messages import TABLES
-from dledger_core.net.protocol import CLIENT_CONTAINERS_MAX, CLIENT_HEADER_BYTES_MAX, Type
+from dledger_core.net.protocol import CLIENT_CONTAINERS_MAX, CLIENT_HEADER_BYTES_MAX, PREFACE, Type
 from dledger_core.record import Columns
 from dledger_core.storage import open_store
 from tests.support.field_values import MISSING, wrong_values
@@ -286,12 +286,11 @@ async def test_responses_are_charged_until_the_client_receives_them(tmp_path):
         request = {"t": Type.READ, "g": "default", "start": 1, "end": 5, "max": 8 << 20}
         stuck = []
         for _ in range(10):
-            other = await Client.open(group)
-            other.connection.pause_reading()
-            sock = other.connection._transport.get_extra_info("socket")
+            _, writer = await asyncio.open_connection(group.peers[0].host, group.peers[0].port, limit=1)
+            sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # so that the kernel takes little
-            other.connection.send(request | {"r": 1})
-            stuck.append(other)
+            writer.writelines([PREFACE, *encode_frame(Hello().to_header()), *encode_frame(request | {"r": 1})])
+            stuck.append(writer)
         server = group.nodes["n0"].service
         await eventually(lambda: len(server.flows) == 11)
         most = 0
@@ -306,9 +305,8 @@ async def test_responses_are_charged_until_the_client_receives_them(tmp_path):
         assert most <= 2, "no more responses than the budget admits"
         assert len(server.flows) < 11, "those that received nothing were closed"
         assert (await client.read(1, 2))[0]["n"] == 1
-        for other in stuck:
-            other.connection.abort()
-            await other.connection.closed
+        for writer in stuck:
+            writer.transport.abort()
 
 
 # --- reads and digests ----------------------------------------------------------------------------------------------
@@ -639,8 +637,8 @@ async def test_cancelled_append_gives_its_bytes_back(tmp_path):
         await eventually(lambda: len(node.service.flows) <= 1)
         free.set()
         await eventually(lambda: node.budget.taken_bytes == 0)
+        # One that is still in flight would take the repetition to itself, and never settle it.
         assert (await client.append([b"abandoned"], p="p", pe=0, ps=0))[:2] == (2, 2)
-        assert len(hosted.appends._producers) == 0
 
 
 async def test_busy_reaches_client_and_ends(tmp_path):

@@ -184,7 +184,7 @@ class Decisions:
         leader = self._core(max(log, default=0), log)
         progress = Progress(Index(match + 1))
         progress.match_index = Index(match)
-        leader.raw._state.progress[self._voters[OTHER]] = progress
+        leader.raw.state.progress[self._voters[OTHER]] = progress
         last_term, last_index = end_of(their_log)
         leader.raw.report_end(self._voters[OTHER], Term(last_term), Index(last_index))
         return int(progress.match_index)
