@@ -77,6 +77,10 @@ def check_parts(parts: Sequence[object]) -> None:
         )
 
 
+_SMALL_BYTES: Final = 256
+"""So few bytes cannot claim more than half a MiB of elements, whatever they are: each level has as many as bytes."""
+
+
 def pack(fields: dict[str, Any]) -> bytes:
     """Return the body of a control entry."""
     return bytes(msgpack.packb(fields, use_bin_type=True))
@@ -91,9 +95,10 @@ def unpack(body: Buffer) -> dict[str, Any]:
     if not len(body):
         return {}
     try:
-        unpacker = msgpack.Unpacker(max_buffer_size=len(body))
-        unpacker.feed(body)
-        unpacker.skip()  # rejects, without building anything, arrays that claim more elements than follow
+        if len(body) > _SMALL_BYTES:
+            unpacker = msgpack.Unpacker(max_buffer_size=len(body))
+            unpacker.feed(body)
+            unpacker.skip()  # rejects, without building anything, arrays that claim more elements than follow
         fields = msgpack.unpackb(body, raw=False, strict_map_key=False)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise CorruptRecordError(f"a control entry is not msgpack: {error}") from None

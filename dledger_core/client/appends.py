@@ -1,9 +1,10 @@
-"""Appends of a client: checked against the limits; small ones of one loop iteration are joined into one request."""
+"""Appends of a client: checked against the limits; small ones of one loop iteration are sent in one request."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -11,12 +12,16 @@ import numpy as np
 from dledger_core.client.protocol import AppendResult, Bodies
 from dledger_core.config import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from dledger_core.control import fingerprint
-from dledger_core.errors import BadRequestError, DLedgerError
+from dledger_core.errors import BadRequestError, DLedgerError, UnknownFeatureError
+from dledger_core.net import messages
 from dledger_core.record import HEADER_BYTES, Columns
 
 COALESCED_BYTES_MAX: Final = 1 << 20
 
-Send: TypeAlias = Callable[[Columns], Awaitable[AppendResult]]
+_NOTHING_APPENDED: Final = (BadRequestError, UnknownFeatureError)
+TOGETHER_MAX: Final = 64
+"""Appends of producers in one request: each is a row of its header, which a node limits to 4 KiB."""
+TOGETHER_ID_BYTES_MAX: Final = 2 << 10
 
 
 def columns_of(bodies: Bodies) -> Columns:
@@ -34,6 +39,8 @@ def check_columns(columns: Columns) -> Columns:
     """Return ``columns`` if one append can carry them, otherwise raise BadRequestError."""
     if not columns.count:
         raise BadRequestError("nothing to append", "bodies", "pass at least one body")
+    if columns.count == 1 and columns.record_bytes <= RECORD_BYTES_MAX:  # a single append: numpy takes 4 µs
+        return columns
     largest = int(columns.lengths.max()) + HEADER_BYTES
     if largest > RECORD_BYTES_MAX:
         row = int(columns.lengths.argmax())
@@ -61,21 +68,44 @@ def fingerprint_of(bodies: Bodies) -> int:
     return fingerprint(columns.lengths, columns.crcs)
 
 
+@dataclass(slots=True, eq=False)
+class Append:
+    """One append that waits for its result.
+
+    Attributes:
+        columns: its entries.
+        request: the fields of a producer's append; None = a plain one.
+        future: done with the result.
+    """
+
+    columns: Columns
+    request: messages.AppendRequest | None
+    future: asyncio.Future[AppendResult]
+
+
+Send: TypeAlias = Callable[[Sequence[Append]], Awaitable[Sequence[AppendResult | None]]]
+"""Sends appends as one request and returns the result of each; None = it failed, without effect on the others."""
+
+
 class AppendBatcher:
-    """Joins the plain appends of one loop iteration into as few requests of at most 1 MiB as possible.
+    """Sends the appends of one loop iteration in as few requests as possible: of at most 1 MiB and ``most`` appends.
 
     A request is cancelled once all its callers have been cancelled.
 
-    Invariant: an append is in one request at a time, and is sent again only after a BadRequestError, which a leader
+    Invariant: an append is in one request at a time. It is sent again only alone, and only after an error that a leader
     raises before it appends anything (``test_bad_or_cancelled_append_does_not_fail_shared_others``).
 
     Args:
-        send: appends columns as one request.
+        send: sends appends as one request.
+        most: appends of one request.
+        id_bytes: bytes of the producer ids of one request.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, most: int = 1 << 20, id_bytes: int = 0) -> None:
         self._send = send
-        self._pending: list[tuple[Columns, asyncio.Future[AppendResult]]] = []
+        self._most = most
+        self._id_bytes = id_bytes
+        self._pending: list[Append] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -83,31 +113,36 @@ class AppendBatcher:
         """Requests in flight."""
         return len(self._tasks)
 
-    async def append(self, columns: Columns) -> AppendResult:
+    async def append(self, columns: Columns, request: messages.AppendRequest | None = None) -> AppendResult:
         """Append ``columns``, perhaps together with others; cancelling one caller does not affect the others."""
-        if columns.record_bytes >= COALESCED_BYTES_MAX:
-            return await self._send(columns)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[AppendResult] = loop.create_future()
+        append = Append(columns, request, loop.create_future())
         if not self._pending:
             loop.call_soon(self._flush)
-        self._pending.append((columns, future))
-        return await future
+        self._pending.append(append)
+        return await append.future
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
-        start, nbytes = 0, 0
-        for row, (columns, _) in enumerate(pending):
-            if nbytes and nbytes + columns.record_bytes > COALESCED_BYTES_MAX:
+        start, nbytes, id_bytes = 0, 0, 0
+        for row, append in enumerate(pending):
+            size, id_size = (
+                append.columns.record_bytes,
+                0 if append.request is None else len(append.request.producer_id or ""),
+            )
+            if row - start >= self._most or (
+                row > start and (nbytes + size > COALESCED_BYTES_MAX or id_bytes + id_size > self._id_bytes)
+            ):
                 self._spawn(pending[start:row])
-                start, nbytes = row, 0
-            nbytes += columns.record_bytes
+                start, nbytes, id_bytes = row, 0, 0
+            nbytes += size
+            id_bytes += id_size
         self._spawn(pending[start:])
 
-    def _spawn(self, group: list[tuple[Columns, asyncio.Future[AppendResult]]]) -> None:
-        live = [(columns, future) for columns, future in group if not future.done()]
+    def _spawn(self, appends: Sequence[Append]) -> None:
+        live = [append for append in appends if not append.future.done()]
         if live:
-            task = asyncio.create_task(self._append_group(live))
+            task = asyncio.create_task(self._append(live))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             left = len(live)
@@ -118,35 +153,34 @@ class AppendBatcher:
                 if left == 0:
                     task.cancel()
 
-            for _, future in live:
-                future.add_done_callback(caller_done)
+            for append in live:
+                append.future.add_done_callback(caller_done)
 
-    async def _append_group(self, group: list[tuple[Columns, asyncio.Future[AppendResult]]]) -> None:
+    async def _append(self, appends: Sequence[Append]) -> None:
+        results: Sequence[AppendResult | None]
         try:
-            result = await self._send(Columns.join([columns for columns, _ in group]))
+            results = await self._send(appends)
         except DLedgerError as error:
-            if isinstance(error, BadRequestError) and len(group) > 1:
-                for pair in group:  # only one append is wrong, so each is sent alone
-                    self._spawn([pair])
+            if len(appends) == 1 or not isinstance(error, _NOTHING_APPENDED):
+                for append in appends:
+                    if not append.future.done():
+                        append.future.set_exception(type(error)(*error.args))
                 return
-            for _, future in group:
-                if not future.done():
-                    future.set_exception(type(error)(*error.args))
-            return
+            results = [None] * len(appends)
         except asyncio.CancelledError:
-            for _, future in group:
-                future.cancel()
+            for append in appends:
+                append.future.cancel()
             raise
-        first = result.first_index
-        for columns, future in group:
-            if not future.done():
-                future.set_result(AppendResult(first, first + columns.count - 1, result.term))
-            first += columns.count
+        for append, result in zip(appends, results, strict=True):
+            if result is None:
+                self._spawn([append])  # only some of them are wrong, so each is sent alone
+            elif not append.future.done():
+                append.future.set_result(result)
 
     async def close(self) -> None:
         """Cancel all appends in progress."""
-        for _, future in self._pending:
-            future.cancel()
+        for append in self._pending:
+            append.future.cancel()
         self._pending = []
         for task in self._tasks:
             task.cancel()

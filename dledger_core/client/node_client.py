@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dledger_core.checksum import Buffer
-from dledger_core.client.appends import AppendBatcher, columns_of
+from dledger_core.client.appends import (
+    COALESCED_BYTES_MAX,
+    TOGETHER_ID_BYTES_MAX,
+    TOGETHER_MAX,
+    Append,
+    AppendBatcher,
+    columns_of,
+)
 from dledger_core.client.members import GroupMembers, members_of
 from dledger_core.client.protocol import (
     AppendResult,
@@ -41,8 +49,13 @@ from dledger_core.net import messages
 from dledger_core.net.codec import columns_payload, parts_payload
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
+from dledger_core.net.hello import PRODUCE
 from dledger_core.record import Columns, Isolation
 from dledger_core.tracing import append_call, current_traceparent
+
+
+def _plain(columns: Columns) -> messages.AppendRequest:
+    return messages.AppendRequest(count=columns.count)
 
 
 class NodeClient:
@@ -78,7 +91,8 @@ class NodeClient:
         self.fetch, self.records, self.get, self.fetch_at = reads.fetch, reads.records, reads.get, reads.fetch_at
         self.offset_for_time, self.wait_for_entries = reads.offset_for_time, reads.wait_for_entries
         self.digest, self.describe = reads.digest, reads.describe
-        self._batcher = AppendBatcher(self.append_columns)
+        self._plain = AppendBatcher(self._send_plain)
+        self._produced = AppendBatcher(self._send_produced, TOGETHER_MAX, TOGETHER_ID_BYTES_MAX)
         self._watches = RoleWatches(self._view)
 
     @property
@@ -92,10 +106,10 @@ class NodeClient:
     @property
     def in_flight(self) -> int:
         """Work in progress: requests without a response, joined appends and role watches."""
-        return self._view.pool.in_flight + self._batcher.requests + self._watches.running
+        return self._view.pool.in_flight + self._plain.requests + self._produced.requests + self._watches.running
 
     async def close(self) -> None:
-        await self._batcher.close()
+        await asyncio.gather(self._plain.close(), self._produced.close())
         await self._watches.close()
         await self._view.close()
 
@@ -112,8 +126,8 @@ class NodeClient:
     ) -> AppendResult:
         columns = columns_of(bodies)
         with append_call(self.group, columns.count, columns.record_bytes) as span:
-            if producer_id is None:
-                result = await self._batcher.append(columns)
+            if producer_id is None and columns.record_bytes < COALESCED_BYTES_MAX:
+                result = await self._plain.append(columns)
             else:
                 result = await self.append_columns(
                     columns, producer_id=producer_id, epoch=epoch, sequence=sequence, once=once
@@ -132,13 +146,54 @@ class NodeClient:
         once: bool = False,
     ) -> AppendResult:
         if producer_id is None:
-            return await self._append(messages.AppendRequest(count=columns.count), columns, idempotent=False)
+            return await self._append(_plain(columns), columns, idempotent=False)
         if sequence is None:
             raise BadRequestError("a producer id without a sequence", "sequence", "pass it, or use Producer")
         request = messages.AppendRequest(
             count=columns.count, producer_id=producer_id, epoch=epoch, sequence=sequence, once=once
         )
-        return await self._append(request, columns, idempotent=True)
+        if columns.record_bytes >= COALESCED_BYTES_MAX or current_traceparent() is not None:
+            return await self._append(request, columns, idempotent=True)  # of a trace: with a span of its own
+        return await self._produced.append(columns, request)
+
+    async def _send_plain(self, appends: Sequence[Append]) -> Sequence[AppendResult]:
+        columns = Columns.join([append.columns for append in appends])
+        result = await self._append(_plain(columns), columns, idempotent=False)
+        found, first = [], result.first_index
+        for append in appends:
+            end = first + append.columns.count
+            found.append(AppendResult(first, end - 1, result.term))
+            first = end
+        return found
+
+    async def _send_produced(self, appends: Sequence[Append]) -> Sequence[AppendResult | None]:
+        requests = [append.request for append in appends if append.request is not None]
+        if len(appends) == 1:
+            return [await self._append(requests[0], appends[0].columns, idempotent=True)]
+        columns = Columns.join([append.columns for append in appends])
+        request = messages.ProduceRequest(
+            count=columns.count,
+            counts=[each.count for each in requests],
+            ids=[str(each.producer_id) for each in requests],
+            epochs=[each.epoch or 0 for each in requests],
+            sequences=[each.sequence or 0 for each in requests],
+            once=[each.once for each in requests],
+        )
+        header, payload = messages.PRODUCE.encode(request, g=self.group), columns_payload(columns)
+        frame = await self._requests.to_leader(header, *payload, idempotent=True, feature=PRODUCE)
+        response = messages.PRODUCE_OK.decode(frame.header)
+        try:
+            rows = list(zip(response.firsts, response.lasts, response.terms, requests, strict=True))
+        except ValueError:
+            rows = []
+        if not rows or any(first >= 0 and last - first + 1 != each.count for first, last, _, each in rows):
+            raise ProtocolError("the response covers other appends than sent", "", "", {"sent": len(appends)})
+        found = [None if first < 0 else AppendResult(first, last, term) for first, last, term, _ in rows]
+        for result in found:
+            if result is not None:
+                self._log.saw_commit(result.last_index)
+                self._log.saw_entry(result.last_index, result.term)
+        return found
 
     async def append_attempt(
         self, bodies: Bodies, *, transaction: TransactionId, attempt: str, once: bool = False, elsewhere: int = -1

@@ -413,7 +413,7 @@ class OptionalOperations(Protocol):
         sequence: int | None = None,
         once: bool = False,
     ) -> AppendResult:
-        """Append columns in a request of their own; otherwise as ``append``."""
+        """Append columns; plain ones in a request of their own; otherwise as ``append``."""
         ...
 
     async def append_attempt(

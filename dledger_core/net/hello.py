@@ -13,7 +13,9 @@ from dledger_core.net.fields import Field, Table, all_of
 from dledger_core.net.protocol import VERSION, Type
 
 Role = Literal["client", "peer"]
-FEATURES: Final[frozenset[str]] = frozenset()
+PRODUCE: Final = "produce"
+"""Serves PRODUCE, the appends of several producers in one request; 0.2.0 does not."""
+FEATURES: Final[frozenset[str]] = frozenset({PRODUCE})
 """Optional features that this version supports."""
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from dledger_core.config import parse_peer
 from dledger_core.errors import BadRequestError, ConfigError
-from dledger_core.net.fields import Table, all_of, table_of, wire
+from dledger_core.net.fields import INT64_MAX, Table, all_of, table_of, wire
 from dledger_core.net.protocol import Type
 
 Q = TypeVar("Q")
@@ -40,6 +40,9 @@ _SEEN: Final = (
     "end (exclusive) of the entries seen in each group i64 x n, lengths of the groups' names u32 x n, lengths of the "
     "logs' uuids u32 x n (0 = not known), names, uuids"
 )
+_COLUMNS: Final = "lengths u32 x n, CRCs u32 x n, bodies"
+_TOGETHER: Final = 64
+"""Appends in one PRODUCE."""
 _RECORDS: Final = "sizes u32 x n, then the records as stored on disk"
 
 
@@ -50,6 +53,14 @@ def _row(*kinds: type) -> Any:
 def _rows(*kinds: type) -> Any:
     fits = _row(*kinds)
     return lambda rows: all(map(fits, rows))
+
+
+def _counts(values: list[Any]) -> bool:
+    return all(type(value) is int and value > 0 for value in values)
+
+
+def _numbers(values: list[Any]) -> bool:
+    return all(type(value) is int and 0 <= value <= INT64_MAX for value in values)
 
 
 def _are_addresses(rows: list[Any]) -> bool:
@@ -156,6 +167,31 @@ class AppendRequest:
     traceparent: str | None = wire(
         "tp", "str", "the client's span as W3C traceparent, if it traces appends", default=None, optional=True
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceRequest:
+    """The next appends of several producers, one of each, in the order of their entries."""
+
+    count: int = wire("n", "int", "number of entries of all appends", low=1)
+    counts: list[int] = wire("ns", "list", "number of entries of each append", low=1, high=_TOGETHER, accepts=_counts)
+    ids: list[str] = wire("p", "list", "producer id of each", low=1, high=_TOGETHER, accepts=all_of(str))
+    epochs: list[int] = wire("pe", "list", "producer's epoch of each", low=1, high=_TOGETHER, accepts=_numbers)
+    sequences: list[int] = wire(
+        "ps", "list", "number of each append in its epoch", low=1, high=_TOGETHER, accepts=_numbers
+    )
+    once: list[bool] = wire(
+        "po", "list", "whether the producer id is used once", low=1, high=_TOGETHER, accepts=all_of(bool)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceResponse:
+    """The outcome of each append; one that failed is sent again alone, and gets its error then."""
+
+    firsts: list[int] = wire("first", "list", "index of the first data entry, -1 = it failed", accepts=all_of(int))
+    lasts: list[int] = wire("last", "list", "index of the last data entry", accepts=all_of(int))
+    terms: list[int] = wire("term", "list", "term of the entries, -1 if they are deleted", accepts=all_of(int))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -537,7 +573,8 @@ def _exchange(
 
 
 METADATA, METADATA_OK = _exchange(Type.METADATA, MetadataRequest, MetadataResponse)
-APPEND, APPEND_OK = _exchange(Type.APPEND, AppendRequest, AppendResponse, "lengths u32 x n, CRCs u32 x n, bodies")
+APPEND, APPEND_OK = _exchange(Type.APPEND, AppendRequest, AppendResponse, _COLUMNS)
+PRODUCE, PRODUCE_OK = _exchange(Type.PRODUCE, ProduceRequest, ProduceResponse, _COLUMNS)
 READ, READ_OK = _exchange(Type.READ, ReadRequest, ReadResponse, response_payload=_RECORDS)
 TIME, TIME_OK = _exchange(Type.TIME, TimeRequest, TimeResponse)
 PRODUCER, PRODUCER_OK = _exchange(Type.PRODUCER, ProducerRequest, ProducerResponse)

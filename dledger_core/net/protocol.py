@@ -97,5 +97,7 @@ class Type(IntEnum):
     ADMIT_OK = 59
     MEMBER = 60
     MEMBER_OK = 61
+    PRODUCE = 68
+    PRODUCE_OK = 69
     ALIVE = 64
     ALIVE_OK = 65

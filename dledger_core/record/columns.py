@@ -62,6 +62,18 @@ class Columns:
             b"".join(part.bodies for part in parts),
         )
 
+    def split(self, counts: Sequence[int]) -> list[Columns]:
+        """Return these entries in parts of these sizes, which share their memory; the sizes add up to ``count``."""
+        ends = np.cumsum(counts)
+        rows = ends.tolist()
+        places = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])[np.concatenate([[0], ends])].tolist()
+        view, found, first = memoryview(self.bodies), [], 0
+        for part, end in enumerate(rows):
+            bodies = view[places[part] : places[part + 1]]
+            found.append(Columns(self.lengths[first:end], self.crcs[first:end], bodies))
+            first = end
+        return found
+
     @classmethod
     def from_bodies(cls, bodies: Sequence[Buffer] | pa.Array | pa.ChunkedArray) -> Columns:
         """Make columns and computes the CRCs.

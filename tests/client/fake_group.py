@@ -18,7 +18,7 @@ from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError, OtherLogError
 from dledger_core.lineage import ancestors_of_rows, follows
 from dledger_core.net import codec, messages
-from dledger_core.net.hello import Hello
+from dledger_core.net.hello import FEATURES, Hello
 from dledger_core.net.listening import serve
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns, encode
@@ -138,6 +138,7 @@ class FakeNode:
         self.damaged = False
         self.log_uuid = "uuid"
         self.chain = []  # rows of METADATA
+        self.features = FEATURES
 
     @property
     def address(self):
@@ -151,7 +152,7 @@ class FakeNode:
         self.server = await serve(
             "127.0.0.1",
             self.port,
-            accept=lambda hello: Hello("peer", self.node_id),
+            accept=lambda hello: Hello("peer", self.node_id, features=self.features),
             handler_for=lambda connection: self,
         )
         self.port = self.server.port
@@ -207,7 +208,7 @@ class FakeNode:
         header, kind = frame.header, frame.header["t"]
         if header.get("lu", self.log_uuid) != self.log_uuid:
             raise OtherLogError(f"{self.node_id} has another log", "", "", {"ours": self.log_uuid})
-        of_leader = kind in (Type.APPEND, Type.PRODUCER, Type.TRANSACTION, Type.TRANSFER, Type.MEMBER)
+        of_leader = kind in (Type.APPEND, Type.PRODUCE, Type.PRODUCER, Type.TRANSACTION, Type.TRANSFER, Type.MEMBER)
         if (of_leader or header.get("cons") == "linearizable") and self.leader != self.node_id:
             raise NotLeaderError(f"{self.node_id} does not lead", "", "", {"leader_id": self.leader})
         defaults = {field.key: field.default for field in TABLES[kind].fields}
@@ -241,6 +242,18 @@ class FakeNode:
             first, last = log.append(columns, leads)
             done[header["ps"]] = first, last
         return {"t": Type.APPEND_OK, "first": first, "last": last, "term": 1}, []
+
+    def on_produce(self, header, payload):
+        columns = codec.parse_columns(payload, header["n"])
+        parts = zip(columns.split(header["ns"]), header["p"], header["ps"], strict=True)
+        found = []
+        for part, producer_id, sequence in parts:
+            response, _ = self.on_append(
+                {"n": part.count, "p": producer_id, "ps": sequence, "x": None}, b"".join(codec.columns_payload(part))
+            )
+            found.append((response["first"], response["last"], response["term"]))
+        firsts, lasts, terms = map(list, zip(*found, strict=True))
+        return {"t": Type.PRODUCE_OK, "first": firsts, "last": lasts, "term": terms}, []
 
     def on_read(self, header, payload):
         log = self.group.log

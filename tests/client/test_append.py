@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.client import AsyncProducer
+from dledger_core.client.appends import TOGETHER_MAX
 from dledger_core.config import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from dledger_core.control import Part, TransactionId, column_crc
 from dledger_core.errors import (
@@ -254,8 +255,6 @@ async def test_concurrent_appends_share_a_request(group, client):
     bodies = (await client.read(0, 1000)).column("body").to_pylist()
     for i, result in enumerate(results):
         assert bodies[result.first_index : result.last_index + 1] == [bytes([i])] * (i % 3 + 1)
-    await asyncio.gather(*(client.append([b"x"], producer_id=f"p{i}", sequence=0) for i in range(5)))
-    assert len(group.asked(Type.APPEND)) == 6, "those of producers do not"
 
 
 @on_group()
@@ -307,6 +306,97 @@ async def test_producer_continues_at_sequence_in_log(group, client):
     assert [header["ps"] for header in group.asked(Type.APPEND)] == [0, 1, 2, 3]
     state = await client.producer("p")
     assert (state.known, state.next_sequence, state.last_range) == (True, 4, (10, 10))
+
+
+async def producers(client, count, name="p{}"):
+    """Return producers that know their next number: otherwise each asks for it first, and the responses come apart."""
+    found = [AsyncProducer(client, name.format(number)) for number in range(count)]
+    for each in found:
+        await each.append([b"first"])
+    return found
+
+
+async def append_each(producers, body=b"x"):
+    found = await asyncio.gather(*(each.append([body] * 2) for each in producers), return_exceptions=True)
+    return [each if isinstance(each, DLedgerError) else each.last_index - each.first_index for each in found]
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "requests"),
+    [(1, "p{}", 0), (2, "p{}", 1), (TOGETHER_MAX, "p{}", 1), (TOGETHER_MAX + 2, "p{}", 2), (10, "p{}" + "x" * 500, 3)],
+    ids=["one", "two", "most", "more", "long ids"],
+)
+@on_group()
+async def test_appends_of_producers_share_a_request(group, client, count, name, requests):
+    several = await producers(client, count, name)
+    for rounds in range(2):
+        assert await append_each(several) == [1] * count
+        assert len(group.asked(Type.PRODUCE)) == requests * (rounds + 1)
+    assert len(group.log.producers) == count
+    assert all(sorted(done) == [0, 1, 2] for done in group.log.producers.values())
+
+
+@on_group()
+async def test_append_that_fails_among_others_gets_its_error_alone(group, client):
+    def refuse_first(node, _connection, frame):
+        header, payload = node.answer(frame)
+        return header | {"first": [-1, *header["first"][1:]], "last": [-1, *header["last"][1:]]}, payload
+
+    several = await producers(client, 4)
+    group.always(Type.PRODUCE, refuse_first)
+    group.always(Type.APPEND, FencedError("a newer epoch of this producer exists"))
+    first, *others = await append_each(several)
+    assert type(first) is FencedError
+    assert others == [1, 1, 1]
+
+
+@pytest.mark.parametrize("step", ["drop", "apply and drop", NotLeaderError("moved", "", "", {"leader_id": "n1"})])
+@on_group()
+async def test_shared_request_of_producers_is_repeated_and_each_entry_is_there_once(group, client, step):
+    several = await producers(client, 3)
+    group.nodes.n1.script[Type.PRODUCE] = [step]
+    assert await append_each(several) == [1, 1, 1]
+    assert len(group.asked(Type.PRODUCE)) == 2
+    assert group.log.end == 6 + 9, "three control entries and six data entries after the first appends"
+
+
+@on_group()
+async def test_leader_of_an_earlier_release_gets_each_append_alone(group):
+    for node in group:
+        node.features = frozenset()
+    async with group.client() as earlier:
+        several = await producers(earlier, 3)
+        for _ in range(2):
+            assert await append_each(several) == [1, 1, 1]
+    assert not group.asked(Type.PRODUCE)
+    assert len(group.asked(Type.APPEND)) == 9
+
+
+@on_group(timeout_ms=SHORT_MS)
+async def test_cancelled_or_lost_appends_of_producers_end_as_single_ones(group, client):
+    several = await producers(client, 3)
+    group.always(Type.PRODUCE, "ignore")
+    appending = asyncio.ensure_future(several[0].append([b"x"]))
+    others = asyncio.ensure_future(append_each(several[1:]))
+    await group.until(lambda: group.asked(Type.PRODUCE))
+    appending.cancel()
+    assert [type(each) for each in await others] == [RequestTimedOutError] * 2
+    with pytest.raises(asyncio.CancelledError):
+        await appending
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"first": [0]}, {"first": [], "last": [], "term": []}, {"last": [0, 0, 7]}], ids=["fewer", "none", "more"]
+)
+@on_group()
+async def test_response_about_other_appends_is_refused(group, client, wrong):
+    def answer(node, _connection, frame):
+        header, payload = node.answer(frame)
+        return header | wrong, payload
+
+    several = await producers(client, 3)
+    group.always(Type.PRODUCE, answer)
+    assert [type(each) for each in await append_each(several)] == [ProtocolError] * 3
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,9 @@ def good_value(field: Field) -> object:
         return ["log", 3, 1]
     if field.key == "self":
         return ["n0", "leader", 1, 0, 9, 9, 10, 500]
-    value = {"int": 5, "str": "x", "bool": True, "bytes": b"x", "list": [1] * field.low, "map": {}, "any": ["x", 1]}
+    if field.kind == "list" and field.low > 0:
+        return next(each * field.low for each in ([1], ["x"], [True]) if field.fits(each * field.low))
+    value = {"int": 5, "str": "x", "bool": True, "bytes": b"x", "list": [], "map": {}, "any": ["x", 1]}
     return value[field.kind]
 
 

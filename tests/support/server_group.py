@@ -145,6 +145,14 @@ class RawClient:
         header = (await self.ask(Type.APPEND, *payload, n=columns.count, timeout_s=timeout_s, **fields)).header
         return header["first"], header["last"], header["term"]
 
+    async def produce(self, *appends: tuple[str, int, int, list[bytes]]) -> list[tuple[int, int]]:
+        """Send appends of several producers (id, epoch, sequence, bodies); return first and last index of each."""
+        columns = Columns.from_bodies([body for *_, bodies in appends for body in bodies])
+        ids, epochs, sequences, bodies = (list(each) for each in zip(*appends, strict=True))
+        fields = {"n": columns.count, "ns": [len(each) for each in bodies], "p": ids, "pe": epochs, "ps": sequences}
+        frame = await self.ask(Type.PRODUCE, *codec.columns_payload(columns), **fields, po=[False] * len(ids))
+        return list(zip(frame.header["first"], frame.header["last"], strict=True))
+
     async def attempt(self, bodies: list[bytes], key: dict[str, Any], attempt: str = "a") -> Part:
         first, last, _ = await self.append(bodies, x=key | {"a": attempt})
         return Part(first, last, len(bodies), column_crc(Columns.from_bodies(bodies).crcs))

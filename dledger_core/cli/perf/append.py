@@ -117,7 +117,8 @@ async def _run(
         shared = (clients[at % len(clients)] for at in range(in_flight))
         columns = Columns.from_bodies(bodies)
         if is_idempotent:
-            load.requests = [partial(_produce, each, bodies, len(columns.bodies)) for each in _producers(shared)]
+            listed = bodies.to_pylist()  # as programs pass them
+            load.requests = [partial(_produce, each, listed, len(columns.bodies)) for each in _producers(shared)]
         else:
             load.requests = [_request(client, columns, single) for client in shared]
         await load.run()
@@ -145,6 +146,6 @@ async def _append(client: AsyncClient, columns: Columns) -> tuple[int, int]:
     return columns.count, len(columns.bodies)
 
 
-async def _produce(producer: AsyncProducer, bodies: pa.Array, body_bytes: int) -> tuple[int, int]:
+async def _produce(producer: AsyncProducer, bodies: list[bytes], body_bytes: int) -> tuple[int, int]:
     await producer.append(bodies)
     return len(bodies), body_bytes

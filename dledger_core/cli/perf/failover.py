@@ -38,14 +38,14 @@ _FAULTS: Final[Mapping[str, tuple[Callable[[LocalCluster, str], None], Callable[
     "kill": (LocalCluster.kill, LocalCluster.restart),
     "freeze": (LocalCluster.pause, LocalCluster.resume),
 }
-"""What happens to the leader, and what ends it."""
+"""Each fault of the leader, and the function that ends it."""
 _TRANSFER: Final = "transfer"
 _Append = Callable[[list[bytes]], Awaitable[AppendResult]]
 
 
 @dataclass
 class _Appends:
-    """What was appended.
+    """The appends of a measurement.
 
     Attributes:
         size: bytes of a body, which starts with its number.
@@ -61,7 +61,7 @@ class _Appends:
     number: int = 0
 
     async def repeat(self, append: _Append, interval_s: float) -> None:
-        """Append one entry after another, each ``interval_s`` after the one before at the earliest."""
+        """Append one entry after another, at most one per ``interval_s``."""
         due = time.perf_counter()
         while True:
             number, self.number = self.number, self.number + 1
@@ -98,7 +98,7 @@ class _Appends:
     default=5,
     show_default=True,
     metavar="NUMBER",
-    help="Number of faults, one after the other.",
+    help="Number of faults.",
 )
 @size_option
 @option(

@@ -1,4 +1,4 @@
-"""Loads: a number of requests in flight, each of them repeated until the time is over."""
+"""Loads: a number of requests in flight, each of them repeated until the measurement ends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Load:
     latencies_s: list[float] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Keep all requests in flight until the time is over."""
+        """Keep all requests in flight until the measurement ends."""
         await self._phase(min(_WARM_UP_S, self.seconds))
         self.latencies_s.clear()
         self.entries = self.body_bytes = 0

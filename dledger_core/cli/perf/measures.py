@@ -1,4 +1,4 @@
-"""What a run costs and how long its requests take: processor time, context switches, disk, percentiles."""
+"""Cost and latency of a measurement: processor time, context switches, disk, percentiles."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ PERCENTILES: Final = {"p50_ms": 0.5, "p99_ms": 0.99, "p99_9_ms": 0.999, "p99_99_
 
 
 class _Count(NamedTuple):
-    """What one process has used since its start."""
+    """Resources that a process has used since its start."""
 
     cpu_s: float
     switches: int
     written_bytes: int
 
     def since(self, before: _Count) -> _Count:
-        """Return what was used after an earlier count."""
+        """Return the resources that were used after an earlier count."""
         return _Count(
             self.cpu_s - before.cpu_s, self.switches - before.switches, self.written_bytes - before.written_bytes
         )
 
 
 class Cost:
-    """What the client and nodes of one run use between ``start`` and ``stop``.
+    """Resources that the client and the nodes use between ``start`` and ``stop``.
 
     Linux counts it per process; elsewhere nothing is reported.
 
@@ -81,7 +81,7 @@ class Cost:
 
 
 def _count(pid: int) -> _Count:
-    """Return what a process has used: man 5 proc, stat, status and io."""
+    """Return the resources that a process has used: man 5 proc, stat, status and io."""
     process = Path("/proc", str(pid))
     user, system = process.joinpath("stat").read_text().rpartition(")")[2].split()[11:13]
     lines = [line for task in process.glob("task/*/status") for line in task.read_text().splitlines()]

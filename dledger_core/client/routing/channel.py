@@ -181,6 +181,11 @@ class Channel:
         """Requests without a response."""
         return len(self._unanswered)
 
+    @property
+    def features(self) -> frozenset[str]:
+        """The optional features that both sides support."""
+        return frozenset() if self._connection is None else self._connection.peer_hello.features
+
     async def open(self, timeout_s: float) -> None:
         """Connect; raise UnreachableError, or the error that the node returned for hello."""
         self._connection = await connect(

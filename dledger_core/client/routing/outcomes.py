@@ -56,6 +56,10 @@ def _append(header: Mapping[str, Any]) -> Effect:
     return Effect(plain.text, f"the same Producer object writes a repeat once; elsewhere {plain.remedy}")
 
 
+def _produce(header: Mapping[str, Any]) -> Effect:
+    return _append({**header, "p": ""})
+
+
 def _producer(header: Mapping[str, Any]) -> Effect:
     if header.get("op", "state") == "state":
         return NOTHING
@@ -83,6 +87,7 @@ def _transfer(header: Mapping[str, Any]) -> Effect:
 
 _EFFECTS: Final[Mapping[Type, Callable[[Mapping[str, Any]], Effect]]] = {
     Type.APPEND: _append,
+    Type.PRODUCE: _produce,
     Type.PRODUCER: _producer,
     Type.TRANSACTION: _transaction,
     Type.MEMBER: _member,

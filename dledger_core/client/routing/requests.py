@@ -20,6 +20,7 @@ from dledger_core.errors import (
     OtherLogError,
     ProtocolError,
     UnauthenticatedError,
+    UnknownFeatureError,
     UnknownGroupError,
     UnreachableError,
 )
@@ -54,6 +55,7 @@ class Requests:
         idempotent: bool,
         wait_s: float = 0.0,
         timeouts: Timeouts | None = None,
+        feature: str | None = None,
     ) -> Frame:
         """Return the leader's response.
 
@@ -63,8 +65,10 @@ class Requests:
             idempotent: may take effect twice without harm.
             wait_s: how long the leader was asked to wait before it responds.
             timeouts: other limits than the client's.
+            feature: the optional feature that it needs.
 
         Raises:
+            UnknownFeatureError: the leader does not have it; nothing was sent.
             RequestTimedOutError, LeadershipLostError: it may have taken effect.
             DLedgerError: it has not.
         """
@@ -79,6 +83,8 @@ class Requests:
             channel: Channel | None = None
             try:
                 channel = await self._leader.channel(retry.attempt_s)
+                if feature is not None and feature not in channel.features:
+                    raise UnknownFeatureError(f"the leader does not know {feature!r}", channel.peer.address)
                 when_silent = WhenSilent.FOLLOW if idempotent else WhenSilent.WAIT
                 return await self._request(channel, header, payload, retry.attempt_s, when_silent)
             except OtherLogError as error:

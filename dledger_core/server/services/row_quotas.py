@@ -150,9 +150,17 @@ class WriterQuotas:
             settle_place = self.transactions.take(tenant.name, group, place, tables().transactions.open)
             return lambda: settle_place(tables().transactions.open)
         if message.producer_id is not None:
-            settle_id = self.producers.take(tenant.name, group, message.producer_id, tables().producers)
-            return lambda: settle_id(tables().producers)
+            return self.admit_producer(tenant, group, message.producer_id, tables)
         return _no_row
+
+    def admit_producer(
+        self, tenant: Tenant | None, group: str, producer_id: str, tables: Callable[[], LogTables]
+    ) -> Callable[[], None]:
+        """Count a producer whose append is about to be admitted; otherwise as ``admit``."""
+        if tenant is None:
+            return _no_row
+        settle_id = self.producers.take(tenant.name, group, producer_id, tables().producers)
+        return lambda: settle_id(tables().producers)
 
     def admit_abort(
         self, tenant: Tenant | None, group: str, transaction: TransactionId, tables: Callable[[], LogTables]

@@ -249,6 +249,8 @@ class ProducerTable:
 
     def expire(self, log_time_ms: int) -> None:
         """Remove inactive producers as of a log time that a control entry carries, at most ``EXPIRED_PER_ENTRY``."""
+        if not self.has_expired(log_time_ms):
+            return
         for rows, expiry_ms in self._kinds():
             # One walk from the front: each new one would pass the places of all removed rows again.
             for producer_id, row in list(islice(rows.items(), EXPIRED_PER_ENTRY)):
@@ -259,11 +261,12 @@ class ProducerTable:
 
     def has_expired(self, log_time_ms: int) -> bool:
         """Whether a control entry with this log time would expire a producer."""
-        return any(
-            _is_expired(row, log_time_ms - expiry_ms)
-            for rows, expiry_ms in self._kinds()
-            for row in islice(rows.values(), 1)
-        )
+        for rows, expiry_ms in self._kinds():
+            for row in rows.values():  # the first one, which is the oldest
+                if _is_expired(row, log_time_ms - expiry_ms):
+                    return True
+                break
+        return False
 
     def _kinds(self) -> tuple[tuple[dict[str, bytes], int], ...]:
         return (self._lasting, EXPIRY_MS), (self._one_time, ONE_TIME_EXPIRY_MS)

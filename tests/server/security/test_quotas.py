@@ -195,6 +195,19 @@ def test_producers_of_one_principal_are_limited_and_others_are_served(tmp_path, 
     run(test())
 
 
+def test_quota_of_producers_refuses_the_new_ones_of_a_shared_request_alone(tmp_path, made) -> None:
+    async def test() -> None:
+        async with QuotaGroup(tmp_path, made) as group:
+            await group.leader()
+            client, limit = await group.raw("a"), LIMITS.principal_producers
+            found = await client.produce(*((f"p{number}", 0, 0, [b"x"]) for number in range(limit + 2)))
+            assert [first >= 0 for first, _ in found] == [True] * limit + [False] * 2
+            assert group.quotas.refused[Quota.PRODUCERS] == 2
+            assert group.quotas.tenant("a")[Quota.APPEND_BYTES].taken == 0
+
+    run(test())
+
+
 def test_refused_appends_take_no_producers_quota(tmp_path, made) -> None:
     async def test() -> None:
         async with QuotaGroup(tmp_path, made) as group:

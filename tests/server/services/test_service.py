@@ -81,10 +81,11 @@ def server_side(group, known=()):
 # --- wrong requests -------------------------------------------------------------------------------------------------
 
 BODIES = codec.columns_payload(Columns.from_bodies([b"one", b"two"]))
-PAYLOADS = {Type.APPEND: BODIES, Type.AWAIT: codec.seen_payload({"default": codec.SeenLog(0)})}
+PAYLOADS = {Type.APPEND: BODIES, Type.PRODUCE: BODIES, Type.AWAIT: codec.seen_payload({"default": codec.SeenLog(0)})}
 GOOD: dict[int, dict] = {
     Type.METADATA: {},
     Type.APPEND: {"n": 2},
+    Type.PRODUCE: {"n": 2, "ns": [1, 1], "p": ["p0", "p1"], "pe": [0, 0], "ps": [0, 0], "po": [False, True]},
     Type.READ: {"start": 0, "end": 1},
     Type.TIME: {"ms": 0, "min_commit": -1},
     Type.PRODUCER: {"p": "producer"},
@@ -103,6 +104,13 @@ BEYOND_THE_TABLE = [
     (Type.APPEND, {"n": 1 << 40}),
     (Type.APPEND, {"p": "producer", "pe": 0}),
     (Type.APPEND, {"p": "x" * 600, "pe": 0, "ps": 0}),
+    (Type.PRODUCE, {"n": 1}),
+    (Type.PRODUCE, {"ns": [1, 2]}),
+    (Type.PRODUCE, {"ns": [2]}),
+    (Type.PRODUCE, {"ns": [3, -1]}),
+    (Type.PRODUCE, {"p": ["p0"]}),
+    (Type.PRODUCE, {"pe": [0, 0, 0]}),
+    (Type.PRODUCE, {"ps": [0, 1 << 63]}),
     (Type.APPEND, {"x": KEY}),
     (Type.APPEND, {"x": KEY | {"a": 1}}),
     (Type.DIGEST, {"span": 3}),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 from dledger_core.control import TransactionId
 from dledger_core.errors import BadRequestError, DLedgerError, one_line
@@ -17,6 +19,9 @@ from dledger_core.tracing import AppendSpan, request_span
 
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
+
+
+_FAILED: Final = (-1, -1, -1)
 
 
 class _AppendReply:
@@ -76,6 +81,68 @@ def append(call: LogCall, message: messages.AppendRequest) -> None:
             reply.end()
         _end_failed(span, error)
         raise
+
+
+class _ProduceReply:
+    """The reply to the appends of several producers, sent once each of them has its outcome.
+
+    Args:
+        call: the request.
+        count: number of appends.
+    """
+
+    __slots__ = ("_call", "_nbytes", "_outcomes", "_waiting")
+
+    def __init__(self, call: LogCall, count: int) -> None:
+        self._call = call
+        self._nbytes = len(call.frame.payload)
+        self._outcomes: list[AppendedRange | None] = [None] * count
+        self._waiting = count
+        call.flow.hold(self._nbytes)
+
+    def settle(self, place: int, settle_row: Callable[[], None], outcome: AppendedRange | DLedgerError) -> None:
+        """Record the outcome of one append, and respond after the last one."""
+        settle_row()
+        if not isinstance(outcome, DLedgerError):
+            self._outcomes[place] = outcome
+        self._waiting -= 1
+        if self._waiting:
+            return
+        self._call.flow.release(self._nbytes)
+        rows = [(each.first_index, each.last_index, each.term) if each else _FAILED for each in self._outcomes]
+        firsts, lasts, terms = map(list, zip(*rows, strict=True))
+        self._call.respond(messages.PRODUCE_OK, messages.ProduceResponse(firsts=firsts, lasts=lasts, terms=terms))
+
+
+def produce(call: LogCall, message: messages.ProduceRequest) -> None:
+    """Append for several producers, each as if it had come alone: one that is refused does not change the others."""
+    hosted, replica, source = call.hosted, call.hosted.replica, call.connection
+    if not replica.is_leader:
+        raise replica.not_leader()
+    columns = codec.parse_columns(call.frame.payload, message.count)
+    columns.verify()
+    if sum(message.counts) != message.count:
+        raise BadRequestError("the appends have another number of entries than the request", "", "send n = sum of ns")
+    if len({len(each) for each in (message.counts, message.ids, message.epochs, message.sequences, message.once)}) > 1:
+        raise BadRequestError("the fields of the appends differ in length", "", "send one value of each append")
+    reply = _ProduceReply(call, len(message.counts))
+    appends = zip(message.ids, message.epochs, message.sequences, message.once, strict=True)
+    parts = zip(columns.split(message.counts), appends, strict=True)
+    for place, (part, (producer_id, epoch, sequence, once)) in enumerate(parts):
+        settle_row: Callable[[], None] = _nothing
+        try:
+            writers = call.node.writers
+            settle_row = writers.admit_producer(
+                call.flow.tenant, call.group.name, producer_id, lambda: hosted.replica.tables
+            )
+            key, settle = ProducerKey(producer_id, epoch, sequence), partial(reply.settle, place, settle_row)
+            hosted.appends.append_produced(part, key, settle, once=once, source=source)
+        except DLedgerError as error:
+            reply.settle(place, settle_row, error)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _append_columns(

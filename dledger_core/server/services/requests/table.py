@@ -110,6 +110,7 @@ def _share_of_read(message: messages.ReadRequest) -> Share | None:
 _ROWS: Final = (
     # --- appends -------------------------------------------------------------------------------------------------
     Request(messages.APPEND, LogCall, "append", Effect.CHANGE, None, appending.append),
+    Request(messages.PRODUCE, LogCall, "append", Effect.CHANGE, None, appending.produce),
     Request(messages.TRANSACTION, LogCall, _transaction, Effect.CHANGE, None, appending.transaction),
     Request(
         messages.PRODUCER, LogCall, _by_operation("state", state="append"), Effect.CHANGE, None, appending.producer
