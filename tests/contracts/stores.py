@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import ClassVar, NamedTuple
 
 from dledger_core.config import StorageConfig
@@ -270,9 +270,13 @@ def _classic() -> list[Stored]:
     return [Stored(None, None, None, sha256(body)) for at, body in stored_messages(MIXED).items() if at < CLASSIC_END]
 
 
+_KEPT = TemporaryDirectory()
+"""Until the process ends."""
+
+
 @cache
 def _made(kind: type[Store]) -> Made:
-    return kind().make(Path(mkdtemp(prefix="contract-")))
+    return kind().make(Path(_KEPT.name) / kind.__name__)
 
 
 def copy_of(kind: type[Store], directory: Path) -> Made:
