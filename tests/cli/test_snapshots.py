@@ -53,6 +53,13 @@ tail --peers {PEERS} --from 99999999999999999999999
 tail --peers {PEERS} --from yesterday
 tail --peers {PEERS} --protocol dledger-java --safety-lag -1
 append --peers {PEERS} --file f body
+append --peers {PEERS} --key a x
+append --peers {PEERS} --tag a x
+append --peers {PEERS} --queue 1 x
+member remove n3
+init
+perf append --peers {PEERS} --seconds 0.2
+serve --peers n0-10.1.1.1:1;n1-10.1.1.2:1 --self-id n0 --check
 append --peers {PEERS} --file /nowhere/f
 append x --peers {PEERS} --protocol dledger-java --producer-id p
 transfer --peers {PEERS}
