@@ -342,9 +342,8 @@ def test_message_above_record_limit_is_rejected(tmp_path: Path, dry_run: bool) -
     least = len(encode_messages("T", 0, [b""])[0].as_py())
     fits, large = (encode_messages("T", 0, [bytes(size - least)]).to_pylist() for size in (limit, limit + 1))
     places = write_commitlog(tmp_path / "commitlog", [*fits, *large], file_bytes=9 << 20)
-    with pytest.raises(ConfigError, match=rf"position {places[1]}.* {RECORD_BYTES_MAX + 1} bytes") as caught:
+    with pytest.raises(ConfigError, match=rf"\b{places[1]}\b.*\b{RECORD_BYTES_MAX + 1}\b"):
         converted(tmp_path / "commitlog", tmp_path / "to", dry_run=dry_run)
-    assert "serve --commitlog" in caught.value.remedy
     write_commitlog(tmp_path / "commitlog", fits, file_bytes=9 << 20)
     shutil.rmtree(tmp_path / "to", ignore_errors=True)
     assert converted(tmp_path / "commitlog", tmp_path / "to", dry_run=dry_run).entries == 1
