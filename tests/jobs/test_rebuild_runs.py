@@ -241,5 +241,5 @@ def test_second_run_replaces_only_a_table_with_its_own_columns(
         assert rebuild(spark, plan).summary["rows"] == end
     spark.range(3).write.format("delta").save(str(tmp_path / "other"))
     code, summary = run_rebuild(store=store, table=tmp_path / "other")
-    assert (code, summary["error"]) == (3, "DLEDGER_TABLE_MISMATCH")
+    assert (code, summary["error"]) == (3, "CONFIG")
     assert spark.read.format("delta").load(str(tmp_path / "other")).count() == 3
