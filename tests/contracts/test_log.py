@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from dledger_core import Client, LocalCluster
+from dledger_core import BehindError, Client, LocalCluster
 from dledger_core.client import check_of
-from spark_connector.errors import OptionError
+from spark_connector.errors import OptionError, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
 from spark_connector.reading.logs import Log, open_log
@@ -31,6 +32,8 @@ class Source:
     log: Log
     append: Callable[[], object]
     has_times: bool = True
+    delete: Callable[[], object] | None = None
+    """Deletes the first entries, as retention does."""
 
 
 def log_of(**options: str) -> Log:
@@ -76,6 +79,32 @@ class LogContract:
         assert read(source.log, bounds.first_index, bounds.end, max_bytes=1) == rows
         middle = indexes[len(indexes) // 2]
         assert [row["index"] for row in read(source.log, middle, bounds.end)] == [i for i in indexes if i >= middle]
+
+    def test_threads_read_the_same_rows(self, source: Source) -> None:
+        bounds = source.log.bounds()
+        rows = read(source.log, bounds.first_index, bounds.end)
+        with ThreadPoolExecutor(4) as pool:
+            found = pool.map(lambda _: read(source.log, bounds.first_index, bounds.end, max_bytes=500), range(4))
+        assert all(each == rows for each in found)
+
+    def test_range_after_end_is_behind_and_no_loss(self, source: Source) -> None:
+        bounds = source.log.bounds()
+        start = bounds.end + 1000  # the end that is known to be safe may be below that of the log
+        part = Range(source.log.group, start, start + 5, bounds.commit_index, bounds.log_uuid)
+        with pytest.raises(BehindError):
+            source.log.read(part, start)
+
+    def test_deleted_entries_are_loss_by_retention(self, source: Source) -> None:
+        if source.delete is None:  # real nodes delete nothing so young; test_stream_reader.py has their response
+            return
+        bounds = source.log.bounds()
+        source.delete()
+        first = source.log.bounds().first_index
+        assert bounds.first_index < first
+        part = Range(source.log.group, bounds.first_index, bounds.end, bounds.commit_index, bounds.log_uuid)
+        with pytest.raises(RetentionError):
+            source.log.read(part, bounds.first_index)
+        assert read(source.log, first, bounds.end)[0]["index"] >= first
 
     def test_record_has_check_and_contiguous_positions(self, source: Source) -> None:
         bounds = source.log.bounds()
@@ -135,9 +164,9 @@ class TestJavaProtocol(LogContract):
 class TestNativeStore(LogContract):
     @pytest.fixture
     def source(self, tmp_path: Path) -> Iterator[Source]:
-        with StoreWriter(tmp_path) as writer:
-            writer.append_numbers(COUNT)
-            yield Source(log_of(path=str(writer.path)), lambda: writer.append([b"new"]))
+        with StoreWriter(tmp_path, segment_bytes=1 << 12) as writer:
+            writer.append([b"body" * 100] * 2 * COUNT)
+            yield Source(log_of(path=str(writer.path)), lambda: writer.append([b"new"]), delete=writer.trim)
 
 
 class TestJavaB(LogContract):
@@ -147,10 +176,10 @@ class TestJavaB(LogContract):
     def source(self, tmp_path: Path) -> Source:
         stored = copy_of(self.kind, tmp_path / "complete").path
         store = GrowingStore(stored, tmp_path / stored.name, with_index=True)
-        counts = iter(range(COUNT, len(store.rows)))
+        counts = iter(range(3 * len(store.rows) // 4, len(store.rows)))
         store.hold(next(counts))
         log = log_of(path=str(store.path), isolation="read_uncommitted")
-        return Source(log, lambda: store.hold(next(counts)), has_times=False)
+        return Source(log, lambda: store.hold(next(counts)), False, lambda: self.kind().delete_first(store.path))
 
 
 class TestJavaA(TestJavaB):
