@@ -38,7 +38,7 @@ class ErrorLine(str):
     @property
     def code(self) -> str:
         """The error's code; empty for wrong usage."""
-        found = re.match(r"error: \[(\w+)\] ", self)
+        found = re.match(r"error: \[([\w.]+)\] ", self)
         return "" if found is None else found[1]
 
     @property
