@@ -19,7 +19,7 @@ help:
 	@echo 'make test    all checks and all tests, as CI runs them'
 	@echo 'make quick   the two minutes of tests that catch most: core, files, network, seeds of the simulation'
 	@echo 'make check   format, lint, types, imports, words, unit tests; under a minute'
-	@echo 'make snapshots  accept the present help pages and errors as snapshots of the tests'
+	@echo 'make snapshots  accept the present texts as snapshots of the tests'
 	@echo 'make coverage  the branches that the quick tests take, with a floor for each package'
 	@echo 'make site    the guides and the reference of the public names as pages, in build/site'
 	@echo 'make bench   the benchmarks of appends and of the store on this machine; tests/README.md has the others'
@@ -64,7 +64,7 @@ quick: $(READY)
 
 # Review the difference with git afterwards.
 snapshots: $(READY)
-	@DLEDGER_SNAPSHOTS=accept $(BIN)/python -m pytest -q tests/cli/test_snapshots.py
+	@DLEDGER_SNAPSHOTS=accept $(BIN)/python -m pytest -q -k snapshot tests/cli/test_snapshots.py tests/jobs/test_audit_report.py
 
 # With a floor for each package. Not part of `make test`: the reason is in the script.
 coverage: $(READY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -29,13 +30,34 @@ def run_process(*arguments: object, code: int = 0) -> subprocess.CompletedProces
     return done
 
 
-def error_of(*arguments: object, code: int = 3) -> str:
-    """Return the only line on stderr of a command that fails before it prints a result."""
-    result = run(*arguments, code=code)
-    (line,) = result.stderr.strip().splitlines()
-    assert result.stdout == ""
+class ErrorLine(str):
+    """The line in which a command shows an error."""
+
+    __slots__ = ()
+
+    @property
+    def code(self) -> str:
+        """The error's code; empty for wrong usage."""
+        found = re.match(r"error: \[([\w.]+)\] ", self)
+        return "" if found is None else found[1]
+
+    @property
+    def values(self) -> dict[str, str]:
+        return dict(re.findall(r"(\w+)=([^ )]+)", self))
+
+
+def last_error(stderr: str) -> ErrorLine:
+    """Return the error with which a command ended, after notes and progress."""
+    line = ErrorLine(stderr.strip().splitlines()[-1])
     assert line.startswith("error: ")
     return line
+
+
+def error_of(*arguments: object, code: int = 3) -> ErrorLine:
+    """Return the only line on stderr of a command that fails before it prints a result."""
+    result = run(*arguments, code=code)
+    assert (result.stdout, len(result.stderr.strip().splitlines())) == ("", 1), result.output
+    return last_error(result.stderr)
 
 
 def result_of(*arguments: object, code: int = 0, stdin: bytes | None = None) -> Any:

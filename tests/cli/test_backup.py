@@ -102,11 +102,10 @@ def test_restored_stores_change_nothing_while_a_majority_is_alive(tmp_path: Path
         before = (client.metadata().log_uuid, client.metadata().term)
         soon(lambda: run("recover", "--dry-run", "--peers", cluster.peers, code=None).exit_code == 3)  # n2 answers
         (waiting,) = [node for node in client.metadata().nodes if node.node_id == "n2"]
-        assert (waiting.role, "dledger member replace" in waiting.reason) == ("waiting", True)
+        assert (waiting.role, bool(waiting.reason)) == ("waiting", True)
         for lost in ((), ("--lost", "n2")):
             refused = error_of("recover", "--peers", cluster.peers, *lost, "--yes")
-            assert "RECOVERY_REFUSED" in refused
-            assert "dledger member replace n2" in refused
+            assert (refused.code, "n2" in refused) == ("RECOVERY_REFUSED", True)
         assert (client.metadata().log_uuid, client.metadata().term) == before
         cluster.stop("n2")
         shutil.rmtree(cluster.store_path("n2"))

@@ -101,21 +101,21 @@ def test_measurement_takes_neither_peers_nor_group_from_the_file(config: Path) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("tls-ac = 'ca.pem'", ["tls-ac", "tls-ca"]),
-        ("token = 'secret'", ["'token'", "token-file"]),
-        ("zzz = 1", ["zzz", "peers, group"]),
+        ("tls-ac = 'ca.pem'", ["tls-ac"]),
+        ("token = 'secret'", ["'token'"]),
+        ("zzz = 1", ["zzz"]),
         ("group = 5", ["group"]),
         ("group = ''", ["group"]),
         ("group = '../x'", ["'../x'"]),
         ("peers = 'n0:host:1'", ["n0:host:1"]),
-        ("peers = [", ["TOML"]),
+        ("peers = [", []),
     ],
 )
 def test_wrong_file_is_named_with_its_key(text: str, words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "client.toml"
     path.write_text(text)
     line = error_of("status", "--client-config", path)
-    assert line.startswith("error: [CONFIG] ")
+    assert line.code == "CONFIG"
     assert [word for word in (str(path), *words) if word not in line] == []
     assert "secret" not in line
     with pytest.raises(ConfigError) as caught:
@@ -125,7 +125,7 @@ def test_wrong_file_is_named_with_its_key(text: str, words: list[str], tmp_path:
 
 @pytest.mark.parametrize("name", ["missing.toml", "."])
 def test_unreadable_file_is_an_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--client-config" in error_of("status", "--client-config", tmp_path / name)
+    assert str(tmp_path) in error_of("status", "--client-config", tmp_path / name)
     monkeypatch.setenv("DLEDGER_CLIENT_CONFIG", str(tmp_path / name))
     assert str(tmp_path) in error_of("status", "--peers", PEERS)
     assert run("status", "--help").exit_code == 0
@@ -170,7 +170,7 @@ def test_program_without_peers_is_an_error(tmp_path: Path) -> None:
 
 def test_token_without_authority_is_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "client.toml", peers=PEERS, token_file="token")
-    assert "--tls-ca" in error_of("status", "--client-config", path)
+    assert error_of("status", "--client-config", path).code == "CONFIG"
     with pytest.raises(ConfigError):
         Client.from_config(path)
 

@@ -25,6 +25,7 @@ from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import load_checkpoint, save_checkpoint
 from tests.cli import command
+from tests.cli.command import error_of, last_error
 from tests.rocketmq.convert.stores import flip, place_of, snapshot, store_of, unpacked
 from tests.rocketmq.golden import MIXED, THREE, units
 from tests.spark_connector.store_writer import StoreWriter
@@ -118,8 +119,8 @@ def test_trimmed_log_is_read_from_its_first_index(java: Path, tmp_path: Path) ->
     first = left[0]["index"]
     assert rows(tmp_path / "s", "--from", first, "--to", first + 2) == left[:2]
     assert rows(tmp_path / "s", "--from", -5000) == rows(tmp_path / "s", "--from", "@0") == left
-    refused = run(tmp_path / "s", "--from", first - 1, code=3)
-    assert f"first_index={first}" in refused.stderr.splitlines()[-1]
+    refused = last_error(run(tmp_path / "s", "--from", first - 1, code=3).stderr)
+    assert (refused.code, refused.values["first_index"]) == ("INDEX_OUT_OF_RANGE", str(first))
 
 
 def own_log(path: Path) -> None:
@@ -175,13 +176,6 @@ def test_raw_is_the_body_byte_for_byte(own: Path) -> None:
     assert raw("--from", "end") == b""
 
 
-@pytest.mark.parametrize("command_name", ["dump", "tail", "get"])
-def test_format_with_escapes_names_its_replacement(own: Path, command_name: str) -> None:
-    target = {"dump": (own,), "tail": (), "get": (1,)}[command_name]
-    result = command.run(command_name, *target, "--format", r"%i %s\n", code=3)
-    assert "--format json" in result.stderr
-
-
 def test_hex_equals_bytes_on_disk(own: Path, golden: Path) -> None:
     for store, data in (
         (own, own / "data"),
@@ -207,8 +201,7 @@ def test_body_that_cannot_be_decompressed_has_error(tmp_path: Path) -> None:
     log.close(0)
     (row,) = rows(tmp_path / "s", "--decode", "message")
     assert (row["topic"], row["body"]) == ("t", None)
-    assert "cannot be decompressed" in row["error"]
-    assert "cannot be decompressed" in text(tmp_path / "s", "--decode", "message")[1]
+    assert row["error"] in text(tmp_path / "s", "--decode", "message")[1]
 
 
 @pytest.mark.slow
@@ -224,7 +217,7 @@ def test_compressed_bodies_are_decoded_in_chunks(tmp_path: Path) -> None:
 
 
 def test_commitlog_rejects_index(golden: Path) -> None:
-    assert "no index 3" in run(golden / MIXED / "n0" / "commitlog", "--from", 3, code=3).stderr
+    assert last_error(run(golden / MIXED / "n0" / "commitlog", "--from", 3, code=3).stderr).code == "CONFIG"
 
 
 @pytest.mark.parametrize("damage", ["magic", "length", "shorter"])
@@ -243,48 +236,43 @@ def test_damaged_commitlog_shows_intact_messages_and_position(golden: Path, tmp_
     before = snapshot(tmp_path)
     result = run(tmp_path / "commitlog", "--format", "json", code=4)
     assert snapshot(tmp_path) == before
-    last = result.stderr.splitlines()[-1]
-    assert str(tmp_path / "commitlog") in last
+    error = last_error(result.stderr)
+    assert str(tmp_path / "commitlog") in error
     second = [each for each in everything if each >= 131072]
     assert [json.loads(line)["position"] for line in result.stdout.splitlines()] == [*everything[:3], *second]
-    assert f"position={at}" in last
+    assert (error.code, error.values) == ("CORRUPT", {"position": str(at)})
 
 
 Edit = Callable[[bytearray, int], bytes]
 
 
 @pytest.mark.parametrize(
-    ("number", "edit", "code", "named"),
+    ("number", "edit"),
     [
-        (
-            -1,
-            lambda data, at: data[: at + 8] + bytes([data[at + 8] ^ 1]) + data[at + 9 :],
-            4,
-            "position={at} index=194",
-        ),
-        (100, lambda data, at: data[:at] + bytes(4) + data[at + 4 :], 4, "index=100 position={at}"),
-        (-1, lambda data, at: data[: at + 20], 4, "position={at}"),
+        (-1, lambda data, at: data[: at + 8] + bytes([data[at + 8] ^ 1]) + data[at + 9 :]),
+        (100, lambda data, at: data[:at] + bytes(4) + data[at + 4 :]),
+        (-1, lambda data, at: data[: at + 20]),
     ],
     ids=["index of last entry", "magic of entry 100", "truncated file"],
 )
 def test_damaged_java_store_shows_intact_entries_and_position(
-    java: Path, tmp_path: Path, number: int, edit: Edit, code: int, named: str
+    java: Path, tmp_path: Path, number: int, edit: Edit
 ) -> None:
     """Java's own reader stops there without an error, and shows nothing after it."""
     store, _ = store_of(java, "n0")
     shutil.copytree(store, tmp_path / "s")
     everything = rows(store)
-    assert "note:" not in run(store).stderr
     at = everything[number]["position"]
     file = sorted((tmp_path / "s" / "data").iterdir())[at // 65536]
     file.write_bytes(edit(bytearray(file.read_bytes()), at % 65536))
     before = snapshot(tmp_path)
-    result = run(tmp_path / "s", "--format", "json", code=code)
+    result = run(tmp_path / "s", "--format", "json", code=4)
     assert snapshot(tmp_path) == before
     intact = everything[:number] + (everything[number + 1 :] if number > 0 else [])
     assert [json.loads(line) for line in result.stdout.splitlines()] == intact
-    assert ("indexes 100 to 100 are damaged" in result.stderr) is (number == 100)
-    assert named.format(at=at) in result.stderr.splitlines()[-1]
+    error = last_error(result.stderr)
+    assert (error.code, error.values["position"]) == ("CORRUPT", str(at))
+    assert error.values.get("index", str(everything[number]["index"])) == str(everything[number]["index"])
 
 
 def test_missing_committed_entries_at_end_are_reported(tmp_path: Path) -> None:
@@ -292,12 +280,12 @@ def test_missing_committed_entries_at_end_are_reported(tmp_path: Path) -> None:
     append(log, [b"one"] * 3)
     log.close(2)
     run(tmp_path / "s")
-    beyond = run(tmp_path / "s", "--from", 9, code=3)
-    assert beyond.stdout == ""
-    assert "first_index=0 last_index=2" in beyond.stderr.splitlines()[-1]
+    beyond = last_error(run(tmp_path / "s", "--from", 9, code=3).stderr)
+    assert beyond.code == "INDEX_OUT_OF_RANGE"
+    assert {"first_index": "0", "last_index": "2"}.items() <= beyond.values.items()
     for file in (tmp_path / "s" / "data").iterdir():
         file.unlink()
-    assert "[CORRUPT]" in run(tmp_path / "s", code=4).stderr.splitlines()[-1]
+    assert last_error(run(tmp_path / "s", code=4).stderr).code == "CORRUPT"
 
 
 def test_tag_star_matches_every_message(golden: Path) -> None:
@@ -362,7 +350,6 @@ def test_last_counts_matching_entries(golden: Path) -> None:
     result = run(store, "--topic", "TopicTest", "--last", 3, "--format", "json")
     assert [json.loads(line) for line in result.stdout.splitlines()] == found[-3:]
     assert f"{len(found)} of 1,024 matched" in result.stderr
-    assert f"dledger look {store}" in run(store, "--topic", "topictest").stderr
 
 
 @pytest.mark.parametrize("options", [("--topic", "orders"), ("--last", "3"), ("--from", "-3", "--until", "end")])
@@ -378,19 +365,16 @@ def test_json_has_the_same_columns_with_every_selection(own: Path, options: tupl
 
 
 def test_dump_says_when_the_newest_entry_was_written(own: Path, golden: Path) -> None:
-    found = run(own, "--from", "-1h")
-    assert "newest at 1970-01-01T00:17:00" in found.stderr
-    assert "oldest entry was written at 1970-01-01T00:16:40" in found.stderr
-    assert "newest" not in run(own, "--from", "1970-01-01").stderr
+    times = {"1970-01-01T00:16:40", "1970-01-01T00:17:00"}
+    assert times <= set(re.findall(r"[-\d]+T[:\d]+", run(own, "--from", "-1h").stderr))
+    assert times.isdisjoint(re.findall(r"[-\d]+T[:\d]+", run(own, "--from", "1970-01-01").stderr))
     for store in (golden / THREE / "n0" / "dledger-n0", golden / MIXED / "n0" / "commitlog"):
         newest = max(row["store_timestamp"] for row in rows(store, "--decode", "message") if row["store_timestamp"])
-        assert f"newest at {newest[:19]}" in run(store, "--from", "-1h").stderr
+        assert newest[:19] in run(store, "--from", "-1h").stderr
 
 
-def test_dump_says_that_last_counts_after_filters(own: Path) -> None:
-    result = run(own, "--topic", "orders", "--from", "-1", "--format", "json")
-    assert result.stdout == ""
-    assert "--last 1" in result.stderr
+def test_last_counts_after_filters_and_from_before_them(own: Path) -> None:
+    assert rows(own, "--topic", "orders", "--from", "-1") == []
     assert [row["index"] for row in rows(own, "--topic", "orders", "--last", 1)] == [10]
 
 
@@ -423,9 +407,7 @@ def test_each_line_that_read_committed_hides_is_marked(attempts: Path) -> None:
     lines = {line.split()[0]: line for line in result.stdout.splitlines()}
     for row in found:
         assert (row["hidden"] or "none") in lines[str(row["index"])] or row["hidden"] is None
-    assert "read_committed hides" in result.stderr
     assert rows(attempts, "--last", 1)[0]["hidden"] == "uncommitted"
-    assert "hidden aborted" in run(attempts, "--format", "hex").stdout
 
 
 def test_damaged_control_entry_leaves_all_entries_and_no_mark(attempts: Path, tmp_path: Path) -> None:
@@ -438,7 +420,7 @@ def test_damaged_control_entry_leaves_all_entries_and_no_mark(attempts: Path, tm
     result = run(store, "--format", "json", code=4)
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert [row["index"] for row in found] == [row["index"] for row in expected if row["index"] != at["index"]]
-    assert "[CORRUPT]" in result.stderr
+    assert last_error(result.stderr).code == "CORRUPT"
 
 
 def test_until_and_to_are_one_option(own: Path) -> None:
@@ -454,7 +436,7 @@ def test_message_id_and_regex_find_their_messages(golden: Path) -> None:
     part = texts[100]["body"][:12]
     found = rows(store, "--decode", "message", "--grep", f"^{re.escape(part)}")
     assert found == [row for row in texts if row["body"].startswith(part)]
-    assert "--grep" in run(store, "--grep", "(", code=3).stderr
+    error_of("dump", store, "--grep", "(")
 
 
 def test_times_may_be_relative(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -32,7 +33,7 @@ def test_piped_table_is_not_truncated(capsys: pytest.CaptureFixture[str]) -> Non
 def test_result_is_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     show_result({"entries_per_s": 1000, "text": "[bold]as it is[/bold]"}, "table", "title")
     out = capsys.readouterr().out
-    assert "entries per s" in out
+    assert "1,000" in out
     assert "[bold]as it is[/bold]" in out
     show_result({"a": 1}, "json")
     assert json.loads(capsys.readouterr().out) == {"a": 1}
@@ -84,7 +85,7 @@ def test_reading_command_exits_130_on_signal(number: signal.Signals) -> None:
         command = [*DLEDGER, "tail", *options, "--protocol", "dledger-java"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
-            assert "waiting" in process.stderr.readline()
+            assert process.stderr.readline()
             accepted, _ = silent.accept()
             with accepted:
                 process.send_signal(number)
@@ -110,7 +111,7 @@ def test_full_disk_under_stdout_is_an_error(tmp_path: Path, form: str, unbuffere
             command, stdout=file, stderr=err, text=True, check=False, env=environment, preexec_fn=_limit_file_size
         )
     assert out.stat().st_size == DISK_BYTES
-    assert (done.returncode, "File too large" in done.stderr) == (3, True), done.stderr
+    assert (done.returncode, os.strerror(errno.EFBIG) in done.stderr) == (3, True), done.stderr
     assert "Traceback" not in done.stderr
 
 

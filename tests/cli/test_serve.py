@@ -158,7 +158,8 @@ def test_broker_is_served_after_conversion_command_of_the_error(broker: Path) ->
     command = shlex.split(refused.stderr.splitlines()[-1].partition("convert it: ")[2].rpartition("; or use")[0])
     run(*command[1:])
     checked = run("serve", "--broker-conf", broker, "--check", "--format", "json")
-    assert f"{broker}: ignored: autoCreateTopicEnable" in checked.stderr
+    assert str(broker) in checked.stderr
+    assert "autoCreateTopicEnable" in checked.stderr
     conf = read_broker_conf(broker)
     serve = [*DLEDGER, "serve", "--broker-conf", str(broker)]
     with subprocess.Popen(serve, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as node:
@@ -187,5 +188,6 @@ def test_options_and_file_override_broker(broker: Path, tmp_path: Path) -> None:
 def test_wrong_broker_file_is_reported_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "b.conf").write_text("dLegerGroup=g\ndLegerPeers=n0-h:1\ndLegerSelfId=n7\n")
     line = error_of("serve", "--broker-conf", tmp_path / "b.conf")
-    assert "dLegerSelfId = 'n7'" in line
+    assert "dLegerSelfId" in line
+    assert "'n7'" in line
     assert f"{tmp_path / 'b.conf'} line 3" in line

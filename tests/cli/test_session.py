@@ -18,7 +18,7 @@ import pytest
 from dledger_core import Client
 from dledger_core.cluster import LocalCluster
 from dledger_core.control import TransactionId
-from tests.cli.command import DLEDGER, error_of, result_of, rows_of, run
+from tests.cli.command import DLEDGER, ErrorLine, error_of, result_of, rows_of, run
 from tests.support.soon import soon
 
 pytestmark = pytest.mark.integration
@@ -63,8 +63,9 @@ def test_all_groups_are_shown_in_one_line_each(cluster: LocalCluster) -> None:
         ("default", "n0", 1),
         ("empty", "n1", 1),
     ]
-    lines = run("status", "--all-groups", "--peers", cluster.peers).stdout
-    assert "3 of 3" in lines
+    lines = run("status", "--all-groups", "--peers", cluster.peers).stdout.splitlines()
+    for each in found:
+        assert any({each["group"], each["leader_id"]} <= set(line.split()) for line in lines)
 
 
 def test_watch_of_all_groups_names_the_group_of_each_change(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -192,8 +193,8 @@ def test_append_reports_last_index_before_failure(cluster: LocalCluster, tmp_pat
     file.write_bytes(b"x\n" * 700_000 + b"y" * (5 << 20))
     # A slow machine shows progress before.
     *_, before, error = run("append", "--peers", cluster.peers, "--file", file, code=3).stderr.splitlines()
-    assert before.startswith("700000 entries were appended before the failure, up to index ")
-    assert error.startswith("error: [BAD_REQUEST] ")
+    assert before.startswith("700000 ")
+    assert ErrorLine(error).code == "BAD_REQUEST"
 
 
 def test_append_of_empty_stdin_appends_nothing(cluster: LocalCluster) -> None:
@@ -210,7 +211,7 @@ def test_append_of_empty_stdin_appends_nothing(cluster: LocalCluster) -> None:
     ],
 )
 def test_rejected_request_is_one_line(cluster: LocalCluster, command: str, error: str) -> None:
-    assert f"[{error}]" in error_of(*command.split(), "--peers", cluster.peers)
+    assert error_of(*command.split(), "--peers", cluster.peers).code == error
 
 
 def test_status_shows_leader_transfer_and_orphaned_entries(cluster: LocalCluster) -> None:
@@ -223,7 +224,8 @@ def test_status_shows_leader_transfer_and_orphaned_entries(cluster: LocalCluster
     result_of("transfer", *peers, target)
     assert cluster.leader() == target
     assert target in run("status", *peers).stdout
-    assert "lost" not in run("status", *peers).stdout
+    leader = next(node for node in before["nodes"] if node["node_id"] == target)
+    assert leader["lost_entries"] in (0, None)
     transaction = TransactionId("query", 0, "run")
     with Client(cluster.peers) as client:
         client.append_attempt([b"row"] * 3, transaction=transaction, attempt="5f0c1d3e-8a52-4c55-9d61-9a8f5c2f0e10")
@@ -248,7 +250,6 @@ def test_dump_and_verify_read_store_of_running_node(cluster: LocalCluster) -> No
     shown = rows_of("dump", store, "--from", str(appended["last_index"]))
     assert [(row["index"], row["body"], row["magic"]) for row in shown] == [(appended["last_index"], "to be dumped", 1)]
     assert rows_of("dump", store, "--from", "0", "--to", "1")[0]["magic"] == 2
-    assert "control" in run("dump", store, "--to", "1").stdout
     (report,) = result_of("verify", store)
     assert report["findings"] == []
     assert report["last_index"] >= appended["last_index"]
@@ -263,5 +264,5 @@ def test_verify_finds_flipped_bit(cluster: LocalCluster, tmp_path: Path) -> None
     content[content.index(b"hello")] ^= 1
     segment.write_bytes(content)
     (report,) = result_of("verify", store, code=1)
-    assert "CORRUPT" in {finding["kind"] for finding in report["findings"]}
-    assert "CORRUPT" in run("verify", store, code=1).stdout
+    assert {"CORRUPT"} <= {finding["kind"] for finding in report["findings"]}
+    assert run("verify", store, code=1).stdout.split().count("CORRUPT") == 1

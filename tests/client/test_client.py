@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from itertools import islice
 
 import pytest
 
@@ -215,15 +214,6 @@ def test_sync_client_has_every_call_of_the_async_one():
     ours, theirs = calls(SyncLogClient), calls(AsyncLogClient)
     assert theirs.keys() - ours.keys() == {"append_columns"}  # for programs that prepare appends in the event loop
     assert [name for name in theirs.keys() & ours.keys() if ours[name] != theirs[name]] == []
-
-
-def test_sync_tail_reads_each_entry_once_and_ends(group):
-    with Client(group.peers) as client:
-        appended = [client.append([bytes([number]) * 100] * 3) for number in range(4)]
-        start, end = appended[0].first_index + 1, appended[-1].last_index
-        batches = islice(client.tail(start, end, max_bytes=250), 20)
-        found = [index for batch in batches for index in batch.column("index").to_pylist()]
-    assert found == list(range(start, end))
 
 
 def test_errors_stay_in_their_thread(group):

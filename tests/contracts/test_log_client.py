@@ -142,31 +142,29 @@ class Awaited:
             yield item
 
 
-KINDS: dict[str, tuple[type[Nodes], Callable[..., Any]]] = {
-    "AsyncClient": (Nodes, AsyncClient),
-    "Client": (Nodes, lambda *args, **kwargs: Awaited(Client(*args, **kwargs))),
-    "AsyncClient of Java nodes": (JavaNodes, AsyncClient),
-    "Client of Java nodes": (JavaNodes, lambda *args, **kwargs: Awaited(Client(*args, **kwargs))),
-}
+HUGE = 1 << 62
 
 
-@contextlib.asynccontextmanager
-async def opened(kind: str, **options: Any) -> AsyncIterator[tuple[Nodes, Any]]:
-    """Run nodes and a client of this kind."""
-    nodes, make = KINDS[kind][0](), KINDS[kind][1]
-    async with asyncio.timeout(60), nodes.group:
-        client = make(nodes.peers, nodes.name, **nodes.options, **options)
-        try:
-            yield nodes, client
-        finally:
-            with contextlib.suppress(asyncio.CancelledError):
-                await client.close()
+class LogClientContract:
+    """A subclass says what makes the client, and which nodes it asks."""
 
+    nodes: ClassVar[type[Nodes]] = Nodes
+    make: ClassVar[Callable[..., Any]]
 
-@pytest.mark.parametrize("kind", KINDS)
-class TestLogClient:
-    async def test_append_returns_indexes_that_read_returns(self, kind: str) -> None:
-        async with opened(kind) as (_nodes, client):
+    @contextlib.asynccontextmanager
+    async def opened(self, **options: Any) -> AsyncIterator[tuple[Nodes, Any]]:
+        """Run nodes and a client of this kind."""
+        nodes = self.nodes()
+        async with asyncio.timeout(60), nodes.group:
+            client = self.make(nodes.peers, nodes.name, **nodes.options, **options)
+            try:
+                yield nodes, client
+            finally:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await client.close()
+
+    async def test_append_returns_indexes_that_read_returns(self) -> None:
+        async with self.opened() as (_nodes, client):
             first = await client.append([b"a", b"", b"c" * 1000])
             assert (first.last_index - first.first_index, first.indexes) == (2, ())
             second = await client.append([b"d"])
@@ -179,8 +177,8 @@ class TestLogClient:
             assert records.batch.schema == RECORD_SCHEMA
             assert records.batch.column("magic").to_pylist() == [MAGIC_DATA] * 4
 
-    async def test_fetch_continues_at_next_index_below_max_bytes(self, kind: str) -> None:
-        async with opened(kind) as (_nodes, client):
+    async def test_fetch_continues_at_next_index_below_max_bytes(self) -> None:
+        async with self.opened() as (_nodes, client):
             end = (await client.append([b"%d" % i for i in range(50)])).last_index + 1
             start, seen = end - 50, []
             while start < end:
@@ -192,8 +190,8 @@ class TestLogClient:
             after = await client.fetch(end, end + 10)
             assert (after.batch.num_rows, after.next_index) == (0, end)
 
-    async def test_tail_yields_entries_as_they_arrive(self, kind: str) -> None:
-        async with opened(kind) as (_nodes, client):
+    async def test_tail_yields_entries_as_they_arrive(self) -> None:
+        async with self.opened() as (_nodes, client):
             start = (await client.append([b"a", b"b"])).first_index
             seen: list[bytes] = []
             async for batch in client.tail(start):
@@ -205,16 +203,16 @@ class TestLogClient:
                     break
             assert seen == [b"a", b"b", b"c"]
 
-    async def test_tail_stops_at_end_if_one_is_given(self, kind: str) -> None:
-        async with opened(kind) as (_nodes, client):
+    async def test_tail_stops_at_end_if_one_is_given(self) -> None:
+        async with self.opened() as (_nodes, client):
             start = (await client.append([b"%d" % i for i in range(20)])).first_index
             seen: list[bytes] = []
             async for batch in client.tail(start, start + 15, max_bytes=500):
                 seen += batch.column("body").to_pylist()
             assert seen == [b"%d" % i for i in range(15)]
 
-    async def test_get_returns_entry_or_range_of_log(self, kind: str) -> None:
-        async with opened(kind) as (_nodes, client):
+    async def test_get_returns_entry_or_range_of_log(self) -> None:
+        async with self.opened() as (_nodes, client):
             index = (await client.append([b"a", b"b"])).first_index
             entry = await client.get(index + 1)
             assert (entry.index, entry.body) == (index + 1, b"b")
@@ -222,8 +220,8 @@ class TestLogClient:
                 await client.get(index + 2)
             assert caught.value.values == {"index": index + 2, "first_index": 0, "last_index": index + 1}
 
-    async def test_read_of_deleted_entries_names_first_index(self, kind: str) -> None:
-        async with opened(kind) as (nodes, client):
+    async def test_read_of_deleted_entries_names_first_index(self) -> None:
+        async with self.opened() as (nodes, client):
             start = (await client.append([b"%d" % i for i in range(20)])).first_index
             nodes.delete(start + 7)
             for call in (client.fetch(start, start + 20), client.read(start + 6, start + 20), client.get(start)):
@@ -232,8 +230,36 @@ class TestLogClient:
                 assert caught.value.values["first_index"] == start + 7
             assert (await client.fetch(start + 7, start + 20)).batch.num_rows == 13
 
-    async def test_bounds_wait_for_min_end(self, kind: str) -> None:
-        async with opened(kind) as (_nodes, client):
+    async def test_range_without_entries_is_empty(self) -> None:
+        async with self.opened() as (_nodes, client):
+            end = (await client.append([b"a", b"b"])).last_index + 1
+            for start, stop in ((0, 0), (1, 0), (end, end), (end, end + 5)):
+                found = await client.fetch(start, stop)
+                assert (found.batch.num_rows, found.batch.schema, found.next_index) == (0, READ_SCHEMA, start)
+                assert (await client.read(start, stop)).num_rows == 0
+            assert (await client.read(0, HUGE)).column("body").to_pylist() == [b"a", b"b"]
+
+    async def test_one_entry_is_read_whatever_the_limit(self) -> None:
+        async with self.opened() as (_nodes, client):
+            await client.append([bytes(1000)] * 3)
+            for max_bytes, count in ((1, 1), (1048, 1), (2095, 1), (2096, 2), (1 << 20, 3)):
+                found = await client.fetch(0, 3, max_bytes=max_bytes)
+                assert (found.batch.num_rows, found.next_index) == (count, count)
+
+    async def test_concurrent_calls_share_one_client(self) -> None:
+        async with self.opened() as (nodes, client):
+
+            async def work(number: int) -> None:
+                body = b"%d" % number
+                index = (await client.append([body])).first_index
+                await client.bounds(min_end=index + 1, wait_ms=10_000)
+                assert (await client.get(index)).body == body
+
+            await asyncio.gather(*(work(number) for number in range(50)))
+            assert nodes.end == 50
+
+    async def test_bounds_wait_for_min_end(self) -> None:
+        async with self.opened() as (_nodes, client):
             end = (await client.append([b"a"])).last_index + 1
             assert (await client.bounds(min_end=end, wait_ms=10_000)).end == end
             waiting = asyncio.ensure_future(client.bounds(min_end=end + 1, wait_ms=30_000))
@@ -243,8 +269,8 @@ class TestLogClient:
             assert (await waiting).end == end + 1
             assert (await client.bounds(min_end=end + 99, wait_ms=1)).end == end + 1
 
-    async def test_metadata_and_groups_describe_nodes(self, kind: str) -> None:
-        async with opened(kind) as (nodes, client):
+    async def test_metadata_and_groups_describe_nodes(self) -> None:
+        async with self.opened() as (nodes, client):
             await client.append([b"a"])
             found = await client.metadata()
             assert found.leader_id == nodes.leader
@@ -253,8 +279,8 @@ class TestLogClient:
             assert next(node for node in found.nodes if node.role == "leader").last_index == nodes.end - 1
             assert list(await client.groups()) == [nodes.name]
 
-    async def test_append_follows_transferred_leadership(self, kind: str) -> None:
-        async with opened(kind) as (nodes, client):
+    async def test_append_follows_transferred_leadership(self) -> None:
+        async with self.opened() as (nodes, client):
             await client.append([b"a"])
             target = "n2"
             await client.transfer_leadership(target)
@@ -279,14 +305,14 @@ class TestLogClient:
         ],
         ids=["empty", "one body", "null", "large", "index", "bytes", "wait", "node", "consistency", "isolation"],
     )
-    async def test_bad_input_is_rejected_before_sending(self, kind: str, call: Callable[[Any], Any]) -> None:
-        async with opened(kind) as (nodes, client):
+    async def test_bad_input_is_rejected_before_sending(self, call: Callable[[Any], Any]) -> None:
+        async with self.opened() as (nodes, client):
             with pytest.raises(BadRequestError):
                 await call(client)
             assert nodes.end == 0
 
-    async def test_timeout_ends_call_of_hanging_nodes(self, kind: str) -> None:
-        async with opened(kind, timeout_ms=500) as (nodes, client):
+    async def test_timeout_ends_call_of_hanging_nodes(self) -> None:
+        async with self.opened(timeout_ms=500) as (nodes, client):
             await client.append([b"a"])
             nodes.hang()
             for call, is_unknown in ((client.append([b"x"]), True), (client.fetch(0, 1), None)):
@@ -296,17 +322,17 @@ class TestLogClient:
                 assert time.monotonic() - began < 10
                 assert is_unknown is None or caught.value.outcome_unknown is is_unknown
 
-    async def test_unreachable_nodes_are_named(self, kind: str) -> None:
-        async with opened(kind) as (nodes, _client):
-            other = KINDS[kind][1]("n0-127.0.0.1:1", nodes.name, timeout_ms=500, **nodes.options)
+    async def test_unreachable_nodes_are_named(self) -> None:
+        async with self.opened() as (nodes, _client):
+            other = self.make("n0-127.0.0.1:1", nodes.name, timeout_ms=500, **nodes.options)
             for call in (other.append([b"x"]), other.metadata()):
                 with pytest.raises(UnreachableError) as caught:
                     await call
                 assert "127.0.0.1:1" in caught.value.where
             await other.close()
 
-    async def test_closed_client_rejects_calls(self, kind: str) -> None:
-        async with opened(kind) as (nodes, client):
+    async def test_closed_client_rejects_calls(self) -> None:
+        async with self.opened() as (nodes, client):
             await client.append([b"a"])
             await client.close()
             await client.close()
@@ -317,8 +343,8 @@ class TestLogClient:
                 await client.append([b"x"])
             assert nodes.end == 1
 
-    async def test_close_ends_calls_in_progress_without_retry(self, kind: str) -> None:
-        async with opened(kind, timeout_ms=20_000) as (nodes, client):
+    async def test_close_ends_calls_in_progress_without_retry(self) -> None:
+        async with self.opened(timeout_ms=20_000) as (nodes, client):
             await client.append([b"a"])
             nodes.hang()
             calls, is_java = [client.fetch(0, 1), client.append([b"x"])], isinstance(nodes, JavaNodes)
@@ -335,10 +361,10 @@ class TestLogClient:
             assert nodes.end == 1
 
     @pytest.mark.parametrize("name", OPTIONAL)
-    async def test_optional_operation_works_or_is_unsupported(self, kind: str, name: str) -> None:
-        if kind.startswith("Client") and name == "append_columns":  # the blocking client takes bodies only
-            return
-        async with opened(kind) as (nodes, client):
+    async def test_optional_operation_works_or_is_unsupported(self, name: str) -> None:
+        async with self.opened() as (nodes, client):
+            if name == "append_columns" and isinstance(client, Awaited):  # the blocking client takes bodies only
+                return
             await client.append([b"a"])
             if isinstance(nodes, JavaNodes):
                 with pytest.raises(UnsupportedError) as caught:
@@ -346,6 +372,26 @@ class TestLogClient:
                 assert (caught.value.code, caught.value.values["operation"]) == (641, name)
             else:
                 await OPTIONAL[name](client)
+
+
+def blocking(*args: Any, **options: Any) -> Awaited:
+    return Awaited(Client(*args, **options))
+
+
+class TestAsyncClient(LogClientContract):
+    make = AsyncClient
+
+
+class TestClient(LogClientContract):
+    make = staticmethod(blocking)
+
+
+class TestAsyncClientOfJavaNodes(LogClientContract):
+    nodes, make = JavaNodes, AsyncClient
+
+
+class TestClientOfJavaNodes(LogClientContract):
+    nodes, make = JavaNodes, staticmethod(blocking)
 
 
 def test_optional_operations_are_all_tested() -> None:

@@ -53,7 +53,7 @@ def test_offsets_are_checked_against_log_at_each_batch(group: JavaGroup) -> None
     for wrong in (replace(known, term=known.term + 1), replace(known, check=known.check ^ 1)):
         with pytest.raises(TermMismatchError):
             tracker.adopt(StreamOffset({"g": wrong}), bounds)
-    with pytest.raises(OptionError, match="append times"):
+    with pytest.raises(OptionError):
         tracker.index_at_time("g", 0, bounds["g"])
     assert tracker.wait(bounds, 10) is False
 

@@ -159,7 +159,7 @@ def test_ranges_are_read_again_in_time_and_spread_over_runs(days: list[float], r
 
 def test_chain_of_resumed_runs() -> None:
     assert chain_of({"a": "", "b": "a", "c": "b"}, "c") == ["c", "b", "a"]
-    with pytest.raises(ConfigError, match="run x"):
+    with pytest.raises(ConfigError):
         chain_of({"a": ""}, "x")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shutil
 from dataclasses import replace
@@ -27,6 +28,7 @@ from tests.jobs.auditing import NOW, digest_row, digest_table, replica
 from tests.rocketmq.convert.stores import flip
 from tests.rocketmq.golden import MIXED, extract, messages
 from tests.support.browser import look_everywhere
+from tests.support.snapshots import check_snapshot
 
 HERE = tuple(replica(name, commit=99, path=None, peers="p", log_uuid="log-1") for name in ("n0", "n1"))
 THERE = tuple(replace(one, name=f"other/{one.name}", log_uuid="log-2") for one in HERE)
@@ -69,11 +71,17 @@ def test_verdict_comes_first(
     assert {"CONSISTENT", "INCONSISTENT", "INCOMPLETE"} & set(re.findall(r"\b[A-Z]{5,}\b", body)) == {verdict}
 
 
-def test_page_sections_follow_from_verdict_to_run() -> None:
-    shown = drawn(finding(Class.CORRUPT, "n1", 7, 8))
-    sections_of = re.findall(r"<h2>(.*?)</h2>", shown)
-    assert sections_of == ["Where, and what to run", "Findings", "Coverage", "Replicas", "Cost", "Run"]
-    assert "Where, and what to run" not in drawn(replicas=HERE)
+def text_of(shown: str) -> str:
+    """Return the words of a page, one line for each element."""
+    body = re.sub(r"<style>.*?</style>", "", shown, flags=re.DOTALL).replace("<wbr>", "")
+    lines = [html.unescape(line).strip() for line in re.split(r"<[^>]*>", body)]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def test_pages_are_those_of_snapshot() -> None:
+    pages = (drawn(replicas=HERE), drawn(finding(Class.CORRUPT, "n1", 7, 8), finding(Class.LAGGING, "n0", 90, 120)))
+    text = "\n".join(map(text_of, pages))
+    check_snapshot(Path(__file__).parent / "snapshots" / "audit-pages.txt", text)
 
 
 def test_page_is_self_contained_and_escapes_values() -> None:
@@ -82,7 +90,6 @@ def test_page_is_self_contained_and_escapes_values() -> None:
     assert "<no answer>" not in shown
     assert "&lt;no answer&gt;" in shown
     assert "00&lt;" in shown
-    assert "repair the range from the other replicas" in shown
 
 
 def cells_of(shown: str) -> list[list[str]]:
@@ -115,7 +122,7 @@ def test_page_shows_counts_with_separators_and_ranges_without() -> None:
 def test_findings_beyond_shown_ones_are_counted() -> None:
     shown = drawn(*(finding(Class.CORRUPT, "n1", 2 * at, 2 * at + 1) for at in range(203)))
     assert shown.count('<div class="finding critical"') == 200
-    assert "3 more are in the table audit_findings" in shown
+    assert re.search(r"\b3\b[^<]*\baudit_findings\b", shown)
 
 
 @pytest.mark.parametrize(("proven", "title"), [(False, "[0, 100) read now"), (True, "[0, 100) proven before")])
@@ -123,7 +130,6 @@ def test_picture_shows_each_replica_and_finding(proven: bool, title: str) -> Non
     shown = drawn(finding(Class.CORRUPT, "n1", 7, 8), finding(Class.LAGGING, "n0", 90, 120), proven=proven)
     picture = shown.partition('<div class="picture">')[2].partition('<p class="legend">')[0]
     assert re.findall(r'<div class="name">(.*?)</div>', picture) == ["n0", "n1", "n2"]
-    assert picture.count("could not be read") == 1
     assert {"0", "120"} <= set(re.findall(r"<span>(\d+)</span>", picture))
     titles = re.findall(r'title="(.*?)"', picture)
     assert titles.count(title) == 2
@@ -156,8 +162,10 @@ def test_page_shows_file_position_command_message_and_bytes(stores: dict[str, Pa
     file = stores["n1"] / "data" / segment_name(position - position % size)
     assert place[2] == f"{file}, position {position}"
     assert f"dledger dump {stores['n1']} --from 700 --count 1 --format hex" in place[3]
-    assert "<b>Message:</b> topic user_profile, queue_id 1, queue_offset 20" in shown
-    assert "Bodies differ from byte 100 on" in shown
+    message = re.search(r"topic (\S+), queue_id (\d+), queue_offset (\d+)", shown)
+    assert message is not None
+    assert message.groups() == ("user_profile", "1", "20")
+    assert re.search(r"\bbyte 100\b", shown)
     assert shown.count("<mark>") == 3  # the byte of n1, as digits and as text; and that its message is damaged
 
 
@@ -173,7 +181,7 @@ def test_page_shows_message_in_commitlog_at_its_position(tmp_path: Path) -> None
     shown = drawn(*findings, replicas=replicas).replace("<wbr>", "")
     assert f"{logs['master'] / file.name}, position {position}" in shown
     assert f"dledger dump {logs['master']} --from @{position} --count 1 --format hex" in shown
-    assert "Bodies differ from byte 20 on: queue offset" in shown
+    assert re.search(r"\bbyte 20\b.*queue offset", shown)
 
 
 def luminance(color: str) -> float:
@@ -233,9 +241,9 @@ def test_other_log_is_noted_and_lag_counts_in_one_cluster() -> None:
     summary = summarized((*HERE, *short))
     assert summary["findings"] == []
     assert summary["compared"] == {"start": 0, "end": 60}
-    assert "log-1 and log-2" in summary["groups"][0]["notes"][0]
+    assert {"log-1", "log-2"} <= set(re.findall(r"log-\d", summary["groups"][0]["notes"][0]))
     far = tuple(replace(one, first_index=200, end=300, last_index=299) for one in THERE)
-    assert "no index in common" in summarized((*HERE, *far))["incomplete"][0]
+    assert len(summarized((*HERE, *far))["incomplete"]) == 1
 
 
 def test_index_row_of_wrong_entry_is_not_a_second_finding() -> None:

@@ -356,15 +356,7 @@ def test_first_difference(one: bytes, other: bytes, offset: int, start: int) -> 
     assert difference({"n0": one, "n1": one}) is None
 
 
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        (["a"], "--replica"),
-        (["a=/x", "a=/y"], "--replica"),
-        (["a=/x", "b=/x"], "same directory"),
-        (["a,b=/x", "c=/y"], "--replica"),
-    ],
-)
-def test_wrong_replicas(texts: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize("texts", [["a"], ["a=/x", "a=/y"], ["a=/x", "b=/x"], ["a,b=/x", "c=/y"]])
+def test_wrong_replicas(texts: list[str]) -> None:
+    with pytest.raises(ConfigError):
         parse_replicas(texts)

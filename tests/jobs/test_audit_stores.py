@@ -209,12 +209,12 @@ def test_damaged_index_file_is_named_though_entries_are_readable(stores: Stores)
 
 
 def test_stores_of_other_logs_are_refused(stores: Stores, tmp_path: Path) -> None:
-    for name, more in (("logs", {"uuid": "log-2"}), ("groups", {"group": "other"})):
+    for more in ({"uuid": "log-2"}, {"group": "other"}):
         with StoreWriter(tmp_path / "foreign", **more) as writer:
             writer.append_numbers(3)
-        with pytest.raises(ConfigError, match=name):
+        with pytest.raises(ConfigError):
             store_replicas(stores | {"n2": writer.path})
-    with pytest.raises(ConfigError, match="--replica n2"):
+    with pytest.raises(ConfigError, match="n2"):
         store_replicas(stores | {"n2": tmp_path})
 
 

@@ -15,6 +15,7 @@ from dledger_core.rocketmq import encode_messages
 from jobs.ingest import command
 from spark_connector import ddl_of
 from spark_connector.columns import schema_for
+from tests.cli.command import ErrorLine
 from tests.support.run_job import run_in_process, start_job, wait_for
 from tests.support.slow_elections import SLOW_ELECTIONS
 
@@ -70,7 +71,7 @@ def test_second_ingest_adds_only_new_entries(
     assert in_table(spark, table) == expected
     code, failed, err = run(capsys, *arguments[:3], "b", *arguments[4:])
     assert (code, failed["status"], failed["error"]) == (3, "error", "DLEDGER_DATA_LOSS.GROUP_GONE")
-    assert err.startswith("error: [DLEDGER_DATA_LOSS.GROUP_GONE] ")
+    assert ErrorLine(err).code == "DLEDGER_DATA_LOSS.GROUP_GONE"
     assert in_table(spark, table) == expected
 
 
@@ -102,7 +103,7 @@ def test_stream_without_nodes_fails_and_is_continued_by_next_run(
         assert not list(work.iterdir())
         assert (job.returncode, summary["status"], summary["error"]) == (2, "error", "UNREACHABLE")
         [line] = [line for line in err.splitlines() if line.startswith("error: ")]
-        assert line.startswith("error: [UNREACHABLE] ")
+        assert ErrorLine(line).code == "UNREACHABLE"
         assert cluster.peers in line
         for node in nodes:
             cluster.restart(node)

@@ -149,7 +149,7 @@ def test_delay_levels_are_in_rocketmqs_notation(text: str, expected: tuple[int, 
     "text", ["", " ", "1s 5", "1s,5s", "s", "1S", "-1s", "1.5s", "1s 5w", "9999999999d", "\u0661s"]
 )
 def test_wrong_delay_levels_are_rejected(text: str) -> None:
-    with pytest.raises(ConfigError, match="--delay-levels"):
+    with pytest.raises(ConfigError):
         delay_levels_of(text)
 
 
@@ -254,7 +254,7 @@ def test_queues_in_rocksdb_are_not_compared(tmp_path: Path) -> None:
     for name in ("000004.log", "CURRENT", "IDENTITY", "LOCK", "MANIFEST-000005", "OPTIONS-000007"):
         (folder / name).write_text("MANIFEST-000005")
     for named in (tmp_path, folder):
-        with pytest.raises(ConfigError, match="RocksDB"):
+        with pytest.raises(ConfigError):
             check_compared(str(named))
     (folder / "CURRENT").unlink()
     (folder / "CURRENT").mkdir()

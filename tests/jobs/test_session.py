@@ -30,8 +30,9 @@ def test_check_versions_rejects_another_java(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(environment, "SYSTEM_JAVA", tmp_path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match="Java 17 or 21"):
+    with pytest.raises(ConfigError) as caught:
         _session.check_versions()
+    assert caught.value.remedy
 
 
 @pytest.fixture
@@ -67,22 +68,20 @@ def test_new_or_matching_checkpoint_is_accepted(tracker: Tracker, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("found", "error", "said"),
+    ("found", "error"),
     [
-        (offset(log="log-2"), LogRecreatedError, "log-2"),
-        (offset(group="orders"), GroupGoneError, "'orders'"),
-        ({"groups": {}, "v": 99}, CheckpointError, "version 99"),
-        (17, CheckpointError, "DLEDGER_CHECKPOINT"),
-        ({"topic": {"0": 5}}, CheckpointError, "DLEDGER_CHECKPOINT"),
+        (offset(log="log-2"), LogRecreatedError),
+        (offset(group="orders"), GroupGoneError),
+        ({"groups": {}, "v": 99}, CheckpointError),
+        (17, CheckpointError),
+        ({"topic": {"0": 5}}, CheckpointError),
     ],
     ids=str,
 )
-def test_other_checkpoint_is_rejected(
-    tracker: Tracker, tmp_path: Path, found: Any, error: type[Exception], said: str
-) -> None:
+def test_other_checkpoint_is_rejected(tracker: Tracker, tmp_path: Path, found: Any, error: type[Exception]) -> None:
     before = checkpoint(tmp_path / "checkpoint", found)
     names = sorted(tmp_path.rglob("*"))
-    with pytest.raises(error, match=said):
+    with pytest.raises(error):
         check_resume(before, tracker)
     assert sorted(tmp_path.rglob("*")) == names
 
@@ -91,7 +90,7 @@ def test_checkpoint_beyond_end_of_log_is_rejected(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "store") as writer:
         writer.append_numbers(10)
     tracker = Tracker(DLedgerOptions.for_reading({"path": str(writer.path), "fetchRetryMs": "1"}))
-    with pytest.raises(OffsetBeyondEndError, match="DLEDGER_DATA_LOSS"):
+    with pytest.raises(OffsetBeyondEndError):
         check_resume(checkpoint(tmp_path / "checkpoint", offset(50)), tracker)
 
 
@@ -102,20 +101,13 @@ def test_newest_micro_batch_is_checked(tracker: Tracker, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"version": "v7"}, "v7"),
-        ({"extra": "\n{}"}, "2 sources"),
-        ({"text": "{torn"}, "damaged"),
-        ({"text": ""}, "0 sources"),
-    ],
+    "arguments",
+    [{"version": "v7"}, {"extra": "\n{}"}, {"text": "{torn"}, {"text": ""}],
     ids=["a newer Spark", "two sources", "torn", "nothing"],
 )
-def test_unreadable_checkpoint_is_rejected(
-    tracker: Tracker, tmp_path: Path, arguments: dict[str, str], said: str
-) -> None:
+def test_unreadable_checkpoint_is_rejected(tracker: Tracker, tmp_path: Path, arguments: dict[str, str]) -> None:
     text = arguments.get("text", json.dumps(offset())) + arguments.get("extra", "")
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError):
         check_resume(checkpoint(tmp_path / "checkpoint", text, version=arguments.get("version", "v1")), tracker)
 
 
@@ -134,5 +126,5 @@ def test_parse_trigger_accepts_every_duration(text: str, arguments: dict[str, An
 
 @pytest.mark.parametrize("text", ["", "now", "10", "-1 seconds", "0 seconds"])
 def test_parse_trigger_rejects_other_texts(text: str) -> None:
-    with pytest.raises(ConfigError, match="--trigger"):
+    with pytest.raises(ConfigError):
         parse_trigger(text)

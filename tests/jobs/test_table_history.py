@@ -179,7 +179,7 @@ def test_ingest_refuses_table_that_went_back_until_its_remedy_is_typed(
 
     spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF {version}")
     message = refused(*arguments)
-    assert f"version {version + 2} of the table (RESTORE)" in message
+    assert f"version {version + 2} " in message
     kept = indexes_in(spark, table)
     assert starting_offsets_in(message) == ["--starting-offsets", json.dumps({"a": kept[-1] + 1})]
     spark.sql(restore_in(message))

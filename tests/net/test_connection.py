@@ -223,14 +223,14 @@ async def test_refused_hello_raises_servers_error():
         raise BadRequestError("no such role", "hello", "", {"role": hello.role})
 
     async with Echo(accept) as node:
-        with pytest.raises(BadRequestError, match=r"no such role at hello, 127") as caught:
+        with pytest.raises(BadRequestError) as caught:
             await node.connect()
         assert caught.value.values == {"role": "client"}
 
 
 async def test_connect_fails_without_common_version():
     async with Echo() as node:
-        with pytest.raises(ProtocolError, match="no protocol version in common"):
+        with pytest.raises(ProtocolError):
             await node.connect(Hello(versions=(2,)))
 
 

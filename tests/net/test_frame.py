@@ -65,35 +65,33 @@ def test_every_truncation_gives_only_complete_frames():
 
 
 @pytest.mark.parametrize(
-    ("data", "complaint"),
+    "data",
     [
-        pytest.param(struct.pack(">III", 7, 1, 0), "exceed the limits", id="length below the fixed part"),
-        pytest.param(struct.pack(">III", FRAME_BYTES_MAX + 1, 1, 0), "exceed the limits", id="length above the limit"),
-        pytest.param(struct.pack(">III", 100, 93, 0), "exceed the limits", id="header longer than the frame"),
-        pytest.param(struct.pack(">III", 100, 0, 0), "exceed the limits", id="no header"),
-        pytest.param(
-            struct.pack(">III", 2 << 20, HEADER_BYTES_MAX + 1, 0), "exceed the limits", id="header above the limit"
-        ),
-        pytest.param(raw_frame(b"\x81\xa1t\x01", crc=1), "CRC", id="damaged header"),
-        pytest.param(raw_frame(b"\xc1"), "msgpack", id="not msgpack"),
-        pytest.param(raw_frame(b"\x81\xa1t"), "msgpack", id="short msgpack"),
-        pytest.param(raw_frame(b"\x81\xa1t\x01\x00"), "msgpack", id="bytes after the map"),
-        pytest.param(raw_frame(b"\x93\x01\x02\x03"), "map", id="a list"),
-        pytest.param(raw_frame(msgpack.packb({"t": "1"})), "map", id="number is a string"),
-        pytest.param(raw_frame(msgpack.packb({"r": 1})), "map", id="no number"),
-        pytest.param(raw_frame(msgpack.packb({1: 1})), "msgpack", id="integer key"),
-        pytest.param(raw_frame(msgpack.packb({"t": msgpack.ExtType(5, b"x")})), "msgpack", id="extension type"),
-        pytest.param(raw_frame(b"\x91" * 2000), "msgpack", id="deep nesting"),
+        pytest.param(struct.pack(">III", 7, 1, 0), id="length below the fixed part"),
+        pytest.param(struct.pack(">III", FRAME_BYTES_MAX + 1, 1, 0), id="length above the limit"),
+        pytest.param(struct.pack(">III", 100, 93, 0), id="header longer than the frame"),
+        pytest.param(struct.pack(">III", 100, 0, 0), id="no header"),
+        pytest.param(struct.pack(">III", 2 << 20, HEADER_BYTES_MAX + 1, 0), id="header above the limit"),
+        pytest.param(raw_frame(b"\x81\xa1t\x01", crc=1), id="damaged header"),
+        pytest.param(raw_frame(b"\xc1"), id="not msgpack"),
+        pytest.param(raw_frame(b"\x81\xa1t"), id="short msgpack"),
+        pytest.param(raw_frame(b"\x81\xa1t\x01\x00"), id="bytes after the map"),
+        pytest.param(raw_frame(b"\x93\x01\x02\x03"), id="a list"),
+        pytest.param(raw_frame(msgpack.packb({"t": "1"})), id="number is a string"),
+        pytest.param(raw_frame(msgpack.packb({"r": 1})), id="no number"),
+        pytest.param(raw_frame(msgpack.packb({1: 1})), id="integer key"),
+        pytest.param(raw_frame(msgpack.packb({"t": msgpack.ExtType(5, b"x")})), id="extension type"),
+        pytest.param(raw_frame(b"\x91" * 2000), id="deep nesting"),
     ],
 )
-def test_malformed_input_is_protocol_error(data, complaint):
-    with pytest.raises(ProtocolError, match=complaint):
+def test_malformed_input_is_protocol_error(data):
+    with pytest.raises(ProtocolError):
         frames_of([data])
 
 
 def test_hello_limit_holds_until_it_is_raised():
     data = joined([({"t": 12}, b"x" * (HELLO_BYTES_MAX + 1000))])
-    with pytest.raises(ProtocolError, match="exceed the limits"):
+    with pytest.raises(ProtocolError):
         list(receive(FrameDecoder(HELLO_BYTES_MAX), data, 1))
     decoder = FrameDecoder(HELLO_BYTES_MAX)
     assert not list(receive(decoder, data[:3]))

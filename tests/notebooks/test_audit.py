@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,15 @@ def test_notebook_looks_into_audit(
     (tmp_path / "audit.json").write_text("what Spark says first\n" + json.dumps(summary) + "\n")
     (shown,) = execute([("audit", {"DLEDGER_AUDIT": str(tmp_path / "audit.json")})], tmp_path)
     assert (shown.errors, shown.noise) == ([], "")
-    assert any("verdict: INCONSISTENT" in text for text in shown.plain)
-    assert any("bodies differ from byte 100 on: body, byte 12 of 67" in text for text in shown.plain)
+    assert any("INCONSISTENT" in text for text in shown.plain)
+    assert any({"100", "12", "67"} <= set(re.findall(r"\d+", text)) for text in shown.plain)
     assert len(shown.pictures) == 1
     card, held, found, drilled, replayed = shown.pages
-    assert f"indexes {FLIPPED} to {FLIPPED} are damaged" in replayed
+    assert str(FLIPPED) in replayed
     assert "INCONSISTENT" in card
     assert all(name in held for name in replicas)
     assert "MISSING_COMMITTED" in found.replace("<wbr>", "")
-    assert f"index {FLIPPED}" in drilled
+    assert str(FLIPPED) in drilled
     assert drilled.partition('class="hex"')[2].count("<mark>") == 2  # the byte of n1, as digits and as text
     _check_diff_finding(load_audit(tmp_path / "audit.json"))
     for look in look_everywhere(browser, shown.write_page(tmp_path), tmp_path):
@@ -63,10 +64,9 @@ def _check_diff_finding(summary: dict[str, Any]) -> None:
     assert [a ^ b for a, b in zip(flipped.bodies["n1"], wanted, strict=True) if a != b] == [4]
     assert flipped.fields["n0"]["topic"] == "user_profile"
     missing = diff_finding(summary, kinds["MISSING_COMMITTED"])
-    assert "no: " in missing.fields["n2"]["stored"]
+    assert {name for name, fields in missing.fields.items() if fields["stored"] != "yes"} == {"n2"}
     assert (missing.difference, set(missing.bodies)) == (None, {"n0", "n1"})
-    assert "no body differs here" in repr(missing)
-    assert f"index {CUT}" in missing.title
+    assert str(CUT) in missing.title
 
 
 def made_up(stores: dict[str, Path], **finding: Any) -> dict[str, Any]:
@@ -106,7 +106,6 @@ def test_diverged_tail_is_shown_with_its_terms(diverged: dict[str, Path]) -> Non
     found = diff_finding(summary)
     assert {name: fields["term"] for name, fields in found.fields.items()} == {"n0": 2, "n1": 1, "n2": 2}
     assert (found.difference, found.field) == (0, None)  # no messages
-    assert found.where == "bodies differ from byte 0 on"
     text = repr(found)
     assert "00000000  26 26 3a 6c" in text
     page = found._repr_html_()
@@ -129,7 +128,7 @@ def test_entries_of_running_nodes_are_read_from_them() -> None:
         found = diff_finding(summary)
     assert found.bodies == {"n0": b"two", "other/n1": b"two", "n2": b"two"}
     assert {fields["stored"] for fields in found.fields.values()} == {"yes"}
-    assert found.where == "no body differs here"
+    assert found.difference is None
 
 
 def test_picture_shows_stored_compared_and_found_ranges(diverged: dict[str, Path], tmp_path: Path) -> None:
@@ -147,7 +146,7 @@ def test_picture_shows_stored_compared_and_found_ranges(diverged: dict[str, Path
     assert bars.count((7, 1)) == 2
     texts = [text.get_text() for text in axes.texts]
     assert texts.count("CORRUPT 7") == 2
-    assert "could not be read: no answer" in texts
+    assert any(unknown["error"] in text for text in texts)
     assert [text.get_text() for text in figure.legends[0].get_texts()][2:] == ["critical", "info"]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["n0", "n1", "n2", "n3"]
 
@@ -181,12 +180,9 @@ def test_labels_of_near_findings_do_not_cover_each_other(diverged: dict[str, Pat
 def test_verdict_and_tables(diverged: dict[str, Path]) -> None:
     summary = made_up(diverged, replica="n1", start=135, end=153, count=18)
     shown = verdict(summary)
-    assert repr(shown).splitlines() == [
-        "verdict: CONSISTENT",
-        "98.9 % of the replicas' entries were compared",
-        "findings: 1 info",
-        "left out: n3: no answer",
-    ]
+    lines = repr(shown).splitlines()
+    for line, value in zip(lines, ("CONSISTENT", "98.9 %", "1 info", "n3: no answer"), strict=True):
+        assert value in line
     assert "CONSISTENT" in shown._repr_html_()
     assert list(replicas_table(summary)["last_index"]) == [194, 152, 188]
     assert list(findings_table(summary)["class"]) == ["DIVERGED_UNCOMMITTED"]
@@ -194,8 +190,9 @@ def test_verdict_and_tables(diverged: dict[str, Path]) -> None:
 
 
 def test_job_that_fails_says_why(tmp_path: Path) -> None:
-    with pytest.raises(DLedgerError, match=r"store|directory|exist"):
+    with pytest.raises(DLedgerError) as caught:
         run_audit(tmp_path / "tables", {"n0": tmp_path / "a", "n1": tmp_path / "b"})
+    assert str(tmp_path) in str(caught.value)
 
 
 def test_field_of_byte() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_sample_is_limited_in_entries_and_bytes(broker: Path, capsys: pytest.Cap
     assert (len(few), few.complete) == (64, False)
     assert few.table["index"].to_pylist()[:3] == [0, 1, 32]
     assert few.table["index"].to_pylist()[-2:] == [1022, 1023]
-    assert "1,024 indexes; reading 64 of 1,024, in 32 ranges" in capsys.readouterr().out
+    assert {"1,024", "64", "32"} <= set(re.findall(r"[\d,]*\d", capsys.readouterr().out))
     part = nb.open_log(broker, start=100, end=110)
     assert part.table["index"].to_pylist() == list(range(100, 110))
     assert not part.complete
@@ -121,12 +122,11 @@ def test_entry_of_any_kind_is_shown(group: Any) -> None:
 
 def test_empty_log_is_sentence(group: Any) -> None:
     log = nb.open_log(group.peers)
-    assert "read: the log is empty" in repr(log)
     found = [log.contents(), log.head(), log.at(0), log.search("a"), nb.plot_over_time(log), nb.plot_per_queue(log)]
-    assert {repr(each) for each in found} == {"The log is empty."}
     assert all(isinstance(each, nb.Note) for each in found)
+    (sentence,) = {repr(each) for each in found}
     for view in (nb.time_range(log), nb.browser(log)):
-        assert view._repr_mimebundle_()["text/plain"] == "The log is empty."
+        assert view._repr_mimebundle_()["text/plain"] == sentence
 
 
 def test_single_entry_and_plain_entries_are_sentences(group: Any) -> None:
@@ -145,7 +145,7 @@ def test_entries_over_time_include_empty_hours(group: Any, tmp_path: Path) -> No
     assert sum(second.values - second.baseline) == 1
     assert np.diff(first.edges) == pytest.approx([1 / 48] * 121)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b", "a"]
-    assert figure.axes[0].get_title() == "Entries per 30 minutes"
+    assert "30 minutes" in figure.axes[0].get_title()
 
 
 def test_unset_times_are_not_drawn(java: nb.Log, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_time_range_narrows_sample(group: Any) -> None:
     log = appended(group, *messages(["a"] * 3, [0] * 3, [0, 1, 2]))
     part = log.between("2013-01-01 06:00", "2013-01-01T09:00+02:00")
     assert part.table["body"].to_pylist() == [b"body 1", b"body 2"]
-    assert "only: from 2013-01-01 06:00:00 to 2013-01-01 07:00:00 UTC" in repr(part)
+    assert {"06:00:00", "07:00:00"} <= set(repr(part).split())
     assert isinstance(log.between("2014-01-01", "2014-01-02").head(), nb.Note)
 
 
@@ -225,8 +225,8 @@ def test_damage_is_listed_and_rest_is_shown(tmp_path: Path) -> None:
     damaged = nb.open_log(damaged_replicas(tmp_path)["n1"])
     assert len(damaged) == 1023
     assert any("700" in each for each in damaged.damage)
-    assert "damage: " in repr(damaged)
-    assert "<li>" in damaged._repr_html_()
+    assert all(each in repr(damaged) for each in damaged.damage)
+    assert damaged._repr_html_().count("<li>") >= len(damaged.damage)
 
 
 def test_messages_are_appended_in_requests_of_500(group: Any) -> None:

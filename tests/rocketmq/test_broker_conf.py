@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,10 @@ def test_conf_of_golden_brokers_is_read(
     assert {"brokerName", "listenPort", "fileReservedTime"} <= set(conf.ignored)
     assert not {key for key in conf.ignored if "DLeger" in key or "dLeger" in key}
     ignored, flags = conf.remarks()
-    assert f"{tmp_path / 'broker.conf'}: ignored: autoCreateTopicEnable, brokerClusterName" in ignored
-    assert "--file-reserved-hours for fileReservedTime" in flags
+    assert {str(tmp_path / "broker.conf"), "autoCreateTopicEnable", "brokerClusterName"} <= set(
+        re.split(r"[:,;]? ", ignored)
+    )
+    assert {"--file-reserved-hours", "fileReservedTime"} <= set(re.split(r"[:,;]? ", flags))
 
 
 def conf_of(tmp_path: Path, text: str) -> Path:
@@ -102,7 +105,7 @@ def test_conf_defaults_and_remarks(tmp_path: Path) -> None:
     assert "enableDLegerCommitLog" in enabled
     assert str(Path.home() / "store") in root
     (off,) = read_broker_conf(conf_of(tmp_path, GOOD.replace("=true", "=false"))).notes
-    assert "enableDLegerCommitLog = false (line 5)" in off
+    assert ("enableDLegerCommitLog" in off, "line 5" in off) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_commitlog_in_several_directories_is_rejected(tmp_path: Path) -> None:
         path = tmp_path / f"path{number % 2}" / f"{number * 100:020d}"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(BODIES[0].ljust(100, b"\1"))
-    with pytest.raises(ConfigError, match="link the files of all into one"):
+    with pytest.raises(ConfigError):
         commit_log_files(tmp_path / "path0")
     (tmp_path / "all").mkdir()
     for path in tmp_path.glob("path?/*"):

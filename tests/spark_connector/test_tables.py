@@ -69,7 +69,7 @@ def test_tables_of_nodes(cluster: Any) -> None:
     producer, query = rows("producers", peers=cluster.peers)
     assert (producer["producer_id"], producer["kind"], producer["next_sequence"]) == ("p", "producer", 5)
     assert (query["producer_id"], query["kind"], query["next_sequence"], query["run_id"]) == ("q", "query", 1, "run")
-    with pytest.raises(OptionError, match=r"groupsPattern 'zz'.*a, b"):
+    with pytest.raises(OptionError, match="a, b"):
         rows("terms", peers=cluster.peers, groupsPattern="zz")
 
 
@@ -135,7 +135,7 @@ def test_tables_of_java_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("table", SCHEMAS)
 def test_table_of_directory_without_store_is_rejected(tmp_path: Path, table: str) -> None:
-    with pytest.raises(OptionError, match=rf"path '{tmp_path}'"):
+    with pytest.raises(OptionError, match=str(tmp_path)):
         rows(table, path=str(tmp_path))
 
 

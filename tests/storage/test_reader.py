@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.control import TransactionId
-from dledger_core.errors import BadRequestError, CorruptRecordError, IndexOutOfRangeError
+from dledger_core.errors import BadRequestError, CorruptRecordError
 from dledger_core.record import HEADER_BYTES, RECORD_SCHEMA, Fetch
 from dledger_core.storage import StoreReader, Visibility, open_store
 from dledger_core.storage.files.file_system import OsFiles
@@ -29,7 +29,6 @@ from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
 from dledger_core.storage.read.visibility import SKIPPED_MIN
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.archives import unpack
-from tests.support.growing_store import GrowingStore, everything
 from tests.support.logs import visible
 from tests.support.only_reading import only_reading
 
@@ -136,44 +135,6 @@ def check_entry_by_entry(store: JavaStore, name: str) -> None:
         reader.index_at_time(0)
 
 
-@pytest.mark.parametrize("name", SINGLE)
-@pytest.mark.parametrize("lost", ["index", "index files", "first index file", "index tail"])
-def test_java_store_is_read_without_its_index(copied: Copied, name: str, lost: str) -> None:
-    store = copied(name)
-    files = sorted((store.path / "index").iterdir())
-    if lost == "index":
-        shutil.rmtree(store.path / "index")
-    elif lost == "index tail":
-        files[-1].write_bytes(bytes(4096))
-    else:
-        for file in files[: 1 if lost == "first index file" else None]:
-            file.unlink()
-    reader = open_store(store.path)
-    lines, at = [], int(reader.first_index)
-    while at <= reader.last_index:
-        batch = reader.read(at, reader.last_index + 1, max_bytes=20_000)
-        lines += store.lines_of(batch)
-        at += batch.num_rows
-    assert lines == store.lines
-    assert {finding.kind for finding in reader.verify().findings} == {"INDEX_MISMATCH"}
-    expected = range(890, 900) if lost in ("index", "index files") else ()
-    assert reader.index_mismatches(reader.raw(890, 900)) == list(expected)
-
-
-@pytest.mark.parametrize("name", SINGLE)
-def test_java_store_with_its_first_files_deleted(copied: Copied, name: str) -> None:
-    store = copied(name)
-    for file in sorted((store.path / "data").iterdir())[:2]:
-        file.unlink()
-    expected = [line for line in store.lines if line["p"] >= 2 * 65536]
-    reader = open_store(store.path)
-    assert store.lines_of(reader.read(reader.first_index, 1 << 40, max_bytes=1 << 30)) == expected
-    assert reader.verify().findings == ()
-    with pytest.raises(IndexOutOfRangeError) as caught:
-        reader.read(0, 1)
-    assert caught.value.values == {"first_index": expected[0]["i"], "last_index": expected[-1]["i"]}
-
-
 def test_generation_b_store_may_start_with_a_blank(copied: Copied) -> None:
     store = copied(GENERATION_B)
     for directory, size in (("data", store.lines[40]["p"]), ("index", 40 * 32)):
@@ -183,15 +144,6 @@ def test_generation_b_store_may_start_with_a_blank(copied: Copied) -> None:
     assert reader.first_index == 40
     assert store.lines_of(reader.read(40, 1 << 40, max_bytes=1 << 30)) == store.lines[40:]
     assert reader.verify().findings == ()
-
-
-def test_empty_java_store_has_no_entries(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    reader = open_store(str(tmp_path))
-    assert (reader.first_index, reader.last_index, reader.commit_index) == (0, -1, None)
-    assert (reader.term_ranges(), reader.verify().findings) == ([], ())
-    with pytest.raises(IndexOutOfRangeError):
-        reader.read(0, 1)
 
 
 def test_remaining_checkpoint_copy_is_read(copied: Copied) -> None:
@@ -215,13 +167,11 @@ def test_torn_java_tail_ends_the_log(copied: Copied, name: str) -> None:
 
 @pytest.mark.parametrize("name", SINGLE)
 @pytest.mark.parametrize(
-    ("at", "byte", "found_by_read"),
-    [(100, 4, True), (500, 4, False), (880, 4, False), (300, 23, False)],
-    ids=["size", "size in the middle", "size in the tail", "term above the next"],
+    ("at", "byte"),
+    [(500, 4), (880, 4), (300, 23)],
+    ids=["size in the middle", "size in the tail", "term above the next"],
 )
-def test_damaged_header_is_reported_and_never_returned(
-    copied: Copied, name: str, at: int, byte: int, found_by_read: bool
-) -> None:
+def test_damaged_header_is_reported_wherever_it_is(copied: Copied, name: str, at: int, byte: int) -> None:
     store = copied(name)
     position = store.lines[at]["p"]
     file = store.flip(position + byte)
@@ -231,13 +181,6 @@ def test_damaged_header_is_reported_and_never_returned(
     assert found == [("CORRUPT", at, at + 1, position, file)]
     assert report.last_index == 899
     assert reader.read(0, at, max_bytes=1 << 30).num_rows == at
-    if not found_by_read:
-        return
-    assert (reader.last_index, reader.read(at + 1, at + 10).num_rows) == (899, 9)
-    for start, end in ((at, at + 1), (at - 50, at + 50)):
-        with pytest.raises(CorruptRecordError) as caught:
-            reader.read(start, end, max_bytes=1 << 30)
-        assert (caught.value.where, caught.value.values) == (file, {"index": at, "position": position})
 
 
 @pytest.mark.parametrize("name", THREE)
@@ -311,53 +254,11 @@ class CountingFiles(OsFiles):
         return Counting()
 
 
-@pytest.mark.parametrize("with_index", [True, False])
-@pytest.mark.parametrize("name", SINGLE)
-def test_refreshed_view_equals_a_new_one(golden: Path, tmp_path: Path, name: str, with_index: bool) -> None:
-    store = GrowingStore(source_of(golden, name), tmp_path / "dledger-n0", with_index=with_index)
-    total = len(store.rows)
-    view: StoreReader | None = None
-    for count in (1, 2, total // 3, total // 3, total // 2, total - 1, total, total // 2):  # at last a shorter log
-        store.hold(count)
-        view = open_store(store.path, since=view)
-        assert view.last_index + 1 - view.first_index == count
-        assert everything(view) == store.rows[:count]
-        assert view.term_ranges() == open_store(store.path).term_ranges()
-
-
 @pytest.mark.parametrize("name", SINGLE)
 def test_refreshed_view_reads_little_if_nothing_is_new(golden: Path, name: str) -> None:
     path, first, again = source_of(golden, name), CountingFiles(), CountingFiles()
     open_store(path, files=again, since=open_store(path, files=first))
     assert again.nbytes < first.nbytes / 2
-
-
-# --- search by time and position ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("with_index", [True, False])
-def test_index_at_time_returns_the_first_entry_at_or_after_it(tmp_path: Path, with_index: bool) -> None:
-    with StoreWriter(tmp_path) as store:
-        for _ in range(4):
-            store.append_numbers(3)
-    if not with_index:
-        for path in (store.path / "index").iterdir():
-            path.write_bytes(bytes(path.stat().st_size))
-    view = open_store(store.path)
-    times = [int(time.timestamp() * 1000) for time in view.read(0, 12)["timestamp"].to_pylist()]
-    assert [view.index_at_time(time) for time in times[::3]] == [0, 3, 6, 9]
-    assert [view.index_at_time(time + 1) for time in times[::3]] == [3, 6, 9, 12]
-    assert view.index_at_time(0) == 0
-
-
-def test_index_at_position_returns_the_entry_that_contains_it(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, segment_bytes=1 << 12) as store:
-        store.append([bytes(1000)] * 8)  # each segment ends with a BLANK
-    view = open_store(store.path)
-    positions = view.read(0, 8)["position"].to_pylist()
-    for offset, expected in ((0, range(8)), (1047, range(8)), (1048, range(1, 9))):
-        assert [view.index_at_position(position + offset) for position in positions] == list(expected)
-    assert view.index_at_position((1 << 12) - 1) == 3, "a BLANK belongs to no entry"
 
 
 # --- read_committed -------------------------------------------------------------------------------------------------
@@ -440,19 +341,6 @@ def test_hidden_names_reason_of_each_entry_that_fetch_leaves_out(tmp_path: Path)
     assert reasons == [*expected, "control", "aborted", "aborted", None, "control", *opened]
     assert [index for index, reason in enumerate(reasons) if reason is None] == shown(view)
     assert view.hidden(view.read(0, store.end).slice(0, 0)).to_pylist() == []
-
-
-def test_fetch_returns_its_start_where_the_view_ends(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path) as store:
-        store.append_numbers(5)
-        view = open_store(store.path)
-        store.append_numbers(5)
-        found = view.fetch(5, 10, max_bytes=1 << 20)
-        assert (found.next_index, found.batch.num_rows, found.visible_end, found.commit_index) == (5, 0, 5, 4)
-        again = open_store(store.path, since=view).fetch(5, 10, max_bytes=1)
-        assert (again.next_index, indexes(again)) == (6, [5])
-        with pytest.raises(IndexOutOfRangeError):
-            view.fetch(-1, 3, max_bytes=1)
 
 
 def test_refreshed_view_applies_only_new_control_entries(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_abort_orphans_all_parts_until_a_newer_run_writes(table: TransactionTabl
     parts = [attempt(table, 10)]
     abort(table, "")
     assert table.state(T0) == "aborted"
-    with pytest.raises(TransactionError, match="aborted"):
+    with pytest.raises(TransactionError):
         table.check_attempt(T0)
     late = attempt(table, 20)  # was in flight when the abort was appended
     with pytest.raises(TransactionError):
@@ -409,7 +409,7 @@ LATER = T0._replace(batch_id=100)
 
 def test_unknown_query_starts_at_micro_batch_0_only(table: TransactionTable) -> None:
     table.check_attempt(T0)
-    with pytest.raises(QueryUnknownError, match="firstBatchId=100"):
+    with pytest.raises(QueryUnknownError):
         table.check_attempt(LATER)
     with pytest.raises(QueryUnknownError):
         table.check_commit(LATER, [])
@@ -543,7 +543,7 @@ def test_part_that_could_not_be_committed_is_rejected_when_it_is_appended(table:
     for number in range(PARTS_MAX):
         table.check_attempt(T0)
         attempt(table, 10 * number)
-    with pytest.raises(TransactionError, match="appendMaxBytes"):
+    with pytest.raises(TransactionError):
         table.check_attempt(T0)
 
 

@@ -163,7 +163,7 @@ def test_trimmed_log_without_its_tables_is_corrupt(files: FaultyFiles, damage: s
         files.content(TABLES)[20] ^= 1
     else:
         files.replace(TABLES, old)
-    with pytest.raises(CorruptRecordError, match=damage) as caught:
+    with pytest.raises(CorruptRecordError) as caught:
         open_log(files)
     assert caught.value.where == str(TABLES)
     assert [finding.path for finding in open_store(STORE, files=files).verify().findings] == [str(TABLES)]

@@ -86,7 +86,7 @@ def is_probe(body: bytes) -> bool:
 
 
 async def read_entries(get: Get, start: int, end: int, *, max_bytes: int, in_flight: int) -> list[WireEntry]:
-    """Read entries from ``start`` on: at least one if there is any, about ``max_bytes`` of records.
+    """Read entries from ``start`` on: at least one if there is any, and at most ``max_bytes`` of records.
 
     Stops without an error at the end of the log. The largest entry so far limits the number of requests in flight.
 
@@ -114,8 +114,10 @@ async def read_entries(get: Get, start: int, end: int, *, max_bytes: int, in_fli
             if found and entry.term < found[-1].term:
                 values = {"index": entry.index, "term": entry.term, "before": found[-1].term}
                 raise ProtocolError("terms decrease: the log was rewritten during the read", "", "read again", values)
-            found.append(entry)
             size = HEADER_BYTES + len(entry.body)
+            if found and nbytes + size > max_bytes:  # Java does not say how large it is before it is read
+                return found
+            found.append(entry)
             nbytes, largest = nbytes + size, max(largest, size)
             if nbytes >= max_bytes:
                 return found

@@ -232,7 +232,7 @@ class LogDirectory:
             gap = None if before is None else _gap_between(before, file)
             if gap is not None and gap.end > span.classic[0] and gap.start < span.classic[1]:
                 yield self._note(gap)
-            if file.end > span.classic[0] and file.position < span.classic[1]:
+            if max(file.position, span.classic[0]) < min(file.end, span.classic[1]):
                 yield from self._classic(file, span.classic, records=records)
         if (gap := self.gap) is not None and span.classic[1] > gap.start and span.log[0] <= self.indexes[0]:
             yield self._note(gap)
