@@ -29,16 +29,14 @@ from tests.jobs.broker_store import write_broker_store, write_commitlog
 from tests.rocketmq.convert.stores import (
     converted,
     entries,
-    flip,
     manifest,
-    overwrite,
-    place_of,
     running_broker,
     snapshot,
     store_of,
     unpacked,
 )
 from tests.rocketmq.golden import THREE, extract
+from tests.support.damage import flip, overwrite, place_of
 from tests.support.logs import append, bodies_of
 from tests.support.only_reading import only_reading
 
@@ -218,7 +216,7 @@ def test_difference_of_index_and_data_is_noted(tmp_path: Path, three: Path) -> N
     assert any("the last 1 entries" in note for note in report.notes)
     index.write_bytes(content)
     path, offset = place_of(three, 266)
-    flip(path, offset + 23)  # its term
+    flip(path, offset + 23, 0x40)  # its term
     assert any("266" in note and "index" in note for note in converted(three, tmp_path / "new").notes)
 
 
