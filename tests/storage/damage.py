@@ -32,7 +32,7 @@ HEADS = [INTACT.positions.index(int(path.name)) for path in FILES]
 """The first entry of each file."""
 HEAD = HEADS[1]
 BLANK = INTACT.positions[HEAD - 1] + HEADER_BYTES + len(INTACT.entries[HEAD - 1][1])
-"""Where the first file has no more records."""
+"""The position after the last record of the first file."""
 
 Damage = Callable[[Sample], object]
 
@@ -216,5 +216,5 @@ CASES: dict[str, Case] = {
     "swapped": Case(of_every_log("swapped"), corrupt((HEADS[2], HEADS[4]))),
     "old_copy": Case(of_every_log("old_copy"), corrupt((57, HEADS[3]))),
 }
-"""Damage that a start refuses and ``verify`` finds. ``overwrite_blank`` is none: no record lies there, and only a
-repair looks at it."""
+"""Damage that a start refuses and ``verify`` finds. ``overwrite_blank`` is not in it: it changes no record, and only a
+repair checks it."""

@@ -117,7 +117,7 @@ def test_repair_restores_damage_byte_for_byte(store: Sample, case: str, count: i
     before = store.content(DATA, INDEX, META)
     with open_repair(store, write=False) as looking:
         found = looking.find()
-    assert bool(found) != case.endswith("too long"), "a length is restored before records are looked at"
+    assert bool(found) != case.endswith("too long"), "a length is restored first"
     assert all(0 <= one.start <= one.end <= LAST + 1 and one.path for one in found)
     assert store.content(DATA, INDEX, META) == before
     repair(store, count)
