@@ -18,7 +18,7 @@ import pytest
 from dledger_core import open_store
 from dledger_core.rocketmq import decode_messages
 from tests.cli import command
-from tests.contracts.stores import CONVERT
+from tests.contracts.small_file_stores import CONVERT
 from tests.jobs.auditing import audit
 from tests.rocketmq.convert.stores import unpacked
 from tests.rocketmq.golden import MIXED, REUSED, THREE, extract

@@ -15,7 +15,7 @@ from dledger_core.rocketmq import locate
 from jobs._audit.replicas import stored_logs
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerBatchReader
-from tests.contracts.stores import CONVERT, STORES
+from tests.contracts.small_file_stores import CONVERT, STORES
 from tests.jobs.auditing import audit_replicas
 from tests.support.damage import KINDS, DataFiles
 

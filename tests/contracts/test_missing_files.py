@@ -25,7 +25,7 @@ from dledger_core.storage.read import store_reader
 from jobs._audit.replicas import open_source, stored_logs
 from jobs._audit.source import Gap
 from tests.cli import command
-from tests.contracts.stores import CONVERT, WRITTEN
+from tests.contracts.small_file_stores import CONVERT, WRITTEN
 from tests.spark_connector.store_writer import StoreWriter
 
 FILE_BYTES = 1 << 11

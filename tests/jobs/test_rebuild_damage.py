@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.stores import STORES
+from tests.contracts.small_file_stores import STORES
 from tests.contracts.test_damage_table import UNKNOWABLE
 from tests.jobs.conftest import Rebuild
 from tests.support.damage import KINDS, DataFiles

@@ -1,4 +1,4 @@
-"""Each kind of stored log: what makes it, for the tables of damage and of missing files.
+"""Each kind of stored log, in files of a few KiB: what makes it, for the tables of damage and of missing files.
 
 A maker returns the directory to look at, and the one with its data files.
 """
