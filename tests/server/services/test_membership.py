@@ -238,7 +238,7 @@ REFUSED: dict[str, tuple[Ask, str]] = {
     "promote another node": (lambda service, _: service.promote(NodeId("n9"), who="x"), "unknown-member"),
     "promote a voter": (lambda service, node: service.promote(node, who="x"), "unknown-member"),
 }
-"""What a leader refuses by the node's name; the other reasons are those of the core, in ``tests/raft``."""
+"""Refusals by the name of a node; the other reasons are those of the core, in ``tests/raft``."""
 
 
 @pytest.mark.parametrize("asked", REFUSED)
