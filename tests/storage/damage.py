@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dledger_core.record import HEADER_BYTES, segment_name
 from tests.storage.sample import DATA, INDEX, Sample
-from tests.support.damage import KINDS, DataFiles
+from tests.support.damage import KINDS, DataFiles, remove
 from tests.support.logs import SMALL
 
 SEGMENT, SECTOR = 2048, 512
@@ -87,14 +87,12 @@ def resize(path: Path, size: int) -> Damage:
     return damage
 
 
-def remove(*paths: Path) -> Damage:
-    """Remove files, and directories with their files, durably."""
+def lose(*paths: Path) -> Damage:
+    """Lose files, and directories with their files."""
 
     def damage(store: Sample) -> None:
         store.files.directories.difference_update(paths)
-        for names in (store.files.names, store.files.durable_names):
-            for name in [name for name in names if name in paths or name.parent in paths]:
-                del names[name]
+        remove(store.files, *[name for name in store.files.names if name in paths or name.parent in paths])
 
     return damage
 
@@ -191,15 +189,15 @@ CASES: dict[str, Case] = {
     "a misdirected sector": Case(copy(_P[40], _P[20]), corrupt((18, 23))),
     "a misdirected sector of the same place in another file": Case(copy(SEGMENT + 600, 600), corrupt((6, 13))),
     "a complete file of another position": Case(copy(SEGMENT, 0, SEGMENT), corrupt(of_file(0))),
-    "first file missing": Case(remove(FILES[0]), corrupt(of_file(0))),
-    "all files missing": Case(remove(DATA), corrupt((0, LAST + 1)), (FILES[0], 0), is_repaired=False),
+    "first file missing": Case(lose(FILES[0]), corrupt(of_file(0))),
+    "all files missing": Case(lose(DATA), corrupt((0, LAST + 1)), (FILES[0], 0), is_repaired=False),
     "first file too short": Case(resize(FILES[0], 1000), corrupt((12, HEAD), (0, 0)), (FILES[0], 1000)),
     "a file too short": Case(resize(FILES[1], 700), corrupt((31, HEADS[2]), (HEAD, HEAD)), (FILES[1], SEGMENT + 700)),
     "last file empty": Case(resize(FILES[-1], 0), corrupt(of_file(-1))),
     "first file too long": Case(resize(FILES[0], 3000), corrupt((0, 0)), (FILES[0], SEGMENT)),
     "last file too long": Case(resize(FILES[-1], 3000), corrupt((HEADS[-1],) * 2), (FILES[-1], 5 * SEGMENT)),
     "two places, and all rows lost": Case(
-        both(zero(600), zero(5000), remove(*INTACT.content(INDEX))),
+        both(zero(600), zero(5000), lose(*INTACT.content(INDEX))),
         [
             ("INDEX_MISMATCH", 0, 6),
             *corrupt((6, 23)),

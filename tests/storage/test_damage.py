@@ -20,7 +20,7 @@ from dledger_core.record import HEADER, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.file_system import OsFile, OsFiles
-from tests.storage.damage import CASES, FILES, INTACT, LAST, Damage, flip, flip_row, put, remove, resize
+from tests.storage.damage import CASES, FILES, INTACT, LAST, Damage, flip, flip_row, lose, put, resize
 from tests.storage.sample import DATA, INDEX, META, Sample
 from tests.support.logs import SMALL, STORE, append, bodies_of, open_log, read_all
 
@@ -80,8 +80,8 @@ def test_verify_reports_a_torn_tail_as_a_warning(store: Sample) -> None:
         pytest.param(lambda _: None, set(), id="none"),
         pytest.param(flip_row(5, 6), {"INDEX_MISMATCH"}, id="row"),
         pytest.param(resize(ROWS, 100), {"INDEX_MISMATCH"}, id="short file"),
-        pytest.param(remove(ROWS), {"INDEX_MISMATCH"}, id="missing file"),
-        pytest.param(remove(INDEX), {"INDEX_MISMATCH"}, id="all missing"),
+        pytest.param(lose(ROWS), {"INDEX_MISMATCH"}, id="missing file"),
+        pytest.param(lose(INDEX), {"INDEX_MISMATCH"}, id="all missing"),
         pytest.param(put(META / "tables", b"\xff" * 40), set(), id="tables"),
     ],
 )
@@ -116,8 +116,8 @@ def test_read_batches_returns_a_complete_batch_without_one_of_its_rows(store: Sa
 @pytest.mark.parametrize(
     ("damage", "where", "kinds"),
     [
-        pytest.param(remove(IDENTITY), IDENTITY, ["CORRUPT"], id="identity missing"),
-        pytest.param(remove(META), IDENTITY, ["CORRUPT"], id="meta missing"),
+        pytest.param(lose(IDENTITY), IDENTITY, ["CORRUPT"], id="identity missing"),
+        pytest.param(lose(META), IDENTITY, ["CORRUPT"], id="meta missing"),
         pytest.param(put(DATA / "notes.txt", b""), DATA, ["FOREIGN_FILE"], id="unexpected file"),
     ],
 )
@@ -192,7 +192,7 @@ def test_identity_rejects_every_damaged_byte(store: Sample) -> None:
 )
 def test_start_rejects_an_unusable_hard_state(store: Sample, text: bytes | None) -> None:
     for path in copies(HARD_STATE):
-        (remove(path) if text is None else put(path, text))(store)
+        (lose(path) if text is None else put(path, text))(store)
     before = store.content()
     with pytest.raises(CorruptRecordError) as caught:
         store.open()

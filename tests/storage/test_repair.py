@@ -43,10 +43,10 @@ from tests.storage.damage import (
     SEGMENT,
     both,
     overwrite_blank,
-    remove,
     zero,
 )
 from tests.storage.sample import DATA, INDEX, META, Sample
+from tests.support.damage import remove, zero_from
 from tests.support.faulty_files import Crash, FaultyFile, FaultyFiles
 from tests.support.logs import STORE, append, read_all
 
@@ -98,15 +98,6 @@ def check_like_new(store: Sample) -> None:
     assert store.findings() == ()
 
 
-def zero_from(store: Sample, directory: Path, position: int) -> None:
-    """Zero a directory's files from an offset on, durably."""
-    for path, inode in store.files.names.items():
-        if path.parent == directory:
-            start = max(0, position - int(path.name))
-            inode.content[start:] = bytes(len(inode.content[start:]))
-            inode.durable[:] = inode.content
-
-
 REPAIRED = {name: case.damage for name, case in CASES.items() if case.is_repaired} | {"a blank": overwrite_blank}
 
 
@@ -152,7 +143,7 @@ def test_repair_restores_any_lost_bytes(data: st.DataObject) -> None:
         for at in range(start, min(start + length, end)):
             store.at(at)[0] = junk[(at - start) % len(junk)]
     if rows_lost:
-        remove(*store.content(INDEX))(store)
+        remove(store.files, *store.content(INDEX))
     repair(store, data.draw(st.sampled_from([1 << 20, 1, 3])))
     assert read_all(store.open()) == INTACT.entries
 
@@ -310,10 +301,10 @@ def test_repair_ignores_the_damaged_term_of_a_neighbor(store: Sample, neighbour:
 
 @pytest.mark.parametrize("lost", ["nothing", "rows", "last row"])
 def test_find_without_checkpoint_trusts_the_last_row(store: Sample, lost: str) -> None:
-    remove(*copies(META / "checkpoint"))(store)
+    remove(store.files, *copies(META / "checkpoint"))
     zero(INTACT.positions[20])(store)
     if lost == "rows":
-        remove(*store.content(INDEX))(store)
+        remove(store.files, *store.content(INDEX))
     elif lost == "last row":
         store.row(LAST)[23] ^= 1  # of its index
     config = dataclasses.replace(CONFIG, unsynced_bytes_max=1000)
@@ -366,8 +357,8 @@ def test_repair_reports_a_failed_write_at_any_step(store: Sample, ahead: int) ->
 
 def zero_records_and_rows(store: Sample) -> None:
     """A torn record with a torn row would look like a good one with a damaged row."""
-    zero_from(store, DATA, INTACT.positions[40])
-    zero_from(store, INDEX, 40 * 32)
+    zero_from(store.files, DATA, INTACT.positions[40])
+    zero_from(store.files, INDEX, 40 * 32)
 
 
 @pytest.mark.slow
@@ -490,7 +481,7 @@ def test_killed_repair_of_an_open_log_leaves_damage_and_no_torn_tail(store: Samp
     log = store.open()
     append(log, [b"after the checkpoint"] * 4, term=3)
     last, intact = log.last_index(), store.clone().open()
-    zero_from(store, DATA, INTACT.positions[LAST - 2])
+    zero_from(store.files, DATA, INTACT.positions[LAST - 2])
     damage = log.damage_near(LAST - 2)
     assert damage is not None
     assert (damage.start, damage.end) == (LAST - 2, last + 1)
@@ -613,7 +604,7 @@ def test_damage_before_complete_records_up_to_clean_end_is_no_lost_end(store: Sa
 
 def test_recovering_marker_needs_the_nodes_term(store: Sample) -> None:
     store.record(LAST)[0] ^= 0xFF
-    remove(*copies(META / "hard-state"))(store)
+    remove(store.files, *copies(META / "hard-state"))
     with open_repair(store) as repairing, pytest.raises(CorruptRecordError, match="hard-state"):
         repairing.set_floor_if_end_is_lost(repairing.find())
 
@@ -621,7 +612,7 @@ def test_recovering_marker_needs_the_nodes_term(store: Sample) -> None:
 @pytest.mark.parametrize("found", [NUMBER_MAX, NUMBER_MAX + 1, (1 << 63) - 1, None])
 def test_term_is_set_above_the_entries_and_without_a_vote(store: Sample, found: int | None) -> None:
     if found is None:
-        remove(*copies(META / "hard-state"))(store)
+        remove(store.files, *copies(META / "hard-state"))
     else:
         save_hard_state(store.files, LAYOUT, HardState(Term(found), NodeId("n1")))
     last_term = INTACT.clone().open().term_ranges()[-1].term
@@ -651,7 +642,7 @@ def test_repaired_replica_is_a_recovering_voter_after_its_quarantine(store: Samp
 def test_missing_last_files_make_a_recovering_voter(store: Sample) -> None:
     save_hard_state(store.files, LAYOUT, HardState(Term(5), None))
     last = max(store.content(DATA))
-    remove(last)(store)
+    remove(store.files, last)
     assert repair(store) == [(INTACT.positions.index(int(last.name)), LAST + 1)]
     assert load_floor(store.files, LAYOUT, Term(99)) == Floor(Term(5))
     log = store.open()

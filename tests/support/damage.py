@@ -16,6 +16,7 @@ from dledger_core import open_store
 from dledger_core.record import HEADER_BYTES
 from dledger_core.rocketmq.message.layout import MAGIC_V1
 from dledger_core.storage.files.file_system import Files, OsFiles
+from tests.support.faulty_files import FaultyFiles
 
 MESSAGE_BODY_AT = 88
 _MESSAGE = struct.pack(">i", MAGIC_V1)
@@ -30,6 +31,29 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
 
 def flip(path: Path, offset: int, bits: int = 1) -> None:
     overwrite(path, offset, bytes([path.read_bytes()[offset] ^ bits]))
+
+
+def remove(files: FaultyFiles, *paths: Path) -> None:
+    """Lose files of the simulated disk, durably."""
+    for names in (files.names, files.durable_names):
+        for path in paths:
+            names.pop(path, None)
+
+
+def flip_durably(files: FaultyFiles, *paths: Path, at: int = 20) -> None:
+    """Flip a bit of files of the simulated disk."""
+    for path in paths:
+        files.content(path)[at] ^= 1
+        files.names[path].sync()
+
+
+def zero_from(files: FaultyFiles, directory: Path, position: int) -> None:
+    """Zero the segments of a directory from an offset on, durably, as a disk that lost them."""
+    for path, inode in files.names.items():
+        if path.parent == directory:
+            start = max(0, position - int(path.name))
+            inode.content[start:] = bytes(len(inode.content[start:]))
+            inode.pending, inode.durable = [], bytearray(inode.content)
 
 
 def place_of(store: Path, index: int) -> tuple[Path, int]:
