@@ -43,8 +43,9 @@ def remove(files: FaultyFiles, *paths: Path) -> None:
 def flip_durably(files: FaultyFiles, *paths: Path, at: int = 20) -> None:
     """Flip a bit of files of the simulated disk."""
     for path in paths:
-        files.content(path)[at] ^= 1
-        files.names[path].sync()
+        inode = files.names[path]
+        inode.content[at] ^= 1
+        inode.durable[:] = inode.content
 
 
 def zero_from(files: FaultyFiles, directory: Path, position: int) -> None:
