@@ -14,10 +14,17 @@ from dledger_core.errors import BadRequestError, DLedgerError, MemberChangeRefus
 from tests.support.server_group import ServerGroup, eventually
 
 
+async def leader_of(group: ServerGroup, client: AsyncClient) -> str:
+    """Return the leader once it has committed an entry and all members have answered it."""
+    await client.append([b"a"])
+    leader = await group.leader()
+    await eventually(lambda: all(found.is_active for found in group.hosted(leader).membership.report().members))
+    return leader
+
+
 async def test_members_are_reported_and_wrong_changes_refused_over_the_wire(tmp_path: Path) -> None:
     async with ServerGroup(tmp_path, 3) as group, AsyncClient(format_peers(group.peers)) as client:
-        await client.append([b"a"])
-        leader = await group.leader()
+        leader = await leader_of(group, client)
         found = await client.members()
         assert found.voters == ("n0", "n1", "n2")
         assert not found.is_change_pending
@@ -41,10 +48,8 @@ async def test_members_are_reported_and_wrong_changes_refused_over_the_wire(tmp_
 
 async def test_removed_node_is_no_member_and_a_restart_keeps_that(tmp_path: Path) -> None:
     async with ServerGroup(tmp_path, 3) as group, AsyncClient(format_peers(group.peers)) as client:
-        await client.append([b"a"])
-        leader = await group.leader()
+        leader = await leader_of(group, client)
         follower = next(node for node in group.nodes if node != leader)
-        await eventually(lambda: all(found.is_active for found in group.hosted(leader).membership.report().members))
         found = await client.remove_member(follower)
         left = tuple(node for node in ("n0", "n1", "n2") if node != follower)
         assert found.voters == left
@@ -59,11 +64,9 @@ async def test_removed_node_is_no_member_and_a_restart_keeps_that(tmp_path: Path
 
 async def test_learner_that_lost_its_disk_is_replaced_by_command_that_status_names(tmp_path: Path) -> None:
     async with ServerGroup(tmp_path, 3) as group, AsyncClient(format_peers(group.peers)) as client:
-        await client.append([b"a"])
-        leader = await group.leader()
+        leader = await leader_of(group, client)
         lost = next(node for node in group.nodes if node != leader)
         address = next(peer.address for peer in group.peers if peer.node_id == lost)
-        await eventually(lambda: all(found.is_active for found in group.hosted(leader).membership.report().members))
         await client.remove_member(lost)
 
         async def wipe() -> None:
@@ -92,10 +95,8 @@ async def test_learner_that_lost_its_disk_is_replaced_by_command_that_status_nam
 
 async def test_leader_is_removed_by_one_command_and_removed_nodes_are_named(tmp_path: Path) -> None:
     async with ServerGroup(tmp_path, 3) as group, AsyncClient(format_peers(group.peers)) as client:
-        await client.append([b"a"])
-        leader = await group.leader()
+        leader = await leader_of(group, client)
         first, second = sorted({"n0", "n1", "n2"} - {leader})
-        await eventually(lambda: all(found.is_active for found in group.hosted(leader).membership.report().members))
         assert (await client.remove_member(leader)).voters == (first, second)
 
         await group.stop(leader)
