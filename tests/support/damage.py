@@ -29,7 +29,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-def flip(path: Path, offset: int, bits: int = 1) -> None:
+def flip(path: Path, offset: int, bits: int = 0x40) -> None:
     overwrite(path, offset, bytes([path.read_bytes()[offset] ^ bits]))
 
 
@@ -68,7 +68,7 @@ def place_of(store: Path, index: int) -> tuple[Path, int]:
 def flip_entry(store: Path, index: int, at: int = HEADER_BYTES + 2) -> None:
     """Flip a bit of a record, by default of its body."""
     path, offset = place_of(store, index)
-    flip(path, offset + at)
+    flip(path, offset + at, 1)
 
 
 def messages_in(content: bytes) -> list[int]:

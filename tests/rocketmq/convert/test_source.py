@@ -216,7 +216,7 @@ def test_difference_of_index_and_data_is_noted(tmp_path: Path, three: Path) -> N
     assert any("the last 1 entries" in note for note in report.notes)
     index.write_bytes(content)
     path, offset = place_of(three, 266)
-    flip(path, offset + 23, 0x40)  # its term
+    flip(path, offset + 23)  # its term
     assert any("266" in note and "index" in note for note in converted(three, tmp_path / "new").notes)
 
 
