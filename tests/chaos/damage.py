@@ -19,6 +19,7 @@ from dledger_core.record import HEADER_BYTES
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import load_log_meta
 from dledger_core.storage.files.meta_files import load_checkpoint
+from tests.support.damage import overwrite
 
 PAGE_BYTES: Final = 4096
 ENTRIES_MIN: Final = 50
@@ -46,9 +47,7 @@ class Damage:
         return self.durable_index >= ENTRIES_MIN
 
     def _write(self, path: Path, offset: int, data: bytes, what: str) -> str:
-        with path.open("r+b") as file:
-            file.seek(offset)
-            file.write(data)
+        overwrite(path, offset, data)
         return f"{what}: {path}, offset {offset}"
 
     def _flip(self, path: Path, offset: int, what: str) -> str:

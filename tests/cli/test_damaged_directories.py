@@ -15,6 +15,7 @@ from dledger_core.storage import CommitLog
 from tests.cli.command import ErrorLine, last_error, run
 from tests.rocketmq.convert.stores import PEERS, snapshot, store_of, unpacked
 from tests.rocketmq.golden import MIXED, extract
+from tests.support.damage import flip
 from tests.support.only_reading import only_reading
 
 WORDS = (b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0" * 4, b"\x80\0\0\0", b"\xda\xa3\x20\xa7")
@@ -127,9 +128,7 @@ def test_verify_checks_every_log_of_a_directory(tmp_path: Path) -> None:
     stores = json.loads(run("verify", broker, "--format", "json").stdout)
     assert [Path(each["store"]).name for each in stores] == ["commitlog", "dledger-n0"]
     file = min((broker / "commitlog").iterdir())
-    content = bytearray(file.read_bytes())
-    content[90] ^= 1
-    file.write_bytes(content)
+    flip(file, 90)
     stores = json.loads(run("verify", broker, "--format", "json", code=1).stdout)
     assert [(f["kind"], f["position"]) for f in stores[0]["findings"]] == [("CORRUPT", 0)]
     assert stores[1]["findings"] == []

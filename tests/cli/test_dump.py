@@ -26,9 +26,10 @@ from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import load_checkpoint, save_checkpoint
 from tests.cli import command
 from tests.cli.command import error_of, last_error
-from tests.rocketmq.convert.stores import flip, place_of, snapshot, store_of, unpacked
+from tests.rocketmq.convert.stores import snapshot, store_of, unpacked
 from tests.rocketmq.golden import MIXED, THREE, units
 from tests.spark_connector.store_writer import StoreWriter
+from tests.support.damage import flip, place_of
 from tests.support.logs import SMALL, append, visible
 
 

@@ -19,9 +19,10 @@ from dledger_core.storage import CommitLog
 from tests.cli.command import error_of, result_of, rows_of, run
 from tests.jobs.broker_store import messages as store_messages
 from tests.jobs.broker_store import write_commitlog
-from tests.rocketmq.convert.stores import flip, place_of, store_of, unpacked
+from tests.rocketmq.convert.stores import store_of, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract, messages
 from tests.spark_connector.store_writer import StoreWriter
+from tests.support.damage import flip, place_of
 from tests.support.logs import append
 
 

@@ -11,9 +11,10 @@ from dledger_core import LocalCluster
 from dledger_core.rocketmq.inspection import SAMPLE_ENTRIES
 from dledger_core.storage import CommitLog
 from tests.cli.command import error_of, result_of, rows_of, run
-from tests.rocketmq.convert.stores import flip, overwrite, place_of, snapshot, unpacked
+from tests.rocketmq.convert.stores import snapshot, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract, messages
 from tests.spark_connector.store_writer import StoreWriter
+from tests.support.damage import flip, overwrite, place_of
 from tests.support.logs import append
 
 

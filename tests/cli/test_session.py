@@ -19,6 +19,7 @@ from dledger_core import Client
 from dledger_core.cluster import LocalCluster
 from dledger_core.control import TransactionId
 from tests.cli.command import DLEDGER, ErrorLine, error_of, result_of, rows_of, run
+from tests.support.damage import flip
 from tests.support.soon import soon
 
 pytestmark = pytest.mark.integration
@@ -260,9 +261,7 @@ def test_verify_finds_flipped_bit(cluster: LocalCluster, tmp_path: Path) -> None
     store = tmp_path / "dledger-copy"
     shutil.copytree(cluster.store_path(cluster.leader()), store)
     segment = min((store / "data").iterdir())
-    content = bytearray(segment.read_bytes())
-    content[content.index(b"hello")] ^= 1
-    segment.write_bytes(content)
+    flip(segment, segment.read_bytes().index(b"hello"))
     (report,) = result_of("verify", store, code=1)
     assert {"CORRUPT"} <= {finding["kind"] for finding in report["findings"]}
     assert run("verify", store, code=1).stdout.split().count("CORRUPT") == 1

@@ -19,8 +19,8 @@ from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
 from tests.cli.command import run
 from tests.cli.test_dump import own_log
-from tests.rocketmq.convert.stores import flip, place_of
 from tests.rocketmq.golden import MIXED, THREE
+from tests.support.damage import flip, place_of
 from tests.support.logs import append, found_store
 from tests.support.snapshots import check_snapshot
 

@@ -18,13 +18,14 @@ import pytest
 from dledger_core import open_store
 from dledger_core.rocketmq import decode_messages
 from tests.cli import command
+from tests.contracts.small_file_stores import CONVERT
 from tests.jobs.auditing import audit
-from tests.rocketmq.convert.stores import flip, overwrite, place_of, unpacked
+from tests.rocketmq.convert.stores import unpacked
 from tests.rocketmq.golden import MIXED, REUSED, THREE, extract
+from tests.support.damage import flip, overwrite, place_of
 
 STORES = {"three": (THREE, "n0"), "reused": (REUSED, "n0"), "mixed": (MIXED, "n0")}
 _SYS_FLAG_AT = 36
-CONVERT = ("--group", "g", "--self-id", "n0", "--peers", "n0-127.0.0.1:1", "--dry-run")
 
 
 @dataclass(frozen=True)

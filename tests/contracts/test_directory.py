@@ -19,7 +19,7 @@ from dledger_core.rocketmq.store.directory import (
 )
 from tests.contracts import stores
 from tests.contracts.stores import Made, Stored, copy_of, sha256
-from tests.rocketmq.convert.stores import flip
+from tests.support.damage import flip
 from tests.support.only_reading import only_reading
 
 END = 1 << 62

@@ -30,10 +30,13 @@ NEEDED = (*DOWN, *TABLE, "--checkpoint", "checkpoint")
 STORE = (*TABLE, "--store", "s")
 STORES = (*TABLE, "--replica", "a=/x", "--replica", "b=/y")
 OUTPUTS: dict[str, tuple[str, ...]] = {INGEST: (*TABLE, "--checkpoint", "checkpoint"), REBUILD: TABLE, AUDIT: TABLE}
-SOURCE_FILE, SOURCE_DIRECTORY = __file__, str(Path(__file__).parent)
+UNUSABLE = ("file", "file/t", "file/a/b", "photos", "/proc/dledger")
+"""Directories that a job cannot write to, or that have files of another program; ``work`` makes the first ones."""
+SAME = (("x", "x/"), ("x", "./y/../x"), ("x", "x/c"), ("x/t", "x"), ("x", "link"), ("x", "link/c"))
+"""Two names of one directory, or of one inside the other."""
 
 BAD_INPUT: list[tuple[str, tuple[str, ...], list[str]]] = [
-    ("demo", ("--keep", SOURCE_DIRECTORY), [SOURCE_DIRECTORY]),
+    ("demo", ("--keep", "photos"), ["photos"]),
     ("demo", ("--events", "5"), ["--events"]),
     (INGEST, (), ["--table"]),
     (INGEST, (*NEEDED, "--trigger", "now"), ["--trigger"]),
@@ -41,11 +44,14 @@ BAD_INPUT: list[tuple[str, tuple[str, ...], list[str]]] = [
     (INGEST, (*NEEDED, "--groups", ","), ["--groups"]),
     (INGEST, (*NEEDED, "--starting-offsets", "newest"), ["startingOffsets"]),
     (INGEST, (*NEEDED, "--starting-offsets", "@absent"), ["absent"]),
-    (INGEST, (*NEEDED, "--checkpoint", "table"), ["--table", "--checkpoint"]),
-    (INGEST, (*NEEDED, "--checkpoint", "table/c"), ["--table", "--checkpoint"]),
-    (INGEST, (*NEEDED, "--table", "/proc/table"), ["--table", "/proc/table"]),
-    (INGEST, (*NEEDED, "--checkpoint", f"{SOURCE_FILE}/c"), ["--checkpoint"]),
-    (INGEST, (*NEEDED, "--checkpoint", SOURCE_DIRECTORY), ["--checkpoint"]),
+    *((INGEST, (*NEEDED, "--table", path), ["--table", path.split("/")[0]]) for path in UNUSABLE),
+    *((INGEST, (*NEEDED, "--checkpoint", path), ["--checkpoint", path.split("/")[0]]) for path in UNUSABLE),
+    (INGEST, (*NEEDED, "--table", "spark"), ["--table"]),
+    (INGEST, (*NEEDED, "--checkpoint", "delta"), ["--checkpoint"]),
+    *((INGEST, (*NEEDED, "--table", one, "--checkpoint", other), ["--table", "--checkpoint"]) for one, other in SAME),
+    *((INGEST, (*NEEDED, "--table", one, "--checkpoint", other), ["--table", "--checkpoint"]) for other, one in SAME),
+    (INGEST, (*NEEDED, "--table", "s3a://b/x", "--checkpoint", "s3a://b/x/"), ["--table", "--checkpoint"]),
+    (INGEST, (*NEEDED, "--table", "s3a://b/x", "--checkpoint", "s3a://b/x/c"), ["--table", "--checkpoint"]),
     (INGEST, (*NEEDED, "--retry-for", "0"), ["--retry-for"]),
     (INGEST, (*NEEDED, "--max-bytes-per-trigger", "0"), ["--max-bytes-per-trigger"]),
     (INGEST, (*NEEDED, "--lag-json", "absent/lag.jsonl"), ["--lag-json"]),
@@ -59,6 +65,7 @@ BAD_INPUT: list[tuple[str, tuple[str, ...], list[str]]] = [
     (REBUILD, (*STORE, "--groups", "a"), ["--groups"]),
     (REBUILD, (*TABLE, "--store", "/nowhere"), ["/nowhere"]),
     (REBUILD, (*STORE, "--unknown", "s"), ["--unknown"]),
+    (REBUILD, (*STORE, "--report", "report.html"), ["--report", "--compare"]),
     (REBUILD, (*STORE, "--broker-end-index", "3"), ["--broker-end-index"]),
     (REBUILD, (*TABLE, *DOWN, "--groups", "a,b", "--broker-end-index", "3"), ["--broker-end-index"]),
     (REBUILD, (*TABLE, *DOWN, "--trigger", "1s"), ["--trigger", "--checkpoint"]),
@@ -70,19 +77,17 @@ BAD_INPUT: list[tuple[str, tuple[str, ...], list[str]]] = [
     (REBUILD, (*STORE, "--files", "table"), ["--table", "--files"]),
     (REBUILD, (*STORE, "--files", "s"), ["--files", "--store"]),
     (REBUILD, ("--table", "q/t", "--store", "s", "--compare", "q"), ["--table", "--compare"]),
-    (REBUILD, ("--table", SOURCE_DIRECTORY, "--store", "s"), ["--table", SOURCE_DIRECTORY]),
     (REBUILD, (*TABLE, *DOWN, "--commitlog", "c"), ["--commitlog"]),
-    (REBUILD, (*STORE, "--files", SOURCE_FILE), ["--files"]),
+    (REBUILD, (*STORE, "--files", "file"), ["--files"]),
     (REBUILD, (*STORE, "--files", "/proc"), ["--files"]),
     (REBUILD, (*STORE, "--compare", "/nowhere"), ["--compare", "/nowhere"]),
     (REBUILD, (*TABLE, "--commitlog", "/nowhere"), ["/nowhere"]),
-    (REBUILD, (*TABLE, "--commitlog", SOURCE_DIRECTORY), [SOURCE_DIRECTORY]),
+    (REBUILD, (*TABLE, "--commitlog", "photos"), ["photos"]),
     (REBUILD, (*TABLE, "--commitlog", "s", "--checkpoint", "c"), ["CommitLog"]),
     (REBUILD, (*STORE, "--checkpoint", "c", "--trigger", "9s"), ["--trigger"]),
     (REBUILD, (*TABLE, *DOWN, "--checkpoint", "c", "--trigger", "soon"), ["--trigger", "'soon'"]),
     (REBUILD, (*TABLE, *DOWN, "--groups", "a,b", "--files", "f"), ["--files"]),
-    (REBUILD, ("--table", SOURCE_FILE, "--store", "s"), ["--table"]),
-    (REBUILD, ("--table", "/proc/t", "--store", "s"), ["--table"]),
+    (REBUILD, ("--table", "file", "--store", "s"), ["--table"]),
     (AUDIT, DOWN, ["--table"]),
     (AUDIT, (*STORES, *DOWN), ["--peers", "--replica"]),
     (AUDIT, (*TABLE, "--peers", "nonsense"), ["nonsense"]),
@@ -96,15 +101,31 @@ BAD_INPUT: list[tuple[str, tuple[str, ...], list[str]]] = [
     (AUDIT, (*TABLE, *DOWN, "--against", DOWN[1]), ["--against"]),
     (AUDIT, (*TABLE, *DOWN, "--skip-proven", "soon"), ["'soon'"]),
     (AUDIT, (*TABLE, *DOWN, "--skip-proven", "7d", "--dry-run"), ["--skip-proven"]),
-    (AUDIT, (*TABLE, *DOWN, "--resume", "x"), ["--resume"]),
+    (AUDIT, (*TABLE, *DOWN, "--resume", "../x"), ["--resume"]),
+    (AUDIT, (*TABLE, *DOWN, "--skip-proven", "-1d"), ["--skip-proven"]),
+    (AUDIT, (*TABLE, *DOWN, "--reread-share", "101"), ["--reread-share"]),
     (AUDIT, (*TABLE, *DOWN, "--max-bytes-per-second", "0"), ["--max-bytes-per-second"]),
-    (AUDIT, (*TABLE, *DOWN, "--report", "/nowhere/x.html"), ["--report", "/nowhere/x.html"]),
-    (AUDIT, (*TABLE, *DOWN, "--report", "/proc/x.html"), ["--report", "/proc/x.html"]),
-    (AUDIT, (*DOWN, "--table", SOURCE_FILE), ["--table"]),
-    (AUDIT, (*DOWN, "--table", "/proc/t"), ["--table"]),
+    *(
+        (AUDIT, (*TABLE, *DOWN, "--report", path), ["--report", path])
+        for path in ("/nowhere/x.html", "/proc/x.html", "photos", "file/x.html")
+    ),
+    *((AUDIT, (*DOWN, "--table", path), ["--table", path.split("/")[0]]) for path in UNUSABLE),
     (AUDIT, ("--replica", "a=/x", "--replica", "b=y", "--table", "y/t"), ["--table", "--replica b"]),
     (AUDIT, ("--replica", "a=x", "--replica", "b=y", "--table", "x"), ["--table", "--replica a"]),
 ]
+
+
+NEW = ("new", "new/below/it", "empty", "s3a://bucket/x", "hdfs://name/x")
+GOOD_INPUT: list[tuple[str, tuple[str, ...]]] = [
+    *((job, arguments) for job, arguments in OUTPUTS.items()),
+    *((REBUILD, ("--table", path)) for path in (*NEW, "delta")),
+    *((REBUILD, (*TABLE, "--checkpoint", path)) for path in (*NEW, "spark", "stream")),
+    *((AUDIT, ("--table", path)) for path in (*NEW, "audit")),
+    *((AUDIT, (*TABLE, "--report", path)) for path in ("file", "new.html")),
+    (REBUILD, ("--table", "x", "--checkpoint", "x.checkpoint")),
+    (REBUILD, ("--table", "s3a://b/x", "--checkpoint", "b/x")),
+]
+"""Paths that a job may write to: it ends at nodes that do not answer, and has not made anything."""
 
 
 @pytest.fixture
@@ -115,26 +136,43 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
+@pytest.fixture
+def used(work: Path) -> Path:
+    """The same with a file, a link, the photos of another program, and outputs of earlier runs."""
+    others = ("empty", "photos/holidays", "delta/_delta_log")
+    for path in (*others, "spark/metadata", "stream/offsets", "audit/audit_runs"):
+        (work / path).mkdir(parents=True)
+    (work / "file").write_text("kept")
+    (work / "link").symlink_to("x")
+    return work
+
+
+def content(directory: Path) -> dict[Path, str]:
+    return {path: path.read_text() if path.is_file() else "" for path in directory.rglob("*")}
+
+
 @pytest.mark.parametrize(("job", "arguments", "names"), BAD_INPUT)
 def test_bad_input_is_named_in_one_line_and_writes_nothing(
-    job: str, arguments: tuple[str, ...], names: list[str], work: Path, capsys: pytest.CaptureFixture[str]
+    job: str, arguments: tuple[str, ...], names: list[str], used: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = content(used)
     code, summary, err = run_in_process(COMMANDS[job], capsys, *arguments)
     assert (code, summary["status"]) == (3, "error")
     [line] = err.splitlines()
     assert line.startswith("error: ")
     assert [name for name in names if name not in line] == []
-    assert not list(work.iterdir())
+    assert content(used) == before
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("job", OUTPUTS)
+@pytest.mark.parametrize(("job", "arguments"), GOOD_INPUT)
 def test_unreachable_nodes_are_reported_before_jvm_starts(
-    job: str, work: Path, capsys: pytest.CaptureFixture[str]
+    job: str, arguments: tuple[str, ...], used: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, summary, _ = run_in_process(COMMANDS[job], capsys, *DOWN, *OUTPUTS[job])
+    before = content(used)
+    code, summary, _ = run_in_process(COMMANDS[job], capsys, *DOWN, *arguments)
     assert (code, summary["error"]) == (2, "UNREACHABLE")
-    assert not list(work.iterdir())
+    assert content(used) == before
 
 
 MISSING = "raise ModuleNotFoundError(\"No module named '{0}'\", name='{0}')"

@@ -25,39 +25,10 @@ from dledger_core.storage.read import store_reader
 from jobs._audit.replicas import open_source, stored_logs
 from jobs._audit.source import Gap
 from tests.cli import command
-from tests.contracts.test_damage_table import TARGET, bodies
-from tests.contracts.test_damage_table import classic as classic_files
-from tests.jobs.broker_store import write_broker_store
+from tests.contracts.small_file_stores import CONVERT, WRITTEN
 from tests.spark_connector.store_writer import StoreWriter
 
 FILE_BYTES = 1 << 11
-
-
-def native(directory: Path) -> tuple[Path, Path]:
-    with StoreWriter(directory, segment_bytes=FILE_BYTES) as store:
-        for start in range(0, 100, 5):
-            store.append(bodies()[start : start + 5])
-    return store.path, store.path / "data"
-
-
-def generation_a(directory: Path) -> tuple[Path, Path]:
-    path = directory / "g" / "dledger-n0"
-    write_broker_store(path, bodies(), committed=99, data_bytes=FILE_BYTES)
-    return path, path / "data"
-
-
-def generation_b(directory: Path) -> tuple[Path, Path]:
-    path = directory / "g" / "dledger-n0"
-    write_broker_store(path, bodies(), data_bytes=FILE_BYTES)
-    return path, path / "data"
-
-
-def classic(directory: Path) -> tuple[Path, Path]:
-    directory.mkdir(exist_ok=True)
-    return classic_files(directory, FILE_BYTES)
-
-
-STORES = {make.__name__: make for make in (native, generation_a, generation_b, classic)}
 
 
 Without = tuple["Store", "Store", list[Path]]
@@ -84,16 +55,16 @@ class Store:
 
 
 def made(kind: str, directory: Path) -> Store:
-    path, data = STORES[kind](directory)
+    path, data = WRITTEN[kind](directory, FILE_BYTES)
     return Store(path, data, command.rows_of("dump", path))
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=WRITTEN)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return made(request.param, tmp_path / "store")
 
 
-@pytest.fixture(scope="module", params=[(kind, at) for kind in STORES for at in ("middle", "end")], ids=" ".join)
+@pytest.fixture(scope="module", params=[(kind, at) for kind in WRITTEN for at in ("middle", "end")], ids=" ".join)
 def without(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Without:
     """A store without two files in its middle, or without the last file but one; and these files."""
     kind, at = request.param
@@ -184,13 +155,13 @@ def test_missing_first_file_of_a_native_store_is_named(tmp_path: Path) -> None:
     assert [(each["start"], each["end"]) for each in report["findings"]] == [(0, rest[0]["index"])]
     command.run("dump", store.path, "--from", rest[0]["index"] + 1)
     command.run("export", store.path, tmp_path / "out", code=4)
-    assert command.run("convert", store.path, tmp_path / "copy", *TARGET, code=None).exit_code in (3, 4)
+    assert command.run("convert", store.path, tmp_path / "copy", *CONVERT, code=None).exit_code in (3, 4)
 
 
 def test_convert_refuses_missing_files_and_names_them(without: Without, tmp_path: Path) -> None:
     store, missing, lost = without
     for more in ((), ("--cut-tail",)):
-        result = command.run("convert", store.path, tmp_path / "copy", *TARGET, *more, code=None)
+        result = command.run("convert", store.path, tmp_path / "copy", *CONVERT, *more, code=None)
         assert result.exit_code in (3, 4)
         assert str(int(lost[0].name)) in result.stderr
         if missing.rows[0]["index"] is not None:
@@ -243,7 +214,7 @@ def test_rest_is_read_if_retention_deletes_files_meanwhile(store: Store, when: s
     assert bool(found) or (when == "between" and by == "index"), "a file that was open before is still read"
 
 
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("kind", WRITTEN)
 def test_audit_calls_files_deleted_meanwhile_no_damage(tmp_path: Path, kind: str) -> None:
     stores = {name: made(kind, tmp_path / name) for name in ("one", "two")}
     replicas = stored_logs({name: store.path for name, store in stores.items()})

@@ -18,7 +18,7 @@ from dledger_core.record import MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA
 from dledger_core.storage import StoreReader, open_store
 from tests.contracts import stores
 from tests.contracts.stores import Made, Stored, copy_of, sha256
-from tests.rocketmq.convert.stores import flip, place_of
+from tests.support.damage import flip, place_of
 from tests.support.growing_store import everything
 from tests.support.logs import rows_of
 from tests.support.only_reading import only_reading

@@ -19,8 +19,8 @@ from jobs._audit.replicas import store_replicas, stored_logs
 from jobs._audit.report import alignment, alignment_note
 from jobs.audit_replicas import command
 from tests.jobs.auditing import audit, brief
-from tests.rocketmq.convert.stores import overwrite
 from tests.rocketmq.golden import MIXED, extract, messages
+from tests.support.damage import flip, overwrite
 from tests.support.run_job import run_in_process
 
 Folders = dict[str, Path]
@@ -48,11 +48,6 @@ def logs(three: Folders) -> Folders:
 def file_at(folder: Path, position: int) -> tuple[Path, int]:
     """Return the file and the offset of a position."""
     return folder / f"{position // FILE_BYTES * FILE_BYTES:020}", position % FILE_BYTES
-
-
-def flip(folder: Path, position: int) -> None:
-    file, offset = file_at(folder, position)
-    overwrite(file, offset, bytes([file.read_bytes()[offset] ^ 0x20]))
 
 
 def wipe_from(folder: Path, position: int) -> None:
@@ -94,7 +89,7 @@ def test_equal_logs_are_aligned(logs: Folders, change: Callable[[Folders], None]
 @pytest.mark.parametrize("number", [0, 40, -1])
 def test_flipped_byte_of_body_is_damage_on_that_replica(logs: Folders, number: int) -> None:
     position, size = MESSAGES[number]
-    flip(logs["slave"], body_of(logs["slave"], number))
+    flip(*file_at(logs["slave"], body_of(logs["slave"], number)))
     (found,) = audit(logs)
     assert (found.kind.value, found.replica) == ("CORRUPT", "slave")
     assert found.start * BLOCK_BYTES <= position
@@ -108,7 +103,7 @@ def test_flipped_byte_of_body_is_damage_on_that_replica(logs: Folders, number: i
 
 def test_flipped_byte_that_no_crc_covers_shows_by_comparison(logs: Folders, three: Folders) -> None:
     position = MESSAGES[30][0]
-    flip(logs["slave"], position + 20)  # of the queue offset
+    flip(*file_at(logs["slave"], position + 20))  # of the queue offset
     (found,) = audit(logs)
     assert (found.kind.value, found.replica) == ("DIVERGED_COMMITTED", "master,slave")
     (found,) = audit(three)
@@ -121,7 +116,7 @@ def test_flipped_byte_that_no_crc_covers_shows_by_comparison(logs: Folders, thre
 
 
 def test_message_with_other_position_is_damage(three: Folders) -> None:
-    flip(three["slave"], MESSAGES[50][0] + 28 + 6)  # of its own position
+    flip(*file_at(three["slave"], MESSAGES[50][0] + 28 + 6))  # of its own position
     (found,) = audit(three)
     assert (found.kind.value, found.replica) == ("CORRUPT", "slave")
 
@@ -130,7 +125,7 @@ def test_entries_after_destroyed_header_are_compared(three: Folders) -> None:
     position, later = MESSAGES[20][0], body_of(three["master"], 60)
     assert later // FILE_BYTES == position // FILE_BYTES
     overwrite(*file_at(three["slave"], position), bytes(8))
-    flip(three["slave"], later)
+    flip(*file_at(three["slave"], later))
     found = audit(three)
     assert {start for _, _, start, _ in brief(found)} == {position // BLOCK_BYTES, later // BLOCK_BYTES}
     assert {finding.replica for finding in found} == {"slave"}
@@ -162,7 +157,7 @@ def test_replica_without_oldest_file_is_compared_after_it(logs: Folders) -> None
 
 def test_message_damaged_on_all_replicas_is_found(logs: Folders) -> None:
     for folder in logs.values():
-        flip(folder, body_of(folder, 10))
+        flip(*file_at(folder, body_of(folder, 10)))
     assert {(f.kind.value, f.replica) for f in audit(logs)} == {("CORRUPT", "master"), ("CORRUPT", "slave")}
 
 
@@ -217,7 +212,7 @@ def test_job_on_brokers_folders(spark: Any, root: Path, tmp_path: Path, capsys: 
     [classic] = [group for group in summary["groups"] if group["group"] == "commitlog"]
     assert classic["alignment"]["aligned"] is True
     assert {part["percent"] for part in classic["coverage"].values()} == {100.0}
-    flip(tmp_path / "copy" / "commitlog", body_of(root / "commitlog", 5))
+    flip(*file_at(tmp_path / "copy" / "commitlog", body_of(root / "commitlog", 5)))
     code, summary, _ = run_in_process(command, capsys, *arguments)
     assert (code, summary["verdict"]) == (1, "INCONSISTENT")
     assert [(f["class"], f["replica"], f["group"]) for f in summary["findings"]] == [("CORRUPT", "n1", "commitlog")]

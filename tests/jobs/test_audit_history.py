@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from dledger_core import ConfigError
 from jobs._audit.model import RANGES, AuditedReplica, Options
@@ -225,14 +224,6 @@ def test_no_more_than_rate_is_read(reads: list[tuple[int, float]], rate: int) ->
             assert total <= rate * (until - since + 1) * (1 + 1e-9) + 1e-6
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"resume": "../x"}, {"mode": "thorough"}, {"max_bytes_per_second": 0}, {"reread_share": 101}, {"skip_proven": -1}],
-)
-def test_options_are_checked(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        Options(**wrong)
-    assert (
-        Options(resume="0" * 32, skip_proven=7 * DAY).shown()["skip proven"]
-        == "7 days, 0:00:00, all in turn read again"
-    )
+def test_options_are_shown_in_words() -> None:
+    shown = Options(resume="0" * 32, skip_proven=7 * DAY).shown()
+    assert shown["skip proven"] == "7 days, 0:00:00, all in turn read again"

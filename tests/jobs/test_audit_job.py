@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dledger_core import Client, LocalCluster, open_store
+from dledger_core import Client, LocalCluster
 from jobs._audit import pipeline
 from jobs._audit.compare import compare_entries
 from jobs._audit.digests import compare_digests
@@ -20,8 +20,8 @@ from jobs._audit.plan import ReadTask, sections
 from jobs._audit.replicas import store_replicas
 from jobs.audit_replicas import command
 from tests.jobs.auditing import NOW, SPAN, digest_row, digest_table, digests
-from tests.rocketmq.convert.stores import overwrite
 from tests.spark_connector.store_writer import StoreWriter
+from tests.support.damage import flip_entry, overwrite
 from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
@@ -46,14 +46,6 @@ def fill(cluster: LocalCluster, group: str, count: int = 5000) -> None:
             bodies = [b"entry %06d " % i + b"." * (i % 50) for i in range(start, start + 1000)]
             last = client.append(bodies).last_index
         soon(lambda: [node.commit_index >= last for node in client.metadata().nodes] == [True] * 3)
-
-
-def flip_body_byte(store: Path, index: int) -> None:
-    with open_store(store) as reader:
-        position = reader.read(index, index + 1).column("position")[0].as_py()
-    file = max(path for path in (store / "data").iterdir() if int(path.name) <= position)
-    offset = position - int(file.name) + 48 + 2
-    overwrite(file, offset, bytes([file.read_bytes()[offset] ^ 1]))
 
 
 @pytest.mark.spark
@@ -88,7 +80,7 @@ def test_flipped_byte_is_named_on_live_nodes_and_stores(
     del spark
     fill(cluster, "flipped")
     victim = next(node for node in cluster.node_ids if node != cluster.leader("flipped"))
-    flip_body_byte(cluster.store_path(victim, "flipped"), 2345)  # under a running node, as a disk would do it
+    flip_entry(cluster.store_path(victim, "flipped"), 2345)  # under a running node, as a disk would do it
     stores = {node: tmp_path / node for node in cluster.node_ids}
     code, summary, err = run(
         capsys, "--peers", cluster.peers, "--groups", "flipped", "--table", str(tmp_path / "audit")
@@ -121,7 +113,7 @@ def test_proven_ranges_are_read_again_in_turn(spark: Any, capsys: pytest.Capture
 
     # As if the first run had been killed: half of a's digests are there.
     DeltaTable.forPath(spark, str(table / "audit_ranges")).delete("replica = 'b' OR start > 0")
-    flip_body_byte(writer.path, 5)  # not seen: this range of a is not read again
+    flip_entry(writer.path, 5)  # not seen: this range of a is not read again
     code, second, err = run(capsys, *stores, "--resume", first["run_id"])
     assert (code, second["coverage_percent"], second["resumed"]) == (0, 100.0, first["run_id"]), err
     kinds = [(p["replica"], p["kind"], p["entries"]) for p in second["groups"][0]["provenance"]]

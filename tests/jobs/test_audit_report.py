@@ -25,9 +25,9 @@ from jobs._notebooks.samples import damaged_replicas
 from jobs._report.page import COLORS
 from tests.jobs import auditing
 from tests.jobs.auditing import NOW, digest_row, digest_table, replica
-from tests.rocketmq.convert.stores import flip
 from tests.rocketmq.golden import MIXED, extract, messages
 from tests.support.browser import look_everywhere
+from tests.support.damage import flip
 from tests.support.snapshots import check_snapshot
 
 HERE = tuple(replica(name, commit=99, path=None, peers="p", log_uuid="log-1") for name in ("n0", "n1"))

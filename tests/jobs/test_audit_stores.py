@@ -7,6 +7,7 @@ import shutil
 import struct
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,9 @@ from jobs._audit.model import Class
 from jobs._audit.plan import sections
 from jobs._audit.replicas import store_replicas
 from tests.jobs.auditing import SPAN, audit, brief, digests
-from tests.rocketmq.convert.stores import overwrite
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support import archives
+from tests.support.damage import flip_entry, overwrite, place_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "storage" / "testdata"
 ENTRIES = 600
@@ -64,24 +65,6 @@ def java(request: pytest.FixtureRequest, tmp_path: Path) -> Java:
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------
-
-
-def place_of(store: Path, index: int) -> tuple[Path, int]:
-    """Return the data file and the offset of a record."""
-    with open_store(store) as reader:
-        position = reader.read(index, index + 1).column("position")[0].as_py()
-    file = max(path for path in (store / "data").iterdir() if int(path.name) <= position)
-    return file, position - int(file.name)
-
-
-def flip(at: int = 48 + 3) -> Fault:
-    """Flip a bit of a record's byte; by default of its body."""
-
-    def fault(store: Path, index: int) -> None:
-        file, offset = place_of(store, index)
-        overwrite(file, offset + at, bytes([file.read_bytes()[offset + at] ^ 0x10]))
-
-    return fault
 
 
 def set_term(term: int, *, in_row: bool) -> Fault:
@@ -133,10 +116,10 @@ def test_digests_do_not_depend_on_size_of_read(stores: Stores, read_bytes: int) 
 @pytest.mark.parametrize(
     ("fault", "kind", "index", "count"),
     [
-        pytest.param(flip(), "CORRUPT", 130, 1, id="body"),
-        pytest.param(flip(), "CORRUPT", 127, 1, id="last body of a range"),
-        pytest.param(flip(), "CORRUPT", ENTRIES - 1, 1, id="last body"),
-        pytest.param(flip(40), "CORRUPT", 400, 1, id="crc"),
+        pytest.param(flip_entry, "CORRUPT", 130, 1, id="body"),
+        pytest.param(flip_entry, "CORRUPT", 127, 1, id="last body of a range"),
+        pytest.param(flip_entry, "CORRUPT", ENTRIES - 1, 1, id="last body"),
+        pytest.param(partial(flip_entry, at=40), "CORRUPT", 400, 1, id="crc"),
         pytest.param(wipe_header, "CORRUPT", 256, 1, id="header wiped"),
         pytest.param(swap, "CORRUPT", 200, 2, id="swapped"),
         pytest.param(set_term(9, in_row=True), "TERM_REGRESSION", 128, 1, id="term above, first of a range"),
@@ -156,13 +139,13 @@ def test_fault_in_one_store_gives_one_finding(stores: Stores, fault: Fault, kind
 
 
 def test_two_faults_give_two_findings(stores: Stores) -> None:
-    flip()(stores["n0"], 10)
-    flip()(stores["n2"], 11)
+    flip_entry(stores["n0"], 10)
+    flip_entry(stores["n2"], 11)
     assert brief(audit(stores)) == [("CORRUPT", "n0", 10, 11), ("CORRUPT", "n2", 11, 12)]
 
 
 def test_other_append_time_differs_in_layout_only(stores: Stores) -> None:
-    flip(39)(stores["n2"], 300)
+    flip_entry(stores["n2"], 300, 39)
     (found,) = audit(stores)
     assert (found.kind.value, found.replica) == ("LAYOUT_DIFFERS", "n2")
     assert found.start <= 300 < found.end
@@ -240,8 +223,11 @@ def test_old_tail_of_java_leader_was_never_committed(java: Java) -> None:
     ("fault", "index", "count", "corrupt"),
     [
         # Java's records have no CRC: the others show that the body is wrong.
-        pytest.param(flip(), 20, 1, True, id="body"),
-        *(pytest.param(flip(at), 100, 1, True, id=f"byte {at} of a header") for at in (0, 4, 11, 32 + 12)),
+        pytest.param(flip_entry, 20, 1, True, id="body"),
+        *(
+            pytest.param(partial(flip_entry, at=at), 100, 1, True, id=f"byte {at} of a header")
+            for at in (0, 4, 11, 32 + 12)
+        ),
         *(pytest.param(wipe_header, index, 1, True, id=f"header wiped at {index}") for index in (20, 100, 250)),
         *(pytest.param(swap, index, 2, True, id=f"swapped at {index}") for index in (20, 100, 250)),
         *(

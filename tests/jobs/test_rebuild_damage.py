@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.test_damage_table import DAMAGE, STORES, UNKNOWABLE
+from tests.contracts.small_file_stores import STORES
+from tests.contracts.test_damage_table import UNKNOWABLE
 from tests.jobs.conftest import Rebuild
+from tests.support.damage import KINDS, DataFiles
 
 ALWAYS = {
     ("classic", "zeros"),
@@ -17,7 +19,7 @@ ALWAYS = {
 CELLS = [
     pytest.param(store, kind, marks=[] if (store, kind) in ALWAYS else [pytest.mark.soak])
     for store in STORES
-    for kind in DAMAGE
+    for kind in KINDS
 ]
 
 
@@ -27,7 +29,7 @@ def test_damage_is_noticed_by_rebuild(
     tmp_path: Path, run_rebuild: Rebuild, spark: object, store: str, kind: str
 ) -> None:
     path, data = STORES[store](tmp_path)
-    DAMAGE[kind](sorted(data.iterdir()))
+    KINDS[kind](DataFiles(data))
     source = "commitlog" if path == data else "store"
     code, summary = run_rebuild(**{source: path}, table=tmp_path / "t")
     assert (code in (1, 3, 4)) == ((store, kind) not in UNKNOWABLE), summary

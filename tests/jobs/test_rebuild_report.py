@@ -90,10 +90,3 @@ def test_rebuild_prints_verdict_of_equal_files_and_warns_of_other_size(
     (warning,) = (line for line in err.splitlines() if line.startswith("warning"))
     assert "--consume-queue-file-size 2000" in warning
     assert str(root / "consumequeue") in warning
-
-
-def test_report_without_comparison_is_rejected(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    write_broker_store(tmp_path / "dledger-n0", messages(range(2)))
-    arguments = ["--store", tmp_path / "dledger-n0", "--table", tmp_path / "t", "--report", tmp_path / "report.html"]
-    code, summary, _ = run_in_process(rebuild_consume_queue.command, capsys, *map(str, arguments))
-    assert (code, summary["error"]) == (3, "CONFIG")

@@ -29,6 +29,7 @@ from tests.jobs.broker_store import (
 )
 from tests.jobs.conftest import Rebuild
 from tests.jobs.test_rebuild_slots import state
+from tests.support.damage import overwrite
 from tests.support.slow_elections import SLOW_ELECTIONS
 
 pytestmark = pytest.mark.spark
@@ -49,11 +50,8 @@ def store(tmp_path: Path) -> tuple[Path, list[int]]:
     return path, write_broker_store(path, bodies, committed=COUNT - 1, data_bytes=DATA_BYTES)
 
 
-def overwrite(store: Path, position: int, data: bytes) -> None:
-    base = position // DATA_BYTES * DATA_BYTES
-    with (store / "data" / f"{base:020d}").open("r+b") as file:
-        file.seek(position - base)
-        file.write(data)
+def file_of(store: Path, position: int) -> tuple[Path, int]:
+    return store / "data" / f"{position // DATA_BYTES * DATA_BYTES:020d}", position % DATA_BYTES
 
 
 def cut(store: Path, position: int) -> None:
@@ -72,7 +70,7 @@ def test_messages_that_lie(store: tuple[Path, list[int]], tmp_path: Path, run_re
         120: (20, b"\x7f" + b"\xff" * 7),
     }
     for number, (begin, value) in lies.items():
-        overwrite(path, places[number] + begin, value)
+        overwrite(*file_of(path, places[number] + begin), value)
     before = state(path)
     code, summary = run_rebuild(store=path, table=tmp_path / "t")
     assert (code, summary["rows"], summary["slots"], summary["dense"]) == (1, COUNT - 4, COUNT - 4, False)
@@ -87,7 +85,7 @@ def test_message_with_damaged_body_is_named_and_keeps_its_slot(
     store: tuple[Path, list[int]], tmp_path: Path, run_rebuild: Rebuild
 ) -> None:
     path, places = store
-    overwrite(path, places[70] + 88 + 7, b"y")
+    overwrite(*file_of(path, places[70] + 88 + 7), b"y")
     code, summary = run_rebuild(store=path, table=tmp_path / "t")
     assert (code, summary["rows"], summary["slots"], summary["dense"]) == (1, COUNT, COUNT, True)
     assert (summary["damaged_messages"], summary["damaged_messages_at"]) == (1, [places[70]])
@@ -104,7 +102,7 @@ def test_lost_end_is_a_finding(store: tuple[Path, list[int]], tmp_path: Path, ru
     if how != "cut":
         (path / "checkpoint").unlink()
     if how.startswith("header"):
-        overwrite(path, places[-3] - 48, bytes(4))
+        overwrite(*file_of(path, places[-3] - 48), bytes(4))
     else:
         cut(path, 0 if how.startswith("emptied") else places[-3] + 40)
     with open_store(path) as reader:
@@ -120,7 +118,7 @@ def test_lost_end_is_a_finding(store: tuple[Path, list[int]], tmp_path: Path, ru
 def test_damage_before_end(store: tuple[Path, list[int]], tmp_path: Path, run_rebuild: Rebuild) -> None:
     """The entries after it cannot be trusted: one line names file and index, and the table stays empty."""
     path, places = store
-    overwrite(path, places[100] - 48, struct.pack(">ii", 1, 1 << 30))
+    overwrite(*file_of(path, places[100] - 48), struct.pack(">ii", 1, 1 << 30))
     before = state(path)
     code, summary = run_rebuild(store=path, table=tmp_path / "t")
     assert (code, summary["error"]) == (4, "CORRUPT")

@@ -124,30 +124,6 @@ def test_change_makes_next_configuration(before: Configuration, change: MemberCh
     assert before.after(change) == after
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (AddLearner(N0, "n0:1"), "already-member"),
-        (AddLearner(N2, "n2:1"), "already-member"),
-        (AddLearner(N3, "n3:1", replaces=N4), "unknown-member"),
-        (AddLearner(N3, "n3:1", replaces=N2), "unknown-member"),
-        (AddLearner(N3, "n3:1", replaces=N1), "already-replaced"),
-        (Promote(N3), "unknown-member"),
-        (Promote(N0), "no-change"),
-        (Promote(N2), "replaced-voter"),
-        (Remove(N3), "unknown-member"),
-        (SetAddress(N3, "n3:1"), "unknown-member"),
-        (SetAddress(N0, "n0:1"), "no-change"),
-        (SetVersion(3), "no-change"),
-    ],
-    ids=str,
-)
-def test_change_that_does_not_fit_is_refused(change: MemberChange, reason: str) -> None:
-    with pytest.raises(MemberChangeRefusedError) as refused:
-        REPLACING.after(change)
-    assert refused.value.reason == reason
-
-
 def test_last_voter_is_not_removed() -> None:
     with pytest.raises(MemberChangeRefusedError) as refused:
         Configuration(frozenset({N0}), frozenset({N1})).after(Remove(N0))

@@ -16,8 +16,8 @@ from dledger_core.errors import BadRequestError, CorruptRecordError, DLedgerErro
 from dledger_core.rocketmq.store.commit_log import BLANK_MAGIC
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogPrefix, PrefixBatch
 from dledger_core.storage.files.file_system import OsFile, OsFiles
-from tests.rocketmq.convert.stores import flip, overwrite
 from tests.rocketmq.golden import MIXED, messages
+from tests.support.damage import flip, overwrite
 
 FILE_BYTES = 131_072
 END = 2 * FILE_BYTES

@@ -12,7 +12,7 @@ import pytest
 from dledger_core import StoreMismatchError, open_store
 from dledger_core.rocketmq import CommitLogEnd, end_of, locate, log_around
 from dledger_core.rocketmq.store.location import Part
-from tests.rocketmq.convert.stores import flip, overwrite, place_of
+from tests.support.damage import flip, overwrite, place_of
 
 
 def test_locate_distinguishes_stores_commitlogs_and_brokers(mixed: Path) -> None:

@@ -12,6 +12,7 @@ from dledger_core.rocketmq import MESSAGE_SCHEMA, decode_messages
 from dledger_core.storage import CommitLog
 from tests.rocketmq.golden import THREE, extract
 from tests.spark_connector.store_writer import StoreWriter
+from tests.support.damage import flip_entry
 from tests.support.logs import append, visible
 
 
@@ -68,10 +69,7 @@ def test_messages_end_at_commit_index_unless_asked_for_end(tmp_path: Path) -> No
 
 def test_messages_raise_at_a_damaged_one(tmp_path: Path) -> None:
     store = extract(THREE, "n0/dledger-n0", tmp_path)
-    file = min((store / "data").iterdir())
-    content = bytearray(file.read_bytes())
-    content[48 + 90] ^= 1
-    file.write_bytes(content)
+    flip_entry(store, 0, 48 + 90)
     with open_store(store) as reader, pytest.raises(CorruptRecordError) as caught:
         reader.messages().read_all()
     assert caught.value.values["index"] == 0

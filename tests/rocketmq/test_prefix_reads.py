@@ -27,9 +27,9 @@ from dledger_core.server.services.reads import Positions
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
 from dledger_core.storage.tables.tables import TableChanges
-from tests.rocketmq.convert.stores import flip
 from tests.rocketmq.golden import MIXED, messages
 from tests.rocketmq.node_group import PARTS, rocketmq_group
+from tests.support.damage import flip
 from tests.support.server_group import ServerGroup, eventually
 
 FILE_BYTES = 131_072

@@ -23,6 +23,7 @@ from dledger_core.storage.files.meta_files import (
     save_hard_state,
 )
 from tests.storage.sample import DATA, INDEX, Sample
+from tests.support.damage import flip_durably, remove
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log, read_all
 
@@ -31,30 +32,12 @@ STATE = HardState(Term(7), NodeId("n2"))
 AB_FILES = pytest.mark.parametrize("ab_file", [LAYOUT.hard_state, LAYOUT.checkpoint], ids=["hard state", "checkpoint"])
 CONFIG = replace(SMALL, data_segment_bytes=1024)
 INTACT = Sample.fill(CONFIG, [([bytes([n])] * 4, 1, None) for n in range(10)])
-Loss = Callable[[FaultyFiles], None]
+Loss = Callable[..., None]
 
 
 @pytest.fixture
 def store() -> Sample:
     return INTACT.clone()
-
-
-def remove(*paths: object) -> Loss:
-    def lose(files: FaultyFiles) -> None:
-        for path in paths:
-            for names in (files.names, files.durable_names):
-                names.pop(path, None)  # type: ignore[call-overload]
-
-    return lose
-
-
-def flip(*paths: object) -> Loss:
-    def lose(files: FaultyFiles) -> None:
-        for path in paths:
-            files.content(path)[20] ^= 1  # type: ignore[arg-type]
-            files.names[path].sync()  # type: ignore[index]
-
-    return lose
 
 
 def kept(files: FaultyFiles) -> tuple[HardState, Checkpoint | None]:
@@ -63,20 +46,18 @@ def kept(files: FaultyFiles) -> tuple[HardState, Checkpoint | None]:
 
 @AB_FILES
 @pytest.mark.parametrize("copy", [0, 1])
-@pytest.mark.parametrize("lose", [remove, flip])
-def test_one_lost_copy_costs_nothing_and_is_made_again(
-    store: Sample, ab_file: object, copy: int, lose: Callable[..., Loss]
-) -> None:
+@pytest.mark.parametrize("lose", [remove, flip_durably])
+def test_one_lost_copy_costs_nothing_and_is_made_again(store: Sample, ab_file: object, copy: int, lose: Loss) -> None:
     before = kept(store.files)
     path = copies(ab_file)[copy]  # type: ignore[arg-type]
-    lose(path)(store.files)
+    lose(store.files, path)
     log = store.open()
     assert log.floor is None
     assert read_all(log) == store.entries
     log.close()
     assert kept(store.files) == before
     other = copies(ab_file)[1 - copy]  # type: ignore[arg-type]
-    lose(other)(store.files)
+    lose(store.files, other)
     assert kept(store.files) == before
     assert store.open().floor is None
 
@@ -104,7 +85,7 @@ def test_power_cut_in_any_write_leaves_old_or_new_content_in_both_copies() -> No
         state = log.hard_state
         log.close()
         for path in (*copies(LAYOUT.hard_state)[:1], *copies(LAYOUT.checkpoint)[:1]):
-            remove(path)(store.files)
+            remove(store.files, path)
         assert kept(store.files)[0] == state
     assert steps > 8
 
@@ -125,9 +106,9 @@ def test_new_store_has_lost_nothing_after_a_power_cut_at_any_step() -> None:
     assert steps > 5
 
 
-@pytest.mark.parametrize("lose", [remove, flip])
-def test_store_without_hard_state_is_refused(store: Sample, lose: Callable[..., Loss]) -> None:
-    lose(*copies(LAYOUT.hard_state))(store.files)
+@pytest.mark.parametrize("lose", [remove, flip_durably])
+def test_store_without_hard_state_is_refused(store: Sample, lose: Loss) -> None:
+    lose(store.files, *copies(LAYOUT.hard_state))
     before = store.content()
     with pytest.raises(CorruptRecordError) as caught:
         store.open()
@@ -139,7 +120,7 @@ def test_vote_without_entries_is_not_forgotten() -> None:
     log = open_log(files := FaultyFiles())
     log.persist(STATE, None, [])
     log.close()
-    remove(*copies(LAYOUT.hard_state))(files)
+    remove(files, *copies(LAYOUT.hard_state))
     with pytest.raises(CorruptRecordError, match="hard-state"):
         open_log(files)
 
@@ -155,11 +136,11 @@ def one_entry(store: Sample) -> None:
 
 
 def last_file(store: Sample) -> None:
-    remove(max(path for path in store.files.names if path.parent == DATA))(store.files)
+    remove(store.files, max(path for path in store.files.names if path.parent == DATA))
 
 
 def all_files(store: Sample) -> None:
-    remove(*[path for path in store.files.names if path.parent in (DATA, INDEX)])(store.files)
+    remove(store.files, *[path for path in store.files.names if path.parent in (DATA, INDEX)])
 
 
 def index_of_first_entry(store: Sample) -> None:
@@ -168,12 +149,12 @@ def index_of_first_entry(store: Sample) -> None:
 
 
 @pytest.mark.parametrize("damage", [one_entry, index_of_first_entry, last_file, all_files, lambda _: None])
-@pytest.mark.parametrize("lose", [remove, flip])
+@pytest.mark.parametrize("lose", [remove, flip_durably])
 def test_lost_checkpoint_makes_recovering_voter_that_cuts_nothing(
-    store: Sample, damage: Callable[[Sample], None], lose: Callable[..., Loss]
+    store: Sample, damage: Callable[[Sample], None], lose: Loss
 ) -> None:
     """A lost end shows no bad record, and a damaged record looks like a torn one."""
-    lose(*copies(LAYOUT.checkpoint))(store.files)
+    lose(store.files, *copies(LAYOUT.checkpoint))
     damage(store)
     before = store.content(DATA)
     for _ in range(2):
@@ -188,7 +169,7 @@ def test_lost_checkpoint_makes_recovering_voter_that_cuts_nothing(
 
 @pytest.mark.parametrize("damage", [one_entry, last_file])
 def test_one_damaged_copy_of_the_checkpoint_hides_no_damage(store: Sample, damage: Callable[[Sample], None]) -> None:
-    flip(LAYOUT.checkpoint)(store.files)
+    flip_durably(store.files, LAYOUT.checkpoint)
     damage(store)
     before = store.content(DATA, INDEX)
     with pytest.raises(CorruptRecordError):
@@ -203,7 +184,7 @@ def test_first_append_replaces_kept_tail_at_any_power_cut(keep: float) -> None:
     while not done:
         steps += 1
         store = INTACT.clone()
-        remove(*copies(LAYOUT.checkpoint))(store.files)
+        remove(store.files, *copies(LAYOUT.checkpoint))
         one_entry(store)
         log = open_log(store.files)
         known = read_all(log)
@@ -225,7 +206,7 @@ def test_first_append_replaces_kept_tail_at_any_power_cut(keep: float) -> None:
 
 
 def test_truncation_and_restart_remove_a_kept_tail(store: Sample) -> None:
-    remove(*copies(LAYOUT.checkpoint))(store.files)
+    remove(store.files, *copies(LAYOUT.checkpoint))
     one_entry(store)
     log = open_log(store.files)
     log.stage_truncate(Index(2))
@@ -247,7 +228,7 @@ def test_later_of_two_copies_counts(copy: int) -> None:
 def test_end_of_recovery_removes_a_kept_tail(store: Sample) -> None:
     """Without its marker the store would be damaged at the next start, beyond what a peer can repair."""
     store.config = replace(CONFIG, unsynced_bytes_max=200)
-    remove(*copies(LAYOUT.checkpoint))(store.files)
+    remove(store.files, *copies(LAYOUT.checkpoint))
     one_entry(store)
     log = store.open()
     known = read_all(log)

@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,148 +20,33 @@ from dledger_core.record import HEADER, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.file_system import OsFile, OsFiles
+from tests.storage.damage import CASES, FILES, INTACT, LAST, Damage, flip, flip_row, lose, put, resize
 from tests.storage.sample import DATA, INDEX, META, Sample
 from tests.support.logs import SMALL, STORE, append, bodies_of, open_log, read_all
 
-FIRST, LAST = DATA / segment_name(0), DATA / segment_name(4096)
 ROWS = INDEX / segment_name(0)
 IDENTITY, HARD_STATE = META / "log.json", META / "hard-state"
-SIXTY = Sample.fill(SMALL, (([bytes([65 + n]) * 80] * 5, 1 + n // 6, None) for n in range(12)), commit_index=40)
-"""60 entries of 128 bytes in 12 batches of two terms; 31 of them fill the first of two files."""
-
-Damage = Callable[[Sample], object]
 
 
 @pytest.fixture
 def store() -> Sample:
-    return SIXTY.clone()
+    return INTACT.clone()
 
 
-def flip(*places: tuple[int, int]) -> Damage:
-    """Flip a bit of records: (index, byte) of each."""
-
-    def damage(store: Sample) -> None:
-        for index, byte in places:
-            store.record(index)[byte] ^= 1
-
-    return damage
-
-
-def flip_row(index: int, byte: int) -> Damage:
-    def damage(store: Sample) -> None:
-        store.row(index)[byte] ^= 1
-
-    return damage
-
-
-def wipe(index: int, length: int) -> Damage:
-    def damage(store: Sample) -> None:
-        store.record(index)[:length] = bytes(length)
-
-    return damage
-
-
-def resize(path: Path, size: int) -> Damage:
-    def damage(store: Sample) -> None:
-        content = store.files.content(path)
-        content[:] = bytes(content[:size]) + bytes(max(size - len(content), 0))
-
-    return damage
-
-
-def remove(*paths: Path) -> Damage:
-    """Remove files, and directories with their files."""
-
-    def damage(store: Sample) -> None:
-        store.files.directories.difference_update(paths)
-        for name in [name for name in store.files.names if name in paths or name.parent in paths]:
-            del store.files.names[name]
-
-    return damage
-
-
-def put(path: Path, data: bytes) -> Damage:
-    return lambda store: store.files.replace(path, data)
-
-
-def swap(store: Sample) -> None:
-    names = store.files.names
-    names[FIRST], names[LAST] = names[LAST], names[FIRST]
-
-
-def misdirect(store: Sample) -> None:
-    store.record(9)[:128] = bytes(store.record(8)[:128])
-
-
-def lower_term(store: Sample) -> None:
-    store.record(45)[23] = 1
-
-
-def skip_an_index(store: Sample) -> None:
-    for index in range(35, 60):
-        store.record(index)[15] += 1
-
-
-def corrupt(*ranges: tuple[int, int]) -> list[tuple[str, int, int]]:
-    return [("CORRUPT", start, end) for start, end in ranges]
-
-
-@pytest.mark.parametrize(
-    ("damage", "file", "position", "findings"),
-    [
-        pytest.param(flip((10, 3)), FIRST, 10 * 128, corrupt((10, 11)), id="magic"),
-        pytest.param(flip((10, 6)), FIRST, 10 * 128, corrupt((10, 11)), id="size"),
-        pytest.param(flip((10, 15)), FIRST, 10 * 128, corrupt((10, 11)), id="index above the others"),
-        pytest.param(flip((11, 15)), FIRST, 11 * 128, corrupt((11, 12)), id="index below the others"),
-        pytest.param(flip((30, 15)), FIRST, 30 * 128, corrupt((30, 31)), id="index at a file's end"),
-        pytest.param(flip((10, 31)), FIRST, 10 * 128, corrupt((10, 11)), id="position"),
-        pytest.param(flip((10, 60)), FIRST, 10 * 128, corrupt((10, 11)), id="body"),
-        pytest.param(flip((40, 60)), LAST, 4096 + 9 * 128, corrupt((40, 41)), id="body in the last file"),
-        pytest.param(flip((0, 3)), FIRST, 0, corrupt((0, 1)), id="first record"),
-        pytest.param(flip((59, 70)), LAST, 4096 + 28 * 128, corrupt((59, 60)), id="last record"),
-        pytest.param(
-            flip((17, 60), (18, 60), (40, 60)), FIRST, 17 * 128, corrupt((17, 19), (40, 41)), id="several bodies"
-        ),
-        pytest.param(flip((45, 23)), LAST, 4096 + 14 * 128, corrupt((45, 46)), id="term above the next"),
-        pytest.param(
-            lower_term,
-            LAST,
-            4096 + 14 * 128,
-            [("TERM_REGRESSION", 45, 46), ("CORRUPT", 45, 46)],
-            id="term below the previous one",
-        ),
-        pytest.param(
-            skip_an_index, LAST, 4096 + 4 * 128, [("INDEX_GAP", 35, 36), ("INDEX_MISMATCH", 36, 61)], id="missing index"
-        ),
-        pytest.param(misdirect, FIRST, 9 * 128, corrupt((9, 10)), id="misdirected record"),
-        pytest.param(flip_row(33, 3), LAST, 4096 + 2 * 128, corrupt((33, 34)), id="magic of a row"),
-        pytest.param(wipe(10, 3 * 128), FIRST, 10 * 128, corrupt((10, 13)), id="zeros in the middle"),
-        pytest.param(wipe(0, 4096), FIRST, 0, corrupt((0, 31)), id="first file zeroed"),
-        pytest.param(wipe(31, 4096), LAST, 4096, corrupt((31, 60)), id="last file zeroed"),
-        pytest.param(remove(FIRST), FIRST, 0, corrupt((0, 31)), id="first file missing"),
-        pytest.param(remove(LAST), FIRST, 0, corrupt((31, 60)), id="last file missing"),
-        pytest.param(remove(DATA), FIRST, 0, corrupt((0, 60)), id="all files missing"),
-        pytest.param(resize(FIRST, 2000), FIRST, 2000, corrupt((15, 31), (0, 0)), id="first file too short"),
-        pytest.param(resize(LAST, 0), LAST, 4096, corrupt((31, 60)), id="last file empty"),
-        pytest.param(resize(FIRST, 5000), FIRST, 4096, corrupt((0, 0)), id="first file too long"),
-        pytest.param(resize(LAST, 5000), LAST, 8192, corrupt((31, 31)), id="last file too long"),
-        pytest.param(swap, FIRST, 0, corrupt((0, 60)), id="two files swapped"),
-    ],
-)
-def test_start_rejects_damaged_records_with_file_and_position(
-    store: Sample, damage: Damage, file: Path, position: int, findings: list[tuple[str, int, int]]
-) -> None:
-    damage(store)
+@pytest.mark.parametrize("case", CASES)
+def test_start_rejects_damaged_records_with_file_and_position(store: Sample, case: str) -> None:
+    CASES[case].damage(store)
     found = store.findings()
-    assert [(finding.kind, finding.start, finding.end) for finding in found] == findings
+    assert [(finding.kind, finding.start, finding.end) for finding in found] == CASES[case].found
     assert all(finding.severity == "error" for finding in found if finding.kind != "INDEX_MISMATCH")
     if DATA in store.files.directories:
-        assert open_store(STORE, files=store.files).checkpoint_commit_index == 40
+        assert open_store(STORE, files=store.files).checkpoint_commit_index == LAST
     before = store.content(DATA)
     with pytest.raises(CorruptRecordError) as caught:
         store.open()
     error = caught.value
-    assert (error.where, error.values["position"], error.exit_code) == (str(file), position, 4)
+    path, position = CASES[case].named()
+    assert (error.where, error.values.get("position"), error.exit_code) == (str(path), position, 4)
     assert error.remedy
     assert store.content(DATA) == before
 
@@ -170,22 +54,23 @@ def test_start_rejects_damaged_records_with_file_and_position(
 def test_read_and_verify_report_the_same_place(store: Sample) -> None:
     flip((40, 60))(store)
     [finding] = store.findings()
-    assert (finding.path, finding.position) == (str(LAST), store.positions[40])
+    assert (finding.path, finding.position) == (str(FILES[1]), store.positions[40])
     with open_store(STORE, files=store.files) as reader:
         with pytest.raises(CorruptRecordError) as caught:
             reader.read(30, 50)
-        assert (caught.value.where, caught.value.values) == (str(LAST), {"index": 40, "position": store.positions[40]})
+        place = {"index": 40, "position": store.positions[40]}
+        assert (caught.value.where, caught.value.values) == (str(FILES[1]), place)
         assert reader.read(41, 60).num_rows == 19
 
 
 def test_verify_reports_a_torn_tail_as_a_warning(store: Sample) -> None:
     log = open_log(store.files)
-    append(log, [b"z" * 80] * 2, term=2)
-    store.at(store.positions[60] + 128)[60] ^= 1
+    append(log, [b"z" * 80] * 2, term=3)
+    store.at(store.positions[-1] + 128)[60] ^= 1
     with open_store(STORE, files=store.files) as reader:
-        assert (reader.last_index, reader.commit_index) == (59, 40)
+        assert (reader.last_index, reader.commit_index) == (LAST, LAST)
     assert [(found.kind, found.start, found.end, found.severity) for found in store.findings()] == [
-        ("TORN_TAIL", 60, 61, "warning")
+        ("TORN_TAIL", LAST + 1, LAST + 2, "warning")
     ]
 
 
@@ -195,8 +80,8 @@ def test_verify_reports_a_torn_tail_as_a_warning(store: Sample) -> None:
         pytest.param(lambda _: None, set(), id="none"),
         pytest.param(flip_row(5, 6), {"INDEX_MISMATCH"}, id="row"),
         pytest.param(resize(ROWS, 100), {"INDEX_MISMATCH"}, id="short file"),
-        pytest.param(remove(ROWS), {"INDEX_MISMATCH"}, id="missing file"),
-        pytest.param(remove(INDEX), {"INDEX_MISMATCH"}, id="all missing"),
+        pytest.param(lose(ROWS), {"INDEX_MISMATCH"}, id="missing file"),
+        pytest.param(lose(INDEX), {"INDEX_MISMATCH"}, id="all missing"),
         pytest.param(put(META / "tables", b"\xff" * 40), set(), id="tables"),
     ],
 )
@@ -205,9 +90,9 @@ def test_start_rebuilds_files_that_follow_from_the_data(store: Sample, damage: D
     assert {(finding.kind, finding.severity) for finding in store.findings()} == {(kind, "warning") for kind in kinds}
     with open_store(STORE, files=store.files) as reader:
         begin = 0
-        while begin < 60:  # rows with wrong sizes make reads end early
-            begin += reader.read(begin, 60).num_rows
-        assert begin == 60
+        while begin <= LAST:  # rows with wrong sizes make reads end early
+            begin += reader.read(begin, LAST + 1).num_rows
+        assert begin == LAST + 1
     before = store.content(DATA)
     log = store.open()
     assert read_all(log) == store.entries
@@ -215,14 +100,14 @@ def test_start_rebuilds_files_that_follow_from_the_data(store: Sample, damage: D
     assert store.content(DATA) == before
 
 
-@pytest.mark.parametrize("row", range(10, 15))
+@pytest.mark.parametrize("row", range(9, 13))
 @pytest.mark.parametrize("max_bytes", [1, 300, 1 << 20])
 def test_read_batches_returns_a_complete_batch_without_one_of_its_rows(store: Sample, row: int, max_bytes: int) -> None:
     store.row(row)[:] = bytes(32)
     log = store.open()
-    for index in range(10, 15):
+    for index in range(9, 13):
         batch = log.read_batches(index, max_bytes)[0]
-        assert (batch.first_index, batch.count) == (10, 5)
+        assert (batch.first_index, batch.count) == (9, 4)
 
 
 # --- identity and hard state ----------------------------------------------------------------------------------------
@@ -231,8 +116,8 @@ def test_read_batches_returns_a_complete_batch_without_one_of_its_rows(store: Sa
 @pytest.mark.parametrize(
     ("damage", "where", "kinds"),
     [
-        pytest.param(remove(IDENTITY), IDENTITY, ["CORRUPT"], id="identity missing"),
-        pytest.param(remove(META), IDENTITY, ["CORRUPT"], id="meta missing"),
+        pytest.param(lose(IDENTITY), IDENTITY, ["CORRUPT"], id="identity missing"),
+        pytest.param(lose(META), IDENTITY, ["CORRUPT"], id="meta missing"),
         pytest.param(put(DATA / "notes.txt", b""), DATA, ["FOREIGN_FILE"], id="unexpected file"),
     ],
 )
@@ -247,7 +132,7 @@ def test_start_rejects_a_store_that_open_store_reads(
     assert store.content() == before
     assert [finding.kind for finding in store.findings()] == kinds
     with open_store(STORE, files=store.files) as reader:
-        assert (reader.last_index, reader.identity_lost) == (59, kinds == ["CORRUPT"])
+        assert (reader.last_index, reader.identity_lost) == (LAST, kinds == ["CORRUPT"])
 
 
 @pytest.mark.parametrize(
@@ -292,7 +177,7 @@ def test_identity_rejects_every_damaged_byte(store: Sample) -> None:
     for at in range(len(content)):
         content[at] ^= 1
         if b"crc32" not in content:
-            assert open_store(STORE, files=store.files).last_index == 59
+            assert open_store(STORE, files=store.files).last_index == LAST
         else:
             with pytest.raises(StoreMismatchError) as caught:
                 open_store(STORE, files=store.files)
@@ -307,7 +192,7 @@ def test_identity_rejects_every_damaged_byte(store: Sample) -> None:
 )
 def test_start_rejects_an_unusable_hard_state(store: Sample, text: bytes | None) -> None:
     for path in copies(HARD_STATE):
-        (remove(path) if text is None else put(path, text))(store)
+        (lose(path) if text is None else put(path, text))(store)
     before = store.content()
     with pytest.raises(CorruptRecordError) as caught:
         store.open()

@@ -17,6 +17,7 @@ from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.members_file import ConfigurationEntry, KnownConfigurations, members_file
 from dledger_core.storage.write.trim import LogStart
 from tests.storage.sample import DATA
+from tests.support.damage import remove, zero_from
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import MEMBERS, NO_TABLES, SMALL, STORE, append, open_log, place
 
@@ -50,21 +51,6 @@ def known(log: CommitLog) -> list[ConfigurationEntry]:
 def reopened(files: FaultyFiles) -> CommitLog:
     files.kill()
     return open_log(files, config=SEGMENTS)
-
-
-def lose(files: FaultyFiles, position: int) -> None:
-    """Lose all bytes from a position on, as a damaged disk does."""
-    for path in [path for path in files.names if path.parent == DATA]:
-        base = int(path.name)
-        content = files.content(path)
-        content[max(position - base, 0) :] = bytes(len(content) - max(position - base, 0))
-        files.names[path].sync()
-
-
-def remove(files: FaultyFiles, *paths: object) -> None:
-    for names in (files.names, files.durable_names):
-        for path in paths:
-            names.pop(path, None)  # type: ignore[call-overload]
 
 
 # --- set back ---------------------------------------------------------------------------------------------------------
@@ -231,7 +217,7 @@ def test_crash_of_a_trim_keeps_the_configuration_in_force() -> None:
 
 def test_log_that_ends_below_the_file_is_a_recovering_voter() -> None:
     files, log = bootstrapped()
-    lose(files, int(log.position_of(2)))
+    zero_from(files, DATA, int(log.position_of(2)))
     log = reopened(files)
     assert (log.last_index(), log.ends_below_members) == (1, True)
     assert log.floor == Floor(VOTE.term)
@@ -250,7 +236,7 @@ def test_store_forgets_its_lost_end_only_when_recovery_ends() -> None:
     files, log = bootstrapped()
     append(log, [b"d"] * 3)
     append(log, [], configuration=b"third")
-    lose(files, int(log.position_of(2)))
+    zero_from(files, DATA, int(log.position_of(2)))
     log = reopened(files)
     append(log, [], term=2, configuration=b"early")
     log.stage_truncate(Index(2))
@@ -265,7 +251,7 @@ def test_store_forgets_its_lost_end_only_when_recovery_ends() -> None:
 def test_snapshot_install_below_a_lost_entry_does_not_hide_the_loss() -> None:
     files, log = bootstrapped()
     append(log, [], configuration=b"third")
-    lose(files, int(log.position_of(2)))
+    zero_from(files, DATA, int(log.position_of(2)))
     log = reopened(files)
     start = LogStart(
         first_index=Index(3),
@@ -339,7 +325,7 @@ def test_damaged_entry_that_the_checkpoint_covers_is_an_error() -> None:
     files, log = bootstrapped()
     position = int(log.position_of(2))
     log.close()
-    lose(files, position)
+    zero_from(files, DATA, position)
     with pytest.raises(CorruptRecordError):
         reopened(files)
 

@@ -29,6 +29,7 @@ from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
 from dledger_core.storage.read.visibility import SKIPPED_MIN
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.archives import unpack
+from tests.support.damage import flip, overwrite
 from tests.support.logs import visible
 from tests.support.only_reading import only_reading
 
@@ -51,14 +52,13 @@ class JavaStore:
     def overwrite(self, position: int, data: bytes) -> str:
         """Write into a data file; return its path."""
         file = self.path / "data" / f"{position - position % 65536:020d}"
-        content = bytearray(file.read_bytes())
-        content[position % 65536 : position % 65536 + len(data)] = data
-        file.write_bytes(content)
+        overwrite(file, position % 65536, data)
         return str(file)
 
     def flip(self, position: int, bit: int = 0) -> str:
         file = self.path / "data" / f"{position - position % 65536:020d}"
-        return self.overwrite(position, bytes([file.read_bytes()[position % 65536] ^ 1 << bit]))
+        flip(file, position % 65536, 1 << bit)
+        return str(file)
 
     def lines_of(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Return read entries in the form of ``lines``."""

@@ -1,4 +1,4 @@
-"""Requests, golden stores and damage that the tests of conversions share."""
+"""Requests and golden stores that the tests of conversions share."""
 
 from __future__ import annotations
 
@@ -88,23 +88,6 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int, str] | None]:
 def files_of(store: Path) -> dict[str, bytes]:
     """Data and index files of a store."""
     return {f"{p.parent.name}/{p.name}": p.read_bytes() for sub in ("data", "index") for p in (store / sub).iterdir()}
-
-
-def place_of(store: Path, index: int) -> tuple[Path, int]:
-    """The data file of an entry, and the entry's offset there."""
-    with open_store(store) as reader:
-        position, size = int(reader.raw(index, index + 1, 1).headers["position"][0]), reader.segment_bytes[0]
-    return store / "data" / f"{position - position % size:020d}", position % size
-
-
-def overwrite(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
-
-
-def flip(path: Path, offset: int, bits: int = 0x40) -> None:
-    overwrite(path, offset, bytes([path.read_bytes()[offset] ^ bits]))
 
 
 _BROKER = (

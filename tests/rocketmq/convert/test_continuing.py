@@ -27,9 +27,10 @@ from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout, load_log_meta
 from tests.cli.command import rows_of, run, run_process
-from tests.rocketmq.convert.stores import converted, entries, flip, overwrite, running_broker
+from tests.rocketmq.convert.stores import converted, entries, running_broker
 from tests.rocketmq.convert.test_take_over import wait_for_all
 from tests.rocketmq.golden import MIXED, messages
+from tests.support.damage import flip, overwrite
 from tests.support.soon import soon
 
 FILE_BYTES = 131_072

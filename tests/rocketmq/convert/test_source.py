@@ -29,16 +29,14 @@ from tests.jobs.broker_store import write_broker_store, write_commitlog
 from tests.rocketmq.convert.stores import (
     converted,
     entries,
-    flip,
     manifest,
-    overwrite,
-    place_of,
     running_broker,
     snapshot,
     store_of,
     unpacked,
 )
 from tests.rocketmq.golden import THREE, extract
+from tests.support.damage import flip, overwrite, place_of
 from tests.support.logs import append, bodies_of
 from tests.support.only_reading import only_reading
 

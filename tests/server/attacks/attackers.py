@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import ssl
 import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -20,7 +21,7 @@ import msgpack
 import pytest
 
 from dledger_core.checksum import crc32
-from dledger_core.config import Peer
+from dledger_core.config import LIMITS, Peer
 from dledger_core.errors import DLedgerError, UnauthenticatedError, UnreachableError, error_from_wire
 from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection
@@ -127,10 +128,10 @@ class Enemy:
         """Run ``work`` until the attack ends."""
         self._tasks.append(asyncio.create_task(work))
 
-    async def socket(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def socket(self, tls: ssl.SSLContext | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a socket, and send nothing."""
-        node = self.target.node
-        reader, writer = await asyncio.open_connection(node.host, node.port, local_addr=(next(_ADDRESSES), 0))
+        node, own = self.target.node, (next(_ADDRESSES), 0)
+        reader, writer = await asyncio.open_connection(node.host, node.port, ssl=tls, local_addr=own)
         self._writers.append(writer)
         return reader, writer
 
@@ -217,6 +218,24 @@ async def connection_flood(enemy: Enemy, count: int) -> None:
     await asyncio.gather(*flooding)
 
 
+async def broken_hellos(enemy: Enemy, count: int) -> None:
+    """First bytes other than a hello, half of one, and one that is too long: the node closes each connection."""
+    contents = (bytes(100), PREFACE + b"\xff" * 20, b"\x16\x03\x01\xff\xff" + bytes(range(200)), PREFACE + b"\0\0")
+    under_tls = {None, enemy.target.credentials.context()}
+    cases = itertools.cycle(itertools.product(contents, under_tls))
+
+    async def one() -> None:
+        content, tls = next(cases)
+        reader, writer = await enemy.socket(tls)
+        writer.write(content)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), TIMEOUT_S)
+
+    await at_once(one, count)
+    with pytest.raises((DLedgerError, OSError)):
+        await enemy.session(Hello(features=frozenset({"x" * 8000})))
+
+
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
@@ -298,13 +317,16 @@ async def unread_metadata(enemy: Enemy, count: int) -> None:
 
 
 async def awaits(enemy: Enemy, count: int) -> None:
-    """Requests that wait for entries far ahead of its end."""
+    """Requests that wait for entries far ahead of its end; with security a principal has a share of them."""
     sessions = await enemy.sessions(-(-count // WAITING))
     payload = b"".join(map(bytes, codec.seen_payload({enemy.target.group: codec.SeenLog(1 << 40, None)})))
     for session in sessions:
         header = {"t": Type.AWAIT, "n": 1, "wait": 30_000}
         session.send(*(frame({**header, "r": number}, payload) for number in range(1, WAITING + 1)))
     await all_arrived(sessions)
+    errors = sum((session.errors for session in sessions), Counter())
+    assert set(errors) <= {"QUOTA_EXCEEDED"}
+    assert not enemy.target.is_secure or errors.total() == count - LIMITS.principal_awaited_groups // 8
 
 
 async def long_polls(enemy: Enemy, count: int) -> None:
@@ -442,6 +464,8 @@ ATTACKS = (
     Attack(idle_connections, 150, 2000),
     Attack(connection_flood, 3000, 10_000, secure=False, lasts=False),
     Attack(connection_flood, 500, 10_000, lasts=False),
+    Attack(broken_hellos, 40, 400, secure=False, lasts=False),
+    Attack(broken_hellos, 40, 400, lasts=False),
     Attack(slow_frames, 100, 1000),
     Attack(giant_lengths, 12, 120, lasts=False),
     Attack(empty_lists, 1_000_000, 1_000_000, lasts=False),

@@ -72,6 +72,8 @@ def check_service(cluster: AttackedCluster, attack: Run, count: int) -> None:
             async with Enemy(cluster.target()) as enemy:
                 await attack(enemy, count)
                 bystander.proceeds(REQUESTS)
+                with cluster.client() as newcomer:
+                    newcomer.append([b"of a client that connects meanwhile"])
 
         uvloop.run(run())
         bystander.proceeds(REQUESTS)

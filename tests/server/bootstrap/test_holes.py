@@ -36,6 +36,7 @@ from tests.server.bootstrap.test_lost_majority import (
     stop_after,
     wipe,
 )
+from tests.support.damage import flip
 from tests.support.server_group import ServerGroup, eventually, run
 from tests.support.soon import soon
 
@@ -56,9 +57,7 @@ def damage_store(store: Layout, body: bytes) -> None:
     """Flip a byte of an entry's body."""
     for path in sorted(store.data.iterdir()):
         if (at := path.read_bytes().find(body)) >= 0:
-            with path.open("r+b") as file:
-                file.seek(at)
-                file.write(bytes([body[0] ^ 1]))
+            flip(path, at)
             return
     raise AssertionError(body)
 
@@ -151,9 +150,7 @@ def test_two_survivors_fill_each_other_and_lose_nothing(tmp_path: Path, also: Da
 def damage_end(group: ServerGroup, node: str) -> None:
     """Flip a bit of the last byte that was written."""
     path = max(layout(group, node).data.iterdir())
-    data = bytearray(path.read_bytes())
-    data[len(data.rstrip(b"\0")) - 1] ^= 1
-    path.write_bytes(data)
+    flip(path, len(path.read_bytes().rstrip(b"\0")) - 1)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from dledger_core.storage import open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import mark_needs_verification, verification_reason
+from tests.support.damage import flip, overwrite
 from tests.support.soon import soon
 
 OPTIONS = {"data_segment_bytes": 1 << 18, "index_segment_bytes": 1 << 15, "preallocate_bytes": 0}
@@ -37,17 +38,6 @@ def fill(cluster: LocalCluster, batches: int = 150) -> None:
         producer = Producer(client, "filler")  # repeats what a busy machine leaves unknown
         for number in range(batches):
             producer.append([b"%d:" % number + b"q" * (number % 50) * 10 for _ in range(7)])
-
-
-def overwrite(path: Path, offset: int, data: bytes) -> None:
-    """In place: a node may be running on the file."""
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
-
-
-def flip(path: Path, offset: int) -> None:
-    overwrite(path, offset, bytes([path.read_bytes()[offset] ^ 1]))
 
 
 def flip_body(path: Path, after: int = 5000, body: bytes = b"qqqq") -> None:

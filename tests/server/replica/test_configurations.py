@@ -14,6 +14,7 @@ from dledger_core.ids import Index, MemberId
 from dledger_core.raft import AddLearner, AppendEntries, Configuration, ConfigurationInForce, Remove
 from dledger_core.server.replica.snapshot import SnapshotInstalls
 from dledger_core.storage import CommitLog
+from tests.support.damage import zero_from
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import HandDriven
 
@@ -109,10 +110,7 @@ def test_sole_voter_that_lost_the_entry_of_a_second_one_does_not_lead() -> None:
     n0.run()
     assert n0.replica.commit_index == n0.log.last_index()
     files.kill()
-    for path in [path for path in files.names if path.parent == STORE / "data"]:
-        content = files.content(path)
-        content[end:] = bytes(len(content) - end)
-        files.names[path].sync()
+    zero_from(files, STORE / "data", end)
     n0 = HandDriven(STORE, files=files)
     for _ in range(100):
         n0.replica.tick()

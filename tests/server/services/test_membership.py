@@ -20,7 +20,6 @@ from dledger_core.server.admin_log import FILE_NAME, AdminLog
 from dledger_core.server.services.membership import Membership, next_step
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import HandDriven, ReplicaGroup
-from tests.support.server_group import run
 
 N0, N1, N2, NEW = map(MemberId, ("n0", "n1", "n2", "n2/new"))
 ADDRESS = "10.0.0.9:7000"
@@ -126,247 +125,217 @@ class Cluster(ReplicaGroup):
         await self.when(task.done)
         return task.result()
 
+    async def refusal(self, change: Awaitable[GroupMembers]) -> str:
+        """Return the reason for which a change is refused, with nothing changed."""
+        before = self.configuration()
+        with pytest.raises(MemberChangeRefusedError) as caught:
+            await self.done(change)
+        assert self.configuration() == before
+        return caught.value.reason
+
+    def follower(self, leader: HandDriven) -> NodeId:
+        return NodeId(next(node for node in ("n0", "n1", "n2") if node != leader.node_id))
+
+    async def lose(self, leader: HandDriven) -> NodeId:
+        """Lose a follower's node, and wait until the leader knows."""
+        lost = self.follower(leader)
+        del self.members[lost], self.services[lost]
+        await self.when(lambda: not self.is_active(leader, lost))
+        return lost
+
+    def is_active(self, leader: HandDriven, node: NodeId) -> bool:
+        return leader.replica.raft.status().progress[MemberId(node)].is_active
+
+    def actions(self) -> list[dict[str, Any]]:
+        lines = [line for path in self.directory.rglob(FILE_NAME) for line in path.read_text().splitlines()]
+        return sorted((json.loads(line) for line in lines), key=lambda action: action["time"])
+
     def configuration(self) -> Configuration:
         leader = max(self.running, key=lambda m: (m.replica.is_leader, m.replica.soft_state.term))
         return leader.replica.raft.configuration
 
 
-def actions(directory: Path) -> list[dict[str, Any]]:
-    lines = [line for path in directory.rglob(FILE_NAME) for line in path.read_text().splitlines()]
-    return sorted((json.loads(line) for line in lines), key=lambda action: action["time"])
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
 
 
-def reason_of(caught: pytest.ExceptionInfo[MemberChangeRefusedError]) -> str:
-    return caught.value.reason
-
-
-def test_added_node_becomes_voter_once_it_has_caught_up(tmp_path: Path) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        leader, service = await cluster.led()
-        for number in range(20):
-            cluster.append(leader, bytes([number]))
-        cluster.waiting["n3"] = "store", ADDRESS
-        report = await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=False, who="someone"))
-        new = MemberId("n3/store")
-        assert report.warning is not None, "four voters survive no more failures than three"
-        (added,) = [each for each in report.members if each.store_uuid == "store"]
-        assert (added.role, added.is_promoted) == ("learner", True)
-        await cluster.when(lambda: new in cluster.configuration().voters)
-        await cluster.when(lambda: len(actions(tmp_path)) == 2)
-        assert cluster.lost(cluster.members[NodeId(new)]) == []
-        found = [(each["who"], each["command"], each["outcome"]) for each in actions(tmp_path)]
-        assert found == [
-            ("someone", f"add n3 --address {ADDRESS}", "committed"),
-            ("leader", "promote n3/store", "committed"),
-        ]
-
-    run(work())
+async def test_added_node_becomes_voter_once_it_has_caught_up(cluster: Cluster) -> None:
+    leader, service = await cluster.led()
+    for number in range(20):
+        cluster.append(leader, bytes([number]))
+    cluster.waiting["n3"] = "store", ADDRESS
+    report = await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=False, who="someone"))
+    new = MemberId("n3/store")
+    assert report.warning is not None, "four voters survive no more failures than three"
+    (added,) = [each for each in report.members if each.store_uuid == "store"]
+    assert (added.role, added.is_promoted) == ("learner", True)
+    await cluster.when(lambda: new in cluster.configuration().voters)
+    await cluster.when(lambda: len(cluster.actions()) == 2)
+    assert cluster.lost(cluster.members[NodeId(new)]) == []
+    found = [(each["who"], each["command"], each["outcome"]) for each in cluster.actions()]
+    assert found == [
+        ("someone", f"add n3 --address {ADDRESS}", "committed"),
+        ("leader", "promote n3/store", "committed"),
+    ]
 
 
 @pytest.mark.parametrize("leader_changes", [False, True])
-def test_dead_voter_is_replaced_in_three_entries_by_any_leader(tmp_path: Path, leader_changes: bool) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        leader, service = await cluster.led()
-        dead = next(node for node in ("n0", "n1", "n2") if node != leader.node_id)
-        del cluster.members[NodeId(dead)], cluster.services[NodeId(dead)]
-        await cluster.when(lambda: not leader.replica.raft.status().progress[MemberId(dead)].is_active)
-        cluster.waiting[dead] = "new", ADDRESS
-        report = await cluster.done(service.replace(NodeId(dead), None, who="someone"))
-        new = MemberId(f"{dead}/new")
-        assert [each.role for each in report.members if each.store_uuid == "new"] == ["learner"]
-        assert cluster.configuration().replaces == {new: dead}
-        if leader_changes:
-            leader.replica.leadership.transfer(next(n for n in cluster.members if n not in (leader.node_id, new)))
-        seen = []
-        for _ in range(3000):
-            configuration = cluster.configuration()
-            if configuration not in seen:
-                seen.append(configuration)
-            if new in configuration.voters and not any(
-                m.replica.raft.status().is_change_pending for m in cluster.running
-            ):
-                break
-            await cluster.step()
-        changes = [len(before.voters ^ after.voters) for before, after in pairwise(seen)]
-        assert max(changes) == 1, "no entry changes two voters"
-        assert MemberId(dead) not in cluster.configuration().members
-        assert cluster.configuration().addresses[new] == ADDRESS
-
-    run(work())
+async def test_dead_voter_is_replaced_in_three_entries_by_any_leader(cluster: Cluster, leader_changes: bool) -> None:
+    leader, service = await cluster.led()
+    dead = await cluster.lose(leader)
+    cluster.waiting[dead] = "new", ADDRESS
+    report = await cluster.done(service.replace(dead, None, who="someone"))
+    new = MemberId(f"{dead}/new")
+    assert [each.role for each in report.members if each.store_uuid == "new"] == ["learner"]
+    assert cluster.configuration().replaces == {new: dead}
+    if leader_changes:
+        leader.replica.leadership.transfer(next(n for n in cluster.members if n not in (leader.node_id, new)))
+    seen = []
+    for _ in range(3000):
+        configuration = cluster.configuration()
+        if configuration not in seen:
+            seen.append(configuration)
+        if new in configuration.voters and not any(m.replica.raft.status().is_change_pending for m in cluster.running):
+            break
+        await cluster.step()
+    changes = [len(before.voters ^ after.voters) for before, after in pairwise(seen)]
+    assert max(changes) == 1, "no entry changes two voters"
+    assert MemberId(dead) not in cluster.configuration().members
+    assert cluster.configuration().addresses[new] == ADDRESS
 
 
-def test_replacement_is_called_off_when_the_old_store_answers(tmp_path: Path) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        leader, service = await cluster.led()
-        cut = next(node for node in ("n0", "n1", "n2") if node != leader.node_id)
-        new = MemberId(f"{cut}/new")
-        cluster.drop = lambda message: (
-            cut in (message.sender, message.target) or new in (message.sender, message.target)
-        )
-        await cluster.when(lambda: not leader.replica.raft.status().progress[MemberId(cut)].is_active)
-        cluster.waiting[cut] = "new", ADDRESS
-        await cluster.done(service.replace(NodeId(cut), None, who="someone"))
-        assert new in cluster.configuration().learners
-        cluster.drop = lambda message: new in (message.sender, message.target)
-        await cluster.when(lambda: new not in cluster.configuration().members)
-        assert cluster.configuration().voters == {N0, N1, N2}
-
-    run(work())
+async def test_replacement_is_called_off_when_the_old_store_answers(cluster: Cluster) -> None:
+    leader, service = await cluster.led()
+    cut = cluster.follower(leader)
+    new = MemberId(f"{cut}/new")
+    cluster.drop = lambda message: cut in (message.sender, message.target) or new in (message.sender, message.target)
+    await cluster.when(lambda: not cluster.is_active(leader, cut))
+    cluster.waiting[cut] = "new", ADDRESS
+    await cluster.done(service.replace(cut, None, who="someone"))
+    assert new in cluster.configuration().learners
+    cluster.drop = lambda message: new in (message.sender, message.target)
+    await cluster.when(lambda: new not in cluster.configuration().members)
+    assert cluster.configuration().voters == {N0, N1, N2}
 
 
-def test_removed_leader_transfers_leadership_first(tmp_path: Path) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        leader, service = await cluster.led()
-        with pytest.raises(NotLeaderError):
-            await cluster.done(service.remove(NodeId(leader.node_id), who="someone"))
-        successor, other = await cluster.led()
-        assert successor is not leader
-        report = await cluster.done(other.remove(NodeId(leader.node_id), who="someone"))
-        assert leader.node_id not in [each.node_id for each in report.members]
-
-    run(work())
+async def test_removed_leader_transfers_leadership_first(cluster: Cluster) -> None:
+    leader, service = await cluster.led()
+    with pytest.raises(NotLeaderError):
+        await cluster.done(service.remove(NodeId(leader.node_id), who="someone"))
+    successor, other = await cluster.led()
+    assert successor is not leader
+    report = await cluster.done(other.remove(NodeId(leader.node_id), who="someone"))
+    assert leader.node_id not in [each.node_id for each in report.members]
 
 
-def test_refusals_name_their_reason_and_change_nothing(tmp_path: Path) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        leader, service = await cluster.led()
-        follower = NodeId(next(node for node in ("n0", "n1", "n2") if node != leader.node_id))
-        before = cluster.configuration()
-        refused = {
-            "already-member": lambda: service.add(follower, ADDRESS, learner=False, who="x"),
-            "still-active": lambda: service.replace(follower, None, who="x"),
-            "unknown-member": lambda: service.remove(NodeId("n9"), who="x"),
-        }
-        for reason, change in refused.items():
-            with pytest.raises(MemberChangeRefusedError) as caught:
-                await cluster.done(change())
-            assert reason_of(caught) == reason
-        for change in (service.promote, lambda node, who: service.replace(node, None, who=who)):
-            with pytest.raises(MemberChangeRefusedError) as caught:
-                await cluster.done(change(NodeId("n9"), who="x"))
-            assert reason_of(caught) == "unknown-member"
-        with pytest.raises(NotLeaderError):
-            cluster.services[follower].report()
-        assert cluster.configuration() == before
+Ask = Callable[[Membership, NodeId], Awaitable[GroupMembers]]
+REFUSED: dict[str, tuple[Ask, str]] = {
+    "add a member": (lambda service, node: service.add(node, ADDRESS, learner=False, who="x"), "already-member"),
+    "replace a member that answers": (lambda service, node: service.replace(node, None, who="x"), "still-active"),
+    "replace another node": (lambda service, _: service.replace(NodeId("n9"), None, who="x"), "unknown-member"),
+    "remove another node": (lambda service, _: service.remove(NodeId("n9"), who="x"), "unknown-member"),
+    "promote another node": (lambda service, _: service.promote(NodeId("n9"), who="x"), "unknown-member"),
+    "promote a voter": (lambda service, node: service.promote(node, who="x"), "unknown-member"),
+}
+"""Refusals by the name of a node; the other reasons are those of the core, in ``tests/raft``."""
 
-        for node in ("n0", "n1", "n2"):
-            if node != leader.node_id:
-                del cluster.members[NodeId(node)], cluster.services[NodeId(node)]
-        leader.replica.propose_change(Remove(MemberId(follower)))
-        with pytest.raises(MemberChangeRefusedError) as caught:
-            await service.remove(NodeId(follower), who="x")
-        assert reason_of(caught) == "change-pending"
-        assert set(service.report().voters_before) == before.voters
 
-    run(work())
+@pytest.mark.parametrize("asked", REFUSED)
+async def test_refusals_name_their_reason_and_change_nothing(cluster: Cluster, asked: str) -> None:
+    leader, service = await cluster.led()
+    ask, reason = REFUSED[asked]
+    assert await cluster.refusal(ask(service, cluster.follower(leader))) == reason
+
+
+async def test_pending_change_refuses_another_and_shows_the_voters_before(cluster: Cluster) -> None:
+    leader, service = await cluster.led()
+    follower, before = cluster.follower(leader), cluster.configuration()
+    with pytest.raises(NotLeaderError):
+        cluster.services[follower].report()
+    for node in cluster.members.keys() - {leader.node_id}:
+        del cluster.members[node], cluster.services[node]
+    leader.replica.propose_change(Remove(MemberId(follower)))
+    assert await cluster.refusal(service.remove(follower, who="x")) == "change-pending"
+    assert set(service.report().voters_before) == before.voters
 
 
 @pytest.mark.parametrize("learner", [False, True], ids=["to be promoted", "learner"])
-def test_learner_that_lost_its_disk_is_replaced(tmp_path: Path, learner: bool) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        _, service = await cluster.led()
-        cluster.waiting["n3"] = "lost", ADDRESS
-        cluster.drop = lambda message: "n3/lost" in (message.sender, message.target)
-        await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=learner, who="someone"))
-        with pytest.raises(MemberChangeRefusedError):
-            await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=learner, who="someone"))
-        with pytest.raises(MemberChangeRefusedError) as caught:
-            await cluster.done(service.replace(NodeId("n3"), None, who="someone"))
-        assert reason_of(caught) == "no-change"
-        cluster.waiting["n3"] = "new", ADDRESS
-        await cluster.done(service.replace(NodeId("n3"), None, who="someone"))
-        assert MemberId("n3/lost") not in cluster.configuration().members
-        new = MemberId("n3/new")
-        if learner:
-            assert new in cluster.configuration().learners - cluster.configuration().promote
-        else:
-            await cluster.when(lambda: cluster.configuration().is_voter(new))
-
-    run(work())
+async def test_learner_that_lost_its_disk_is_replaced(cluster: Cluster, learner: bool) -> None:
+    _, service = await cluster.led()
+    cluster.waiting["n3"] = "lost", ADDRESS
+    cluster.drop = lambda message: "n3/lost" in (message.sender, message.target)
+    await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=learner, who="someone"))
+    again = service.add(NodeId("n3"), ADDRESS, learner=learner, who="someone")
+    assert await cluster.refusal(again) == "already-member"
+    assert await cluster.refusal(service.replace(NodeId("n3"), None, who="someone")) == "no-change"
+    cluster.waiting["n3"] = "new", ADDRESS
+    await cluster.done(service.replace(NodeId("n3"), None, who="someone"))
+    assert MemberId("n3/lost") not in cluster.configuration().members
+    new = MemberId("n3/new")
+    if learner:
+        assert new in cluster.configuration().learners - cluster.configuration().promote
+    else:
+        await cluster.when(lambda: cluster.configuration().is_voter(new))
 
 
-def test_replacement_that_lost_its_disk_is_replaced(tmp_path: Path) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        leader, service = await cluster.led()
-        lost = NodeId(next(node for node in ("n0", "n1", "n2") if node != leader.node_id))
-        del cluster.members[lost], cluster.services[lost]
-        await cluster.when(lambda: not leader.replica.raft.status().progress[MemberId(lost)].is_active)
-        cluster.drop = lambda message: f"{lost}/lost" in (message.sender, message.target)
-        for store in ("lost", "new"):
-            cluster.waiting[lost] = store, ADDRESS
-            await cluster.done(service.replace(lost, None, who="someone"))
-        await cluster.when(lambda: cluster.configuration().is_voter(MemberId(f"{lost}/new")))
-        assert len(cluster.configuration().members) == 3
-
-    run(work())
+async def test_replacement_that_lost_its_disk_is_replaced(cluster: Cluster) -> None:
+    leader, service = await cluster.led()
+    lost = await cluster.lose(leader)
+    cluster.drop = lambda message: f"{lost}/lost" in (message.sender, message.target)
+    for store in ("lost", "new"):
+        cluster.waiting[lost] = store, ADDRESS
+        await cluster.done(service.replace(lost, None, who="someone"))
+    await cluster.when(lambda: cluster.configuration().is_voter(MemberId(f"{lost}/new")))
+    assert len(cluster.configuration().members) == 3
 
 
-def test_change_that_a_majority_does_not_answer_is_refused_and_recorded(tmp_path: Path) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        leader, service = await cluster.led()
-        cluster.waiting["n3"] = "store", ADDRESS
-        followers = [node for node in ("n0", "n1", "n2") if node != leader.node_id]
-        cluster.drop = lambda message: message.sender in followers
-        await cluster.when(
-            lambda: (
-                not any(found.is_active for found in leader.replica.raft.status().progress.values())
-                or not leader.replica.is_leader
-            )
+async def test_change_that_a_majority_does_not_answer_is_refused_and_recorded(cluster: Cluster) -> None:
+    leader, service = await cluster.led()
+    cluster.waiting["n3"] = "store", ADDRESS
+    followers = [node for node in ("n0", "n1", "n2") if node != leader.node_id]
+    cluster.drop = lambda message: message.sender in followers
+    await cluster.when(
+        lambda: (
+            not any(found.is_active for found in leader.replica.raft.status().progress.values())
+            or not leader.replica.is_leader
         )
-        if leader.replica.is_leader:
-            with pytest.raises(MemberChangeRefusedError) as caught:
-                await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=True, who="someone"))
-            assert reason_of(caught) == "majority-not-active"
-            (action,) = actions(tmp_path)
-            assert action["before"] == action["after"]
-            assert "MEMBER_CHANGE_REFUSED" in action["outcome"]
-
-    run(work())
+    )
+    if leader.replica.is_leader:
+        change = service.add(NodeId("n3"), ADDRESS, learner=True, who="someone")
+        assert await cluster.refusal(change) == "majority-not-active"
+        (action,) = cluster.actions()
+        assert action["before"] == action["after"]
+        assert "MEMBER_CHANGE_REFUSED" in action["outcome"]
 
 
-def test_leader_records_a_new_address_but_no_loopback_one(tmp_path: Path) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        leader, service = await cluster.led()
-        follower = NodeId(next(node for node in ("n0", "n1", "n2") if node != leader.node_id))
-        service.address_reported(follower, "127.0.0.1:1")
-        service.address_reported(NodeId(leader.node_id), "[::1]:1")
-        service.address_reported(follower, "localhost:1")
-        for _ in range(100):
-            await cluster.step()
-        assert cluster.configuration().addresses == {}
-        service.address_reported(follower, ADDRESS)
-        await cluster.when(lambda: cluster.configuration().addresses == {follower: ADDRESS})
-        index = leader.replica.raft.status().configuration_index
-        service.address_reported(follower, ADDRESS)
-        for _ in range(100):
-            await cluster.step()
-        assert leader.replica.raft.status().configuration_index == index
-
-    run(work())
+async def test_leader_records_a_new_address_but_no_loopback_one(cluster: Cluster) -> None:
+    leader, service = await cluster.led()
+    follower = cluster.follower(leader)
+    service.address_reported(follower, "127.0.0.1:1")
+    service.address_reported(NodeId(leader.node_id), "[::1]:1")
+    service.address_reported(follower, "localhost:1")
+    for _ in range(100):
+        await cluster.step()
+    assert cluster.configuration().addresses == {}
+    service.address_reported(follower, ADDRESS)
+    await cluster.when(lambda: cluster.configuration().addresses == {follower: ADDRESS})
+    index = leader.replica.raft.status().configuration_index
+    service.address_reported(follower, ADDRESS)
+    for _ in range(100):
+        await cluster.step()
+    assert leader.replica.raft.status().configuration_index == index
 
 
-def test_lag_and_time_left_of_a_learner_are_reported(tmp_path: Path) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        leader, service = await cluster.led()
-        cluster.waiting["n3"] = "store", ADDRESS
-        cluster.drop = lambda message: "n3/store" in (message.sender, message.target)
-        cluster.append(leader, bytes(1000))
-        report = await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=False, who="someone"))
-        (new,) = [each for each in report.members if each.store_uuid == "store"]
-        assert (new.is_active, new.match_index) == (False, -1)
-        assert new.lag_entries == leader.replica.raft.last_index + 1
-        assert new.lag_bytes == leader.log.staged_end
-        (own,) = [each for each in report.members if each.node_id == leader.node_id]
-        assert (own.lag_entries, own.lag_bytes, own.seconds_left) == (0, 0, 0)
-
-    run(work())
+async def test_lag_and_time_left_of_a_learner_are_reported(cluster: Cluster) -> None:
+    leader, service = await cluster.led()
+    cluster.waiting["n3"] = "store", ADDRESS
+    cluster.drop = lambda message: "n3/store" in (message.sender, message.target)
+    cluster.append(leader, bytes(1000))
+    report = await cluster.done(service.add(NodeId("n3"), ADDRESS, learner=False, who="someone"))
+    (new,) = [each for each in report.members if each.store_uuid == "store"]
+    assert (new.is_active, new.match_index) == (False, -1)
+    assert new.lag_entries == leader.replica.raft.last_index + 1
+    assert new.lag_bytes == leader.log.staged_end
+    (own,) = [each for each in report.members if each.node_id == leader.node_id]
+    assert (own.lag_entries, own.lag_bytes, own.seconds_left) == (0, 0, 0)
