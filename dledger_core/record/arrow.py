@@ -28,28 +28,27 @@ def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, mag
         keep: bool, shape (n,): which of them; None = all.
         magic: add the column ``magic``.
     """
-    headers, starts = records.headers, records.starts
-    if keep is None or bool(keep.all()):
-        lengths, blob = headers["length"].astype(np.int64), records.bodies  # gathered once, for the check and for here
+    rows: slice | npt.NDArray[np.bool_] = slice(None) if keep is None or bool(keep.all()) else keep
+    lengths = records.column("length")[rows]
+    if isinstance(rows, slice):
+        blob = records.bodies  # gathered once, for the check and for here
     else:
-        headers, starts = headers[keep], starts[keep]
-        lengths = headers["length"].astype(np.int64)
-        blob = slices_of([records.data], lengths, 0, starts + HEADER_BYTES)
+        blob = slices_of([records.data], lengths.astype(np.int64), 0, records.starts[rows] + HEADER_BYTES)
     offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
+    np.cumsum(lengths, dtype=np.int32, out=offsets[1:])
     body = pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
-    millis = append_times(headers)
+    millis = append_times(records.column("flags")[rows])
     unknown = (millis == 0) | (millis >= _YEAR_10000_MS)  # impossible for a clock, possible in a damaged header
     known = np.packbits(~unknown, bitorder="little") if unknown.any() else None
     arrays = [
-        _column(headers["index"].astype(np.int64), pa.int64()),
-        _column(headers["term"].astype(np.int64), pa.int64()),
-        _column(headers["position"].astype(np.int64), pa.int64()),
+        _column(records.column("index")[rows], pa.int64()),
+        _column(records.column("term")[rows], pa.int64()),
+        _column(records.column("position")[rows], pa.int64()),
         _column(millis * 1000, pa.timestamp("us", tz="UTC"), known),
         body,
     ]
     if magic:
-        arrays.append(_column(headers["magic"].astype(np.int32), pa.int32()))
+        arrays.append(_column(records.column("magic")[rows], pa.int32()))
     return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA if magic else READ_SCHEMA)
 
 
@@ -98,7 +97,7 @@ def data_entries(records: Records, first_index: int, skip: Sequence[Any] = ()) -
     Raises:
         TypeError, ValueError, OverflowError: the ranges are not pairs of integers.
     """
-    keep = records.headers["magic"] == MAGIC_DATA
+    keep = records.column("magic") == MAGIC_DATA
     if len(skip):
         keep &= ~inside(np.arange(first_index, first_index + records.count), skip)
     return to_arrow(records, keep) if keep.any() else empty_batch(READ_SCHEMA)

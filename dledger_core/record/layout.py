@@ -113,13 +113,9 @@ def append_time(flags: int) -> int:
     return int(flags) & _TIME_MASK
 
 
-def append_times(headers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the append time of each record, in ms since the epoch; 0 if unknown.
-
-    Args:
-        headers: dtype HEADER, shape (n,).
-    """
-    return (headers["flags"] & np.uint64(_TIME_MASK)).astype(np.int64)
+def append_times(flags: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Return the append times in the field ``flags`` of records, in ms since the epoch; 0 if unknown."""
+    return (flags & np.uint64(_TIME_MASK)).astype(np.int64)
 
 
 def ends_batch(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

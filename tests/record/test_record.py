@@ -270,6 +270,15 @@ def test_slicing_shares_and_keeps_meaning() -> None:
             assert bytes(piece.data) == bytes(records.data)[int(records.sizes[:start].sum()) :][: piece.nbytes]
 
 
+@pytest.mark.parametrize("name", HEADER.names or ())
+def test_column_is_a_field_of_all_headers_converted_once(name: str) -> None:
+    records = encoded([bytes(n) for n in range(40)], first_index=7, term=3)
+    column = records.column(name)
+    assert column.tolist() == records.headers[name].tolist()
+    assert column.dtype.isnative
+    assert records.column(name) is column
+
+
 def test_to_arrow() -> None:
     bodies = [b"", b"a", bytes(300)]
     records = encoded(bodies, first_index=5, term=2, timestamp_ms=1234, control=b"c")

@@ -223,7 +223,7 @@ def test_staged_end_moves_ahead_of_the_disk_and_back(files: FaultyFiles) -> None
     log.persist(HardState(Term(2), None), Index(3), [replacement])
     assert read_all(log) == [(1, b"a" * 100)] * 3 + [(2, b"e" * 10)] * 4
     assert log.term_ranges() == [TermRange(Index(0), Term(1)), TermRange(Index(3), Term(2))]
-    assert append_times(log.read(0, 9, 1 << 20).headers).tolist() == [1000] * 3 + [1500] * 4
+    assert append_times(log.read(0, 9, 1 << 20).column("flags")).tolist() == [1000] * 3 + [1500] * 4
 
 
 def test_append_time_never_decreases(files: FaultyFiles) -> None:
@@ -235,7 +235,7 @@ def test_append_time_never_decreases(files: FaultyFiles) -> None:
     append(log, [b"x"], now_ms=100)
     for body in (b"a", b"", b"b", b""):  # a record without a body avoids a time whose last byte is 0
         append(log, [body], now_ms=0x300)
-    times = append_times(log.read(0, 9, 1 << 20).headers).tolist()
+    times = append_times(log.read(0, 9, 1 << 20).column("flags")).tolist()
     assert times == [1, 500, 500, 700, 700, 0x300, 0x301, 0x301, 0x301]
     for at, index in ((0, 0), (1, 0), (2, 1), (500, 1), (501, 3), (700, 3), (701, 5)):
         assert log.index_at_time(at) == index

@@ -186,13 +186,12 @@ def first_fault(
         body_crc: check bodies.
         bytes_in_file: bytes of ``records`` that the file has; the rest is invented as zeros. None = all.
     """
-    headers = records.headers
-    indexes, terms = headers["index"].astype(np.int64), headers["term"].astype(np.int64)
+    indexes, terms = records.column("index"), records.column("term")
     formed = records.well_formed()
     if rules.position_checked:
-        formed &= headers["position"] == positions
+        formed &= records.column("position") == positions
     if rules.marked_from is not None:
-        formed &= (append_times(headers) != 0) | (indexes < rules.marked_from)
+        formed &= (append_times(records.column("flags")) != 0) | (indexes < rules.marked_from)
     continues = indexes == np.arange(first_index, first_index + records.count)
     # Terms in a log never fall (dissertation 3.5): a lower one is a record of another log, or a flipped bit that no CRC
     # covers.
@@ -202,7 +201,7 @@ def first_fault(
     if rows is not None and first_index < rules.cross_checked_to:
         # A cheap comparison first, because rows hardly ever differ; the place decides whether a row is about this
         # record.
-        differs = (rows["term"] != terms) | (rows["magic"] != headers["magic"])
+        differs = (rows["term"] != terms) | (rows["magic"] != records.column("magic"))
         if bool(differs.any()):
             good &= ~(contradiction(rows, _rows_of(records, positions)) & (indexes < rules.cross_checked_to))
     found: tuple[int, Fault] | None = None

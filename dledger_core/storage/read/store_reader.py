@@ -205,7 +205,7 @@ class StoreReader:
             record = self.raw(index, index + 1, 1)
         except CorruptRecordError:
             return None
-        millis, bodies = int(append_times(record.headers)[0]), self._store.reader.bodies
+        millis, bodies = int(append_times(record.column("flags"))[0]), self._store.reader.bodies
         if 0 < millis < _TIME_MAX:
             return datetime.fromtimestamp(millis / 1000, UTC)
         return None if bodies is None else bodies.stored_at(record)
