@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument(
         "--render",
         action="store_true",
-        help="only write benchmarks/RESULTS.md, benchmarks/results.svg and the figures in README.md, from --out",
+        help="only write RESULTS.md, results.svg and the figures in dledger_core/README.md, from --out",
     )
     options = parser.parse_args()
     for chosen, known in ((options.lines, names), (options.peers, peers)):
@@ -49,6 +50,7 @@ def main() -> None:
 
         render(json.loads(options.out.read_text()))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the processes of a side end with this one
     wanted = set(options.lines.split(","))
     wanted |= {line.of for line in LINES if line.name in wanted and line.of}
     Comparison(

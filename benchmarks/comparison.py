@@ -46,7 +46,7 @@ WARM_UP_S = 1.0
 TAIL_TIMES = 3
 """A line of percentiles at a fixed rate takes this many times longer, because few of its requests are the slowest."""
 START_S = {"ours": 3.0, "skeletons": 1.5, "kafka": 22.0, "nats": 9.0, "etcd": 9.0, "java_dledger": 14.0}
-"""For the estimate: seconds to start a node of ours and of the skeletons for each line, and a peer for each round."""
+"""For the estimate: seconds to start this log and a skeleton for each line, and a peer for each round."""
 SETTLE_S = 0.3
 LIMIT_S = 180.0
 FREE_BYTES = 600 << 20
@@ -58,7 +58,7 @@ class Memory:
 
     A virtual machine gives free memory back to its host, and the first use of such a page costs a fault there. A log
     that grows uses fresh pages all the time: it would pay what the side before it did. So a sparse file is read into
-    the page cache, which gives its pages up to whoever writes, until little memory is free.
+    the page cache, which gives its pages up to other files, until little memory is free.
 
     Args:
         directory: for the sparse file.
@@ -87,7 +87,7 @@ class Memory:
 
 
 def measure_ours(load: Load, directory: Path) -> dict[str, Any]:
-    """Return the figures of ``dledger perf append``, which warms up for a second by itself."""
+    """Return the figures of ``dledger perf append``, which warms up for a second before."""
     command = [sys.executable, "-m", "dledger_core.cli", "perf", "append", "--format", "json"]
     options: dict[str, object] = {
         "--dir": directory,
@@ -112,7 +112,7 @@ def measure_ours(load: Load, directory: Path) -> dict[str, Any]:
 
 
 def machine() -> dict[str, object]:
-    """Return what the figures depend on."""
+    """Return the facts about the machine that the figures depend on."""
     model = ""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -123,7 +123,7 @@ def machine() -> dict[str, object]:
         "processor": model,
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "python": platform.python_version(),
         "commit": commit,
     }
@@ -152,7 +152,6 @@ class Comparison:
     warm: bool = True
     runs: list[dict[str, Any]] = field(default_factory=list)
     _begun: float = field(default_factory=time.monotonic)
-    _absent: dict[str, str] = field(default_factory=dict)
 
     def sides_of(self, part: str) -> tuple[Side, ...]:
         """Return the sides of ``ours``, ``skeletons`` or a peer."""
@@ -216,13 +215,9 @@ class Comparison:
     def _peer(self, number: int, part: str) -> None:
         with self._store() as store, contextlib.ExitStack() as stack:
             try:
-                if part in self._absent:
-                    raise NotRunError(self._absent[part])
                 peer = stack.enter_context(PEERS[part](self.programs, store))
             except Exception as error:  # noqa: BLE001  (whatever it is: the others are measured all the same)
                 reason = str(error) or repr(error)
-                if isinstance(error, NotRunError):
-                    self._absent[part] = reason
                 say(f"{part}: not run: {reason}")
                 for side in self.sides_of(part):
                     for line in self.lines:

@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Load:
-    """What one measurement sends: the fields of its line, and its duration.
+    """The load of one measurement: the fields of its line, and its duration.
 
     Attributes:
         entries: of one request.

@@ -1,4 +1,4 @@
-"""The results as a page with tables, a picture, and the block of the README that quotes them."""
+"""The results as a page with tables, a picture, and the block of dledger_core/README.md that quotes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.comparison import ROOT, SIDES
 from benchmarks.lines import LINES, Line
 
-PAGE, PICTURE, README = ROOT / "benchmarks/RESULTS.md", ROOT / "benchmarks/results.svg", ROOT / "README.md"
+PAGE, PICTURE, README = ROOT / "benchmarks/RESULTS.md", ROOT / "benchmarks/results.svg", ROOT / "dledger_core/README.md"
 BEGIN, END = "<!-- speed: written by python -m benchmarks --render -->", "<!-- /speed -->"
 NONE = "-"
 
@@ -139,6 +139,8 @@ def processor(results: Results) -> str:
 def measured_on(results: Results) -> str:
     """Return a sentence about the machine and the date."""
     content = results.content
+    if not content["runs"]:
+        return "not yet"
     about = content["machine"]
     return (
         f"{content['at']}, commit {about['commit']}, Python {about['python']}; {about['cores']} cores"
@@ -153,7 +155,7 @@ def page(results: Results) -> str:
     settings = "\n".join(f"- **{side.title}**: {side.settings}" for side in SIDES)
     reasons = [f"- {side.title}: {reason}" for side in SIDES for reason in results.reasons(side.name)]
     warmed = "free memory was touched before each side" if content["warmed"] else "memory was not warmed"
-    missing = "\n".join(reasons) or "Every side ran every line."
+    missing = "\n".join(reasons) or ("Every side ran every line." if content["runs"] else "Nothing was measured yet.")
     return f"""\
 # Results
 
@@ -165,7 +167,7 @@ loopback: compare the columns, not these figures with other machines. Medians of
 
 {table(results, names, shares=True)}
 
-{NONE} means not run, see below. The last two columns are this log's figure divided by the skeleton's: of rates more is
+A dash means not run, see below. The last two columns are this log's figure divided by the skeleton's: of rates more is
 better, of times less. At 60 % of the maximum rate, each side sends at 60 % of what it reached itself with 1 KB.
 
 ![Every line, each side](results.svg)
@@ -189,11 +191,11 @@ better, of times less. At 60 % of the maximum rate, each side sends at 60 % of w
 
 
 def block(results: Results) -> str:
-    """Return what the README quotes."""
+    """Return the figures for the README."""
     names = [side.name for side in SIDES if side.name != "zeroed"]
     return f"""\
 Three nodes and one client on one machine, loopback, acknowledged by a majority; bodies of 100 bytes to 10 KB
-([all figures and settings](benchmarks/RESULTS.md)). Measured {measured_on(results)}. The skeleton
+([all figures and settings](../benchmarks/RESULTS.md)). Measured {measured_on(results)}. The skeleton
 does the same without Raft. Kafka with page cache and Java DLedger acknowledge without a sync.
 
 {table(results, names, shares=False)}

@@ -104,7 +104,7 @@ class Frames(asyncio.BufferedProtocol):
 
 
 class Disk:
-    """A thread that writes what arrived meanwhile, then syncs once.
+    """A thread that writes all batches that arrived meanwhile, then syncs once.
 
     Args:
         path: of the data file; the index file is next to it.

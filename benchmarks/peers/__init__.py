@@ -20,8 +20,8 @@ from benchmarks.lines import Load
 
 SOURCES = Path(__file__).parent / "load"
 WARM_UP = (Load(100, 1, 64, True, 1, None, 3.0, 0.0), Load(1000, 1048, 6, False, 1, None, 2.0, 0.0))
-"""What each peer is driven with before it is measured: compilers and caches of a new process need it."""
-ANSWER_S = 60.0
+"""Loads of each peer before it is measured: compilers and caches of a new process need it."""
+ANSWER_S = 40.0
 
 
 class NotRunError(Exception):
@@ -30,12 +30,12 @@ class NotRunError(Exception):
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared, a column of the results.
+    """A column of the results.
 
     Attributes:
         name: in the results and for ``--peers``.
         title: in tables.
-        settings: its version, what is not its default, and how the lines are translated for it.
+        settings: its version, its options that have not their default, and how the lines are translated for it.
     """
 
     name: str
@@ -85,10 +85,14 @@ class Process:
     """A program whose output goes to a file, until ``stop``; with ``asked``, one that answers lines."""
 
     def __init__(self, command: list[Any], log: Path, *, asked: bool = False) -> None:
-        self._name, pipe = Path(command[0]).name, subprocess.PIPE if asked else None
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                list(map(str, command)), stdin=pipe, stdout=pipe or output, stderr=output, cwd=log.parent, text=True
+        self._command, self._log, self._asked = list(map(str, command)), log, asked
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE if self._asked else None
+        with self._log.open("ab") as output:
+            return subprocess.Popen(
+                self._command, stdin=pipe, stdout=pipe or output, stderr=output, cwd=self._log.parent, text=True
             )
 
     def stop(self) -> None:
@@ -120,13 +124,16 @@ class Process:
         finally:
             timer.cancel()
         if not line:
-            raise RuntimeError(f"{self._name} ended or did not answer")
+            raise RuntimeError(f"{Path(self._command[0]).name} ended or did not answer")
         found: dict[str, Any] = json.loads(line)
         if found.get("failed") and not found["entries_per_s"]:
             raise RuntimeError(f"every append failed: {found['reason']}")
         return found
 
     def measure(self, load: Load) -> dict[str, Any]:
-        """Return the figures of a measurement."""
+        """Return the figures of a measurement; start the program again if an earlier one ended it."""
+        if self._process.poll() is not None:
+            self.stop()
+            self._process = self._started()
         self.send(load)
         return self.answer(load)

@@ -16,7 +16,7 @@ PROGRAMS = Path.home() / ".cache" / "dledger-benchmarks"
 
 
 def fetch(programs: Path) -> int:
-    """Fetch what is not there yet; print what cannot be had, and return the exit code."""
+    """Fetch the missing programs; print why one is not available, and return the exit code."""
     (programs / "bin").mkdir(parents=True, exist_ok=True)
     missing = []
     for peer in (Kafka, JavaDLedger):

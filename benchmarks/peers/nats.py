@@ -26,7 +26,7 @@ class Nats:
             "nats",
             "NATS JetStream",
             "nats-server 2.15, streams of 3 replicas in files, sync_interval: always, all else default. Client: "
-            "nats.go, PublishAsync on one connection; it sends every message by itself, so the lines with joined and "
+            "nats.go, PublishAsync on one connection; it joins no messages, so the lines with joined and "
             "with separate singles are the same; a request of 1 MiB is as many messages, at most 4,000 in flight (the "
             "client's default). Groups are streams.",
         ),

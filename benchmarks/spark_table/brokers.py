@@ -133,7 +133,9 @@ class Brokers:
     def __enter__(self) -> Brokers:
         (self._folder / "log4j2.properties").write_text(LOGGING)
         voters = ",".join(f"{node + 1}@127.0.0.1:{port}" for node, port in enumerate(self._controllers))
-        identity = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        identity = (
+            urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+        )  # an option of the tool otherwise
         formatting = []
         try:
             for node, (port, controller) in enumerate(zip(self._ports, self._controllers, strict=True)):

@@ -1,3 +1,4 @@
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
@@ -61,7 +62,8 @@ final class KafkaLoad {
     private static void joined(Load load, String address, String topic) throws Exception {
         boolean large = load.entries > 1;
         Semaphore free = new Semaphore(large ? Integer.MAX_VALUE : load.inFlight);
-        try (KafkaProducer<byte[], byte[]> producer = producer(address, 1 << 20, large ? 5 : 0, 64 << 20)) {
+        KafkaProducer<byte[], byte[]> producer = producer(address, 1 << 20, large ? 5 : 0, 64 << 20);
+        try {
             int[] next = {0};
             load.begin();
             load.due(0, 1, due -> {
@@ -75,6 +77,8 @@ final class KafkaLoad {
                     });
                 }
             });
+        } finally {
+            producer.close(Duration.ofSeconds(1)); // the rest of its memory is not waited for
         }
     }
 
