@@ -234,12 +234,16 @@ class Comparison:
         try:
             same = self._same(number, line, side)
             found = measure(self._load(line, side)) if same is None else same
+            if not found["entries_per_s"]:
+                found = {"failed": "no request was acknowledged in time"}
         except NotRunError as error:
             found = {"not_run": str(error)}
         except Exception as error:  # noqa: BLE001  (a line of a side that fails leaves the others as they are)
             found = {"failed": str(error) or repr(error)}
         self._record(number, line, side, found)
-        what = found.get("not_run") or found.get("failed") or f"{found['entries_per_s']:,}/s, p50 {found['p50_ms']} ms"
+        what = (
+            found.get("not_run") or found.get("failed") or f"{found['entries_per_s']:,}/s, p50 {found.get('p50_ms')} ms"
+        )
         say(f"{time.monotonic() - self._begun:5.0f} s  round {number}  {line.name:<12} {side.name:<13} {what}")
         time.sleep(SETTLE_S)
 
@@ -247,7 +251,7 @@ class Comparison:
         rate = None
         if line.share:
             rates = [run["entries_per_s"] for run in self.runs_of(line.of, side.name)]
-            if not rates:
+            if not any(rates):
                 raise NotRunError(f"its rate with {line.of} is not known")
             rate = round(line.share * statistics.median(rates))
         return line.load(self._seconds(line), WARM_UP_S, rate)

@@ -132,7 +132,8 @@ def processor(results: Results) -> str:
                 for key in ("cpu_us_per_entry_client", *keys)
             )
             switches = results.median(line, "ours", "context_switches_per_entry")
-            rows.append(f"| {line.title} | {client} | {' / '.join(nodes)} | {switches} |")
+            shown = NONE if switches is None else number(switches)
+            rows.append(f"| {line.title} | {client} | {' / '.join(nodes)} | {shown} |")
     return "\n".join(rows)
 
 
