@@ -54,26 +54,35 @@ class MissingError(Exception):
     """Kafka is not available here, with the reason."""
 
 
-def fetch() -> tuple[Path, list[Path]]:
-    """Return the directory of the servers' jars, and the jars that Spark needs; Maven fetches them into ``CACHE``.
+def java(program: str = "java") -> str:
+    """Return the path of a program of Java.
 
     Raises:
-        MissingError: there is no Java or no Maven, or Maven cannot fetch them.
+        MissingError: there is no Java.
     """
     try:
-        find_java()
+        return str(find_java() / "bin" / program)
     except ConfigError as error:
         raise MissingError(str(error)) from None
-    return _resolve("server", SERVER, alone=False), sorted(_resolve("spark", SPARK, alone=True).glob("*.jar"))
 
 
-def _resolve(kind: str, artifacts: tuple[tuple[str, str, str], ...], *, alone: bool) -> Path:
-    folder = CACHE / f"{kind}-{'-'.join(version for _, _, version in artifacts)}"
+def resolve(folder: Path, artifacts: tuple[tuple[str, str, str], ...], *, alone: bool = False) -> Path:
+    """Return a directory of jars, into which Maven fetches them on first use.
+
+    Args:
+        folder: the directory; the versions become part of its name.
+        artifacts: (group, name, version) of each.
+        alone: without what they depend on.
+
+    Raises:
+        MissingError: there is no Maven, or it cannot fetch them.
+    """
+    folder = folder.with_name("-".join([folder.name, *(version for _, _, version in artifacts)]))
     if folder.is_dir():
         return folder
     maven = shutil.which("mvn")
     if maven is None:
-        raise MissingError("no Maven on PATH to fetch Kafka with (Debian, Ubuntu: apt-get install maven)")
+        raise MissingError("no Maven on PATH to fetch jars with (Debian, Ubuntu: apt-get install maven)")
     nothing_else = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
     wanted = "".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
@@ -92,17 +101,26 @@ def _resolve(kind: str, artifacts: tuple[tuple[str, str, str], ...], *, alone: b
     done = subprocess.run([maven, "-B", "-q", "-f", str(pom), *goal], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stderr.strip())
-        raise MissingError(f"Maven cannot fetch Kafka: {reason[:300]}")
+        raise MissingError(f"Maven cannot fetch {artifacts[0][1]}: {reason[:300]}")
     return partial.rename(folder)
 
 
 class Brokers:
-    """Three brokers that are controllers too; a context manager."""
+    """Three brokers that are controllers too; a context manager.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: for files and logs.
+        jars: directory of the servers' jars; None = Maven fetches them, and ``spark_jars``, on first use.
+    """
+
+    def __init__(self, folder: Path, jars: Path | None = None) -> None:
         self._folder = folder
-        self._jars, self.spark_jars = fetch()
-        self._java = str(find_java() / "bin" / "java")
+        self._java = java()
+        self.spark_jars: list[Path] = []
+        if jars is None:
+            jars = resolve(CACHE / "server", SERVER)
+            self.spark_jars = sorted(resolve(CACHE / "spark", SPARK, alone=True).glob("*.jar"))
+        self._jars = jars
         self._processes: list[subprocess.Popen[bytes]] = []
         ports = free_ports(2 * COUNT)
         self._ports, self._controllers = ports[:COUNT], ports[COUNT:]
@@ -115,14 +133,22 @@ class Brokers:
     def __enter__(self) -> Brokers:
         (self._folder / "log4j2.properties").write_text(LOGGING)
         voters = ",".join(f"{node + 1}@127.0.0.1:{port}" for node, port in enumerate(self._controllers))
-        identity = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        identity = (
+            urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+        )  # an option of the tool otherwise
+        formatting = []
         try:
             for node, (port, controller) in enumerate(zip(self._ports, self._controllers, strict=True)):
                 config = self._folder / f"{node}.properties"
                 data = self._folder / f"data{node}"
                 fields = {"node": node + 1, "voters": voters, "port": port, "controller": controller, "data": data}
                 config.write_text(PROPERTIES.format(**fields))
-                self.run("kafka.tools.StorageTool", "format", "-t", identity, "-c", str(config))
+                formatting.append(self.start("kafka.tools.StorageTool", "format", "-t", identity, "-c", str(config)))
+            codes = [process.wait() for process in formatting]
+            if any(codes):
+                raise MissingError("kafka.tools.StorageTool failed")
+            for node in range(COUNT):
+                config = self._folder / f"{node}.properties"
                 command = [*self._command("1g"), "kafka.Kafka", str(config)]
                 with (self._folder / f"{node}.log").open("wb") as log:
                     self._processes.append(subprocess.Popen(command, stdout=log, stderr=log))
