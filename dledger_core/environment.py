@@ -17,6 +17,7 @@ __all__ = [
     "DELTA_VERSION",
     "JAVA_VERSIONS",
     "SPARK_VERSION",
+    "SPARK_VERSIONS",
     "SYSTEM_JAVA",
     "find_java",
     "install_command",
@@ -24,7 +25,9 @@ __all__ = [
 ]
 
 SPARK_VERSION: Final = "4.2"
-"""Major and minor version of PySpark and of Spark's servers."""
+"""Major and minor version of PySpark and of Spark's servers that ``DELTA_VERSION`` needs: the default pair."""
+SPARK_VERSIONS: Final = ("4.1", "4.2", "4.3")
+"""Major and minor versions of PySpark and of Spark's servers on which source, sink and lag work."""
 DELTA_VERSION: Final = "4.4.0"
 """Delta's version, of its package for Python and of its jar."""
 JAVA_VERSIONS: Final = (17, 21)

@@ -228,7 +228,7 @@ _EXAMPLES = examples(
 @click.option(
     "--retry-for",
     type=click.IntRange(1, 86_400),
-    default=15,
+    default=120,
     show_default=True,
     metavar="SECONDS",
     help="Total timeout of retries when no node responds.",

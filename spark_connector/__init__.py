@@ -53,7 +53,7 @@ def register(spark: SparkSession) -> None:
     """Make ``format("dledger")`` available in the session.
 
     Raises:
-        SparkVersionError: PySpark is not 4.2, or the server of Spark Connect is not.
+        SparkVersionError: PySpark is none of 4.1, 4.2 and 4.3, or the server of Spark Connect is not.
     """
     check_spark(spark)
     from spark_connector.source import DLedgerDataSource  # another PySpark may lack names that it imports

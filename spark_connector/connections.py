@@ -6,20 +6,25 @@ the least recently used one; its connections or files close with its last user.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from dledger_core import Client, JavaOptions, StoreMismatchError, StoreReader, open_store
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 
-__all__ = ["client_for", "store_for"]
+__all__ = ["announced", "client_for", "forget_client", "store_for"]
+
+_log = logging.getLogger("spark_connector")
 
 _OPEN_MAX: Final = 256
 _FIRST_MS: Final = 5_000
+_SILENT_S: Final = 5.0
 
 
 class _Pool:
@@ -38,6 +43,11 @@ class _Pool:
                 self._open.popitem(last=False)
             return found
 
+    def remove(self, entry: object) -> None:
+        """Forget an object."""
+        with self._lock:
+            self._open = OrderedDict((key, each) for key, each in self._open.items() if each is not entry)
+
 
 _pool = _Pool()
 
@@ -51,20 +61,20 @@ os.register_at_fork(after_in_child=_start_empty)
 
 
 def client_for(
-    options: DLedgerOptions, group: str, *, planning: bool = False, log: str | None = None, run: str = ""
+    options: DLedgerOptions, group: str, *, measuring: bool = False, log: str | None = None, run: str = ""
 ) -> Client:
     """Return this process's client for a group.
 
     Args:
         options: the options of the query.
         group: the group.
-        planning: fail within seconds if no node responds. Tasks retry for all of ``fetchRetryMs``, because a cluster
-            may restart while a query runs.
+        measuring: fail within seconds if no node responds. Reads and writes retry for all of ``fetchRetryMs``, also the
+            first call: a cluster may restart while a query starts or runs.
         log: uuid of the log; None = the log that the client finds first.
         run: a run of a query, which has clients of its own: they keep the log that they find.
     """
     limits: dict[str, Any] = {"timeout_ms": options.fetch_timeout_ms, "retry_timeout_ms": options.fetch_retry_ms}
-    if planning:
+    if measuring:
         limits["connect_timeout_ms"] = min(_FIRST_MS, options.fetch_retry_ms)
     java = JavaOptions(safety_lag_ms=options.safety_lag_ms, commit_probe=options.commit_probe)
 
@@ -78,6 +88,27 @@ def client_for(
     key = ("client", options.peers, group, options.protocol, java, log, run, *limits.values(), *access.values())
     client: Client = _pool.use(key, made)
     return client
+
+
+def forget_client(client: Client) -> None:
+    """Make a new client at the next ``client_for``: this one knows a log that no longer exists."""
+    _pool.remove(client)
+
+
+@contextmanager
+def announced(options: DLedgerOptions) -> Iterator[None]:
+    """Warn if no node responds within five seconds: the peers may be wrong, and the work inside retries for long."""
+    if options.path:
+        yield
+        return
+    text = "no node has responded yet, trying for up to %g s (fetchRetryMs): peers=%s"
+    timer = threading.Timer(_SILENT_S, _log.warning, (text, options.fetch_retry_ms / 1000, options.peers))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def store_for(path: str, *, opaque: bool = False) -> StoreReader:

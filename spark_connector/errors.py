@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dledger_core import ConfigError, DLedgerError
 from dledger_core.client import EntryCheck, Loss, LossKind
-from dledger_core.environment import SPARK_VERSION
+from dledger_core.environment import SPARK_VERSION, SPARK_VERSIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,13 +104,16 @@ def check_spark(spark: SparkSession) -> None:
     """
     import pyspark
 
-    remedy = f"pip install 'pyspark~={SPARK_VERSION}.0'"
-    if not pyspark.__version__.startswith(f"{SPARK_VERSION}."):
-        what = f"PySpark {pyspark.__version__} is installed, this connector needs {SPARK_VERSION}"
-        raise SparkVersionError(what, "", remedy)
-    if not spark.version.startswith(f"{SPARK_VERSION}."):  # a Spark Connect server has a version of its own
-        what = f"the session runs on Spark {spark.version}, this connector needs {SPARK_VERSION}"
+    needed, remedy = f"this connector needs {' or '.join(SPARK_VERSIONS)}", f"pip install 'pyspark~={SPARK_VERSION}.0'"
+    if not _is_supported(pyspark.__version__):
+        raise SparkVersionError(f"PySpark {pyspark.__version__} is installed, {needed}", "", remedy)
+    if not _is_supported(spark.version):  # a Spark Connect server has a version of its own
+        what = f"the session runs on Spark {spark.version}, {needed}"
         raise SparkVersionError(what, "", f"start the server with Spark {SPARK_VERSION}")
+
+
+def _is_supported(version: str) -> bool:
+    return ".".join(version.split(".")[:2]) in SPARK_VERSIONS
 
 
 class CheckpointError(DLedgerError):

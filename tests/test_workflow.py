@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
-from dledger_core.environment import JAVA_VERSIONS
+from dledger_core.environment import JAVA_VERSIONS, SPARK_VERSIONS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WORKFLOW: Final = ROOT / ".github/workflows/ci.yml"
@@ -54,7 +55,11 @@ def test_matrix_has_each_version_that_the_project_allows(jobs: dict[str, Any]) -
     matrix = jobs["wheel"]["strategy"]["matrix"]
     classifiers = "\n".join(PROJECT["classifiers"])
     assert matrix["python"] == re.findall(r"Python :: (3\.\d+)$", classifiers, re.MULTILINE)
-    assert [f"pyspark=={version}" for version in matrix["spark"]] == PROJECT["optional-dependencies"]["spark"][:1]
+    assert tuple(version.rpartition(".")[0] for version in matrix["spark"]) == SPARK_VERSIONS
+    (allowed,) = [each for each in PROJECT["optional-dependencies"]["spark"] if each.startswith("pyspark")]
+    assert all(Requirement(allowed).specifier.contains(version) for version in matrix["spark"])
+    guide = (ROOT / "spark_connector/README.md").read_text()
+    assert re.findall(r"^\| (\d\.\d) \|", guide, re.MULTILINE) == list(SPARK_VERSIONS)
     assert matrix["java"] == [str(version) for version in JAVA_VERSIONS]
 
 

@@ -35,6 +35,7 @@ from dledger_core.environment import (
     DELTA_VERSION,
     JAVA_VERSIONS,
     SPARK_VERSION,
+    SPARK_VERSIONS,
     find_java,
     install_command,
     java_version,
@@ -147,8 +148,14 @@ def _packages() -> Iterator[Check]:
 
 def _spark() -> Iterator[Check]:
     pyspark, delta = _version("pyspark"), _version("delta-spark")
-    yield _pinned("PySpark", pyspark, SPARK_VERSION, bool(pyspark and pyspark.startswith(f"{SPARK_VERSION}.")))
-    yield _pinned("delta-spark", delta, DELTA_VERSION, delta == DELTA_VERSION)
+    is_default = bool(pyspark and pyspark.startswith(f"{SPARK_VERSION}."))
+    is_supported = bool(pyspark and pyspark.rpartition(".")[0] in SPARK_VERSIONS)
+    yield _pinned("PySpark", pyspark, " or ".join(SPARK_VERSIONS), is_supported)
+    if is_default or not is_supported:
+        yield _pinned("delta-spark", delta, DELTA_VERSION, delta == DELTA_VERSION)
+    else:
+        remedy = f"ingest, the other jobs and the demo need PySpark {SPARK_VERSION} and delta-spark {DELTA_VERSION}"
+        yield Check("delta-spark", "note", delta or "not installed", remedy)
     yield _java(needed=pyspark is not None)
     python = os.environ.get("PYSPARK_PYTHON")
     if python and shutil.which(python) != sys.executable:

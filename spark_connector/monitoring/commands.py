@@ -279,11 +279,11 @@ def _measure(
     found: SparkCheckpoint, options: DLedgerOptions, source: int, group: str, offset: GroupOffset
 ) -> tuple[LagReport, DataLossError | None]:
     # A query with isolation=read_uncommitted may have read entries after the last stable offset.
-    everything = open_log(options.model_copy(update={"isolation": "read_uncommitted"}), group, planning=True)
+    everything = open_log(options.model_copy(update={"isolation": "read_uncommitted"}), group, measuring=True)
     view = everything.bounds(offset.next, _CATCH_UP_MS)
     loss = find_loss(offset.position, view, lambda index: everything.record(index).check)
     error = None if loss is None else loss_error(group, loss)
-    log = open_log(options, group, planning=True)
+    log = open_log(options, group, measuring=True)
     bounds = log.bounds()
     start = max(offset.next if loss is None else loss.resume_index, bounds.first_index)
     behind = lag_from(log, start, bounds)

@@ -66,7 +66,7 @@ class LagMeter:
 
     def _log(self, group: str) -> Log:
         if group not in self._logs:
-            self._logs[group] = open_log(self._options, group, planning=True)
+            self._logs[group] = open_log(self._options, group, measuring=True)
         elif self._options.path:
             self._logs[group].bounds()  # opens the store again: it may have new entries
         return self._logs[group]

@@ -28,10 +28,11 @@ from dledger_core import (
     Fetch,
     IndexOutOfRangeError,
     LogRange,
+    OtherLogError,
     UnreachableError,
 )
 from dledger_core.client import EntryCheck, check_of, record_at
-from spark_connector.connections import client_for, store_for
+from spark_connector.connections import client_for, forget_client, store_for
 from spark_connector.errors import (
     LossPolicy,
     OptionError,
@@ -120,23 +121,23 @@ class Log(Protocol):
 
 
 def open_log(
-    options: DLedgerOptions, group: str | None = None, *, planning: bool = False, log: str | None = None
+    options: DLedgerOptions, group: str | None = None, *, measuring: bool = False, log: str | None = None
 ) -> Log:
-    """Open the log of ``group``; a store names its group itself. ``planning`` and ``log``: see ``client_for``."""
+    """Open the log of ``group``; a store names its group itself. ``measuring`` and ``log``: see ``client_for``."""
     if options.path:
         return StoreLog(options)
     kind = JavaLog if options.protocol == "dledger-java" else ServerLog
-    return kind(options, group or options.groups[0], planning=planning, log=log)
+    return kind(options, group or options.groups[0], measuring=measuring, log=log)
 
 
 class _ClientLog:
     """A log read through a client."""
 
-    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False, log: str | None = None) -> None:
+    def __init__(self, options: DLedgerOptions, group: str, *, measuring: bool = False, log: str | None = None) -> None:
         self.group = group
         self._options = options
-        self._planning = planning
-        self._client = client_for(options, group, planning=planning, log=log)
+        self._measuring = measuring
+        self._client = client_for(options, group, measuring=measuring, log=log)
         self._fetch: dict[str, Any] = {}
 
     def _use_log(self, log: str | None) -> None:
@@ -144,12 +145,19 @@ class _ClientLog:
         # Clients are pooled by process, and executors are reused: a client may belong to the log that had this name
         # before (test_recreated_log_is_read_by_process_that_has_read_its_predecessor).
         if log is not None and log != self._client.log_uuid:
-            self._client = client_for(self._options, self.group, planning=self._planning, log=log)
+            self._client = client_for(self._options, self.group, measuring=self._measuring, log=log)
 
     def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
         """See ``Log``."""
         wait_ms = min(wait_ms, self._options.fetch_retry_ms)
-        found = self._client.bounds(isolation=self._options.isolation, min_end=min_end, wait_ms=wait_ms)
+        try:
+            found = self._client.bounds(isolation=self._options.isolation, min_end=min_end, wait_ms=wait_ms)
+        except OtherLogError:
+            # The pooled client knows a log that was deleted since. The offsets of a query name their log, so that the
+            # new one cannot be taken for it (test_group_that_was_created_again_is_read_in_the_same_session).
+            forget_client(self._client)
+            self._client = client_for(self._options, self.group, measuring=self._measuring)
+            found = self._client.bounds(isolation=self._options.isolation, min_end=min_end, wait_ms=wait_ms)
         self._use_log(found.log_uuid)
         return found
 
@@ -188,8 +196,8 @@ class _ClientLog:
 class ServerLog(_ClientLog):
     """A log on servers."""
 
-    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False, log: str | None = None) -> None:
-        super().__init__(options, group, planning=planning, log=log)
+    def __init__(self, options: DLedgerOptions, group: str, *, measuring: bool = False, log: str | None = None) -> None:
+        super().__init__(options, group, measuring=measuring, log=log)
         self._fetch = {"isolation": options.isolation}
         if options.read_from.startswith("node:"):
             self._fetch["node"] = options.read_from.removeprefix("node:")
@@ -230,8 +238,8 @@ class JavaLog(_ClientLog):
     entry (``commitProbe``); executors read up to that end without another check.
     """
 
-    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False, log: str | None = None) -> None:
-        super().__init__(options, group, planning=planning, log=log)
+    def __init__(self, options: DLedgerOptions, group: str, *, measuring: bool = False, log: str | None = None) -> None:
+        super().__init__(options, group, measuring=measuring, log=log)
         # The driver has decided the safe end, so an executor reads up to it without a second safety lag.
         self._fetch = {"isolation": "read_uncommitted"}
         self._bounds_read = False

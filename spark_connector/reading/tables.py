@@ -99,7 +99,7 @@ class TableReader(DataSourceReader):
 
 def _rows_of_servers(options: DLedgerOptions, table: str) -> Iterator[dict[str, Any]]:
     for group in _groups(options):
-        client = client_for(options, group, planning=True)
+        client = client_for(options, group)
         metadata = client.metadata()
         if table == "groups":
             yield _group_row(group, metadata)
@@ -122,7 +122,7 @@ def _groups(options: DLedgerOptions) -> Iterable[str]:
         if not found:
             raise finder.nothing_found()
         return found
-    return client_for(options, options.groups[0], planning=True).groups()
+    return client_for(options, options.groups[0]).groups()
 
 
 def _group_row(group: str, metadata: Metadata) -> dict[str, Any]:

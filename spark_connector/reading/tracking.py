@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from dledger_core import LogRange
 from dledger_core.client import EntryCheck, Loss, LossKind, find_loss
-from spark_connector.connections import client_for
+from spark_connector.connections import announced, client_for
 from spark_connector.errors import (
     GroupGoneError,
     LossPolicy,
@@ -44,7 +44,8 @@ class GroupFinder:
         """Ask the nodes and return the groups that match now, sorted."""
         options = self._options
         # Every client of these nodes can ask for their groups.
-        hosted = client_for(options, options.groups[0], planning=True).groups()
+        with announced(options):
+            hosted = client_for(options, options.groups[0]).groups()
         self._last_request = self._clock()
         self._hosted = tuple(hosted)
         # An offset without uuid cannot detect that its log was created again.
@@ -142,6 +143,7 @@ class Tracker:
         self._waiter = EntryWaiter(self._logs)
         self._threads: ThreadPoolExecutor | None = None
         self._beyond_end: dict[str, int] = {}
+        self._has_responded = False
         self._seen_ends: dict[tuple[str, str | None], int] = {}
         self.finder = GroupFinder(options) if options.groups_pattern is not None else None
         self.groups: list[str] = []
@@ -152,7 +154,7 @@ class Tracker:
             self._add([""] if options.path else options.groups)
 
     def _add(self, names: Iterable[str]) -> None:
-        for log in [open_log(self._options, name, planning=True) for name in names if name not in self._logs]:
+        for log in [open_log(self._options, name) for name in names if name not in self._logs]:
             self._logs[log.group] = log
             # Spark passes each offset back two times, as the end of a plan and as the start of the next micro-batch, so
             # the newest ones are enough.
@@ -169,6 +171,14 @@ class Tracker:
 
     def bounds(self) -> dict[str, LogRange]:
         """Return the bounds of the readable entries per group; all groups in parallel, as a node may respond slowly."""
+        if self._has_responded:
+            return self._bounds()
+        with announced(self._options):
+            found = self._bounds()
+        self._has_responded = True
+        return found
+
+    def _bounds(self) -> dict[str, LogRange]:
         if len(self.groups) <= 1:
             found = {group: self._logs[group].bounds() for group in self.groups}
         else:

@@ -32,6 +32,7 @@ from dledger_core import RECORD_BYTES_MAX, BadRequestError, ConfigError
 from dledger_core.config import check_group_name
 from dledger_core.record import HEADER_BYTES
 from dledger_core.rocketmq import encode_messages
+from spark_connector.columns import schema_for
 from spark_connector.errors import SchemaError
 from spark_connector.options import DLedgerOptions
 
@@ -50,6 +51,8 @@ _KINDS: Final[dict[str, tuple[type[DataType], ...]]] = {
     "properties": (MapType,),
 }
 _MESSAGE: Final = frozenset({"topic", "queue_id", "tags", "keys", "properties"})
+_MADE: Final = {*schema_for("none").names, *schema_for("message").names} - {*_KINDS}
+"""Columns of a read that are not the content of an entry."""
 _NEVER_NULL: Final = ("topic", "queue_id", "body")
 """A record has no encoding of null, and an empty value instead would hide the difference."""
 
@@ -95,6 +98,13 @@ def sink_shape(schema: StructType, options: DLedgerOptions) -> SinkShape:
     if twice is not None:
         raise SchemaError(f"duplicate column {twice!r}", "", "select it once; names are compared without case")
     kinds = {column.name.lower(): column.dataType for column in schema.fields}
+    made = [given for given in schema.names if given.lower() in _MADE]
+    if made:
+        raise SchemaError(
+            f"the source makes the columns {', '.join(made)}: the log gives written rows new ones",
+            "",
+            "select the others: df.select('group', 'body'), or those of a message",
+        )
     for given, (name, kind) in zip(schema.names, kinds.items(), strict=True):
         if name not in _KINDS:
             raise SchemaError(

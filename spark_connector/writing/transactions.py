@@ -49,7 +49,7 @@ from dledger_core import (
 )
 from dledger_core.client import fingerprint_of, fingerprint_sum
 from dledger_core.record import HEADER_BYTES
-from spark_connector.connections import client_for
+from spark_connector.connections import announced, client_for
 from spark_connector.errors import OptionError, SchemaError
 from spark_connector.options import DLedgerOptions
 from spark_connector.writing.rows import GroupRows, SinkShape, rows_by_group
@@ -433,7 +433,8 @@ def check_target(options: DLedgerOptions, group: str | None, *, started: bool | 
     if started:
         return
     try:
-        hosted = client_for(options, group or "default", planning=started is False).groups()
+        with announced(options):
+            hosted = client_for(options, group or "default").groups()
     except UnreachableError as error:
         remedy = error.remedy or "start the nodes, or correct the option peers"
         raise UnreachableError(error.what, options.peers, remedy) from None

@@ -170,7 +170,8 @@ def test_unreachable_nodes_are_reported_before_jvm_starts(
     job: str, arguments: tuple[str, ...], used: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(used)
-    code, summary, _ = run_in_process(COMMANDS[job], capsys, *DOWN, *arguments)
+    soon = ("--retry-for", "2") if job == INGEST else ()
+    code, summary, _ = run_in_process(COMMANDS[job], capsys, *DOWN, *soon, *arguments)
     assert (code, summary["error"]) == (2, "UNREACHABLE")
     assert content(used) == before
 

@@ -273,7 +273,7 @@ def test_client_is_shared_by_group_and_options() -> None:
     assert client_for(OPTIONS, "pool-a") is shared
     others = [
         client_for(OPTIONS, "pool-b"),
-        client_for(OPTIONS, "pool-a", planning=True),
+        client_for(OPTIONS, "pool-a", measuring=True),
         client_for(DLedgerOptions(peers="n0-127.0.0.1:2"), "pool-a"),
     ]
     assert shared not in others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import threading
 import time
@@ -15,12 +16,15 @@ import pytest
 from dledger_core import Client, LocalCluster
 from dledger_core.client.routing.channel import Channel
 from dledger_core.config import LIMITS, parse_peers
-from dledger_core.errors import BusyError, UnreachableError
+from dledger_core.errors import BusyError, OtherLogError, UnreachableError
+from spark_connector import connections
+from spark_connector.connections import client_for
 from spark_connector.errors import GroupGoneError, OptionError, PinError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Pin
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from spark_connector.reading.tables import TableReader
+from spark_connector.reading.tracking import Tracker
 from tests.spark_connector.engine import ALL, Engine, indexes, next_of, pin_batch
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
@@ -471,3 +475,38 @@ def test_recreated_log_is_read_by_process_that_has_read_its_predecessor() -> Non
         first = append(nodes, "again", [b"new"] * 20)
         engine.run(DLedgerStreamReader(options(nodes, **given)), 2)
         assert engine.read[10:] == list(range(first, first + 20))
+
+
+class ClientOfDeletedLog:
+    """A pooled client of a log that was deleted since; whether a node refuses it depends on the node that is asked."""
+
+    log_uuid = "deleted"
+
+    def bounds(self, **_: Any) -> None:
+        raise OtherLogError("n0 has another log of this group than this client")
+
+
+def test_group_that_was_created_again_is_read_in_the_same_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalCluster(1, groups=("again",), **SLOW_ELECTIONS) as nodes:
+        append(nodes, "again", [b"new"] * 20)
+        given = options(nodes, groups="again", startingOffsets="earliest")
+        with monkeypatch.context() as patch:
+            patch.setattr(connections, "Client", lambda *_, **__: ClientOfDeletedLog())
+            client_for(given, "again")
+        for _ in range(2):
+            reader = DLedgerBatchReader(given)
+            assert sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)) == 20
+
+
+def test_first_call_waits_for_nodes_that_start_and_names_them(caplog: pytest.LogCaptureFixture) -> None:
+    """As in a rolling restart of all nodes; a read that gives up within seconds fails a job of the night."""
+    nodes = LocalCluster(1, groups=("late",), **SLOW_ELECTIONS)
+    starting = threading.Timer(8.0, nodes.start)
+    starting.start()
+    try:
+        given = options(nodes, groups="late", startingOffsets="earliest")
+        assert list(Tracker(given).bounds()) == ["late"]
+        assert [nodes.peers in record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    finally:
+        starting.join()
+        nodes.close()

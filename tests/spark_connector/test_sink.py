@@ -125,6 +125,14 @@ def test_wrong_columns_are_named(columns: str, name: str) -> None:
     assert repr(name) in caught.value.what
 
 
+def test_columns_that_the_source_makes_are_named_together() -> None:
+    with pytest.raises(SchemaError) as caught:
+        shape_of("group string, index long, Term long, position long, body string")
+    assert all(name in caught.value.what for name in ("index", "Term", "position"))
+    assert "body" not in caught.value.what
+    shape_of("group string, body string")
+
+
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
 def test_body_of_any_type_and_slice_is_written(kind: pa.DataType) -> None:
     body = pa.array(["left out", "a", "", "größer", "left out"], pa.string()).cast(kind).slice(1, 3)

@@ -130,7 +130,7 @@ def test_some_columns_of_messages_as_batch_stream_and_view(
     ("options", "schema", "error"),
     [
         ({"peers": "n0-127.0.0.1:1", "maxOffsetPerTrigger": "5"}, None, "DLEDGER_OPTION"),
-        ({"peers": "n0-127.0.0.1:1"}, None, "UNREACHABLE"),
+        ({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "1000"}, None, "UNREACHABLE"),
         ({}, "body string", "DLEDGER_SCHEMA"),
         ({"decode": "message", "onDecodeError": "fail"}, None, "DLEDGER_DECODE"),
     ],

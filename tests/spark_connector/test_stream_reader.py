@@ -6,6 +6,8 @@ import json
 import logging
 import pickle
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,41 @@ def test_available_now_reads_to_end_at_its_start_in_bounded_batches(store: Store
     engine.run(reader, 6)
     assert engine.read == list(range(25))
     assert list(map(next_of, engine.offsets)) == [0, 10, 20, 25]
+
+
+def test_reader_of_spark_4_1_starts_where_it_was(store: StoreWriter) -> None:
+    """Spark 4.1 passes no start and no limit; a restarted query plans an empty range at its last offset first."""
+    store.append_numbers(25)
+    last = make_reader(store).latestOffset(pin_batch(make_reader(store)), ReadMaxRows(7))
+    reader = make_reader(store, maxOffsetsPerTrigger=10)
+    assert reader.partitions(last, last) == []
+    assert [next_of(reader.latestOffset()) for _ in range(3)] == [17, 25, 25]
+
+
+def test_reader_of_spark_4_1_reads_an_available_now_run_to_its_end(store: StoreWriter) -> None:
+    """Spark 4.1 asks for the end before it asks for the start, and an AvailableNow run ends there."""
+    store.append_numbers(25)
+    reader = make_reader(store, maxOffsetsPerTrigger=10)
+    end = reader.latestOffset()
+    assert next_of(end) == 25
+    store.append_numbers(15)
+    parts = reader.partitions(reader.initialOffset(), end)
+    assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 25
+    assert [next_of(reader.latestOffset()) for _ in range(3)] == [35, 40, 40], "with limits, if the query continues"
+
+
+def test_limits_have_the_names_of_spark_where_it_has_none() -> None:
+    code = """
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "pyspark.sql.streaming.datasource" else find(name, *rest)
+from spark_connector.reading import admission
+assert not admission.PASSES_START
+from spark_connector.reading.readers import DLedgerStreamReader
+limits = [admission.ReadMaxRows(1), admission.ReadMaxBytes(2), admission.ReadMinRows(3), admission.ReadAllAvailable()]
+assert all(isinstance(each, admission.ReadLimit) for each in limits)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_offsets_never_decrease_and_idle_query_repeats_offset(store: StoreWriter) -> None:
