@@ -54,7 +54,7 @@ _CONNECT_TIMEOUT_S = 2.0
 _TIMEOUT_MS = int(_CONNECT_TIMEOUT_S * 1000)
 _FREE_BYTES_MIN = 1 << 30
 _DESCRIPTORS_MIN = 512
-_WITH_SPARK = install_command("spark")
+_WITH_SPARK, _WITH_DELTA = install_command("spark"), install_command("delta")
 
 
 @command(
@@ -150,9 +150,9 @@ def _spark() -> Iterator[Check]:
     pyspark, delta = _version("pyspark"), _version("delta-spark")
     is_default = bool(pyspark and pyspark.startswith(f"{SPARK_VERSION}."))
     is_supported = bool(pyspark and pyspark.rpartition(".")[0] in SPARK_VERSIONS)
-    yield _pinned("PySpark", pyspark, " or ".join(SPARK_VERSIONS), is_supported)
+    yield _pinned("PySpark", pyspark, " or ".join(SPARK_VERSIONS), is_supported, _WITH_SPARK)
     if is_default or not is_supported:
-        yield _pinned("delta-spark", delta, DELTA_VERSION, delta == DELTA_VERSION)
+        yield _pinned("delta-spark", delta, DELTA_VERSION, delta == DELTA_VERSION, _WITH_DELTA)
     else:
         remedy = f"ingest, the other jobs and the demo need PySpark {SPARK_VERSION} and delta-spark {DELTA_VERSION}"
         yield Check("delta-spark", "note", delta or "not installed", remedy)
@@ -167,11 +167,11 @@ def _spark() -> Iterator[Check]:
         yield Check("Delta jar", "note", "not in the Ivy cache", "Spark fetches it on first use; that needs a network")
 
 
-def _pinned(what: str, version: str | None, wanted: str, fits: bool) -> Check:
+def _pinned(what: str, version: str | None, wanted: str, fits: bool, remedy: str) -> Check:
     if version is None:
-        return Check(what, "note", "not installed", f"only needed for Spark: {_WITH_SPARK}")
+        return Check(what, "note", "not installed", f"only needed for Spark: {remedy}")
     if not fits:
-        return Check(what, "wrong", version, f"this version of dledger works with {wanted}: {_WITH_SPARK}")
+        return Check(what, "wrong", version, f"this version of dledger works with {wanted}: {remedy}")
     return Check(what, "ok", version)
 
 
