@@ -160,7 +160,7 @@ def test_install_lines_of_guide_install_the_wheel(wheel: Path, tmp_path: Path) -
     assert (found.packages / "dledger_core").is_dir()
 
 
-@pytest.mark.parametrize("extra", ["tls", "spark", "connect", "demo", "notebooks", "otel"])
+@pytest.mark.parametrize("extra", ["tls", "spark", "delta", "connect", "demo", "notebooks", "otel"])
 def test_install_command_names_packages_that_satisfy_the_extra(extra: str) -> None:
     program, verb, *named = shlex.split(install_command(extra))
     assert (program, verb, bool(named)) == ("pip", "install", True)
@@ -217,13 +217,13 @@ print(pyspark_dledger.DefaultSource.name())
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["dledger-ingest", "dledger-rebuild", "dledger-audit"])
 def test_job_is_a_command_of_the_wheel(command: str, environment: Environment) -> None:
-    environment.link("spark")
+    environment.link("spark", "delta")
     assert environment.run(command, "--help").startswith(f"Usage: {command} ")
 
 
 @pytest.mark.spark
 def test_job_of_the_wheel_runs_on_spark_without_the_checkout(environment: Environment, tmp_path: Path) -> None:
-    environment.link("spark")
+    environment.link("spark", "delta")
     store = extract(THREE, "n0/dledger-n0", tmp_path)
     printed = environment.run("dledger-rebuild", "--store", str(store), "--table", str(tmp_path / "table"))
     assert json.loads(printed.splitlines()[-1])["rows"] == len(units(THREE))

@@ -392,7 +392,7 @@ class ReplicaGroup(Group):
             if found.get(first + row) != body
         ]
 
-    def _tick(self, member: HandDriven) -> None:
+    def tick_member(self, member: HandDriven) -> None:
         if not member.failures:
             member.replica.tick()
 
