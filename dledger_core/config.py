@@ -307,15 +307,7 @@ class ReplicationLimits(_Limits):
         appends_until_ready: requests that wait until a new leader has committed an entry of its term [10,000]; more get
             NO_LEADER.
         transfer_s: wait for the target of a leadership transfer [3 s].
-        drain_s: a node that stops waits this long for the appends in flight, and as long for another leader [1.5 s].
-        goaway_s: and this long for its clients to leave [1 s].
-        admit_s: wait for a node whose store is admitted to a log [3 s].
-        link_queue_bytes: bytes queued for one peer [96 MiB]; messages beyond it are dropped, and Raft sends them again.
-        link_dial_s: timeout of a connection attempt to a peer [2 s].
         link_pause_s: pause after a failed attempt [0.1 s]; it grows by half each time.
-        link_pause_max_s: longest such pause [1 s].
-        link_steady_s: a link that breaks sooner counts as a failed attempt [5 s].
-        link_unacknowledged_s: time after which the kernel breaks a link whose bytes are not acknowledged [10 s].
         clock_difference_ms: difference to a peer's clock that is not reported [2000 ms].
         clock_compare_ms: time for which clocks are compared before a difference is reported [10,000 ms], because a late
             message looks like one.
@@ -326,15 +318,7 @@ class ReplicationLimits(_Limits):
     batches_in_flight: int = 4
     appends_until_ready: int = 10_000
     transfer_s: float = 3.0
-    drain_s: float = 1.5
-    goaway_s: float = 1.0
-    admit_s: float = 3.0
-    link_queue_bytes: int = 96 << 20
-    link_dial_s: float = 2.0
     link_pause_s: float = 0.1
-    link_pause_max_s: float = 1.0
-    link_steady_s: float = 5.0
-    link_unacknowledged_s: float = 10.0
     clock_difference_ms: int = 2000
     clock_compare_ms: int = 10_000
     log_time_s: float = 600.0
@@ -354,13 +338,10 @@ class StorageLimits(_Limits):
         small_message_bytes: message that a follower accepts while half of the disk reserve is used [64 KiB]: a no-op,
             the end of a transaction.
         space_s: how often free disk space is checked [1 s].
-        retention_s: interval of retention [10 s].
         retention_segments: segments deleted in one round [10]: deletion of large files blocks some file systems.
-        checkpoint_s: interval of checkpoints [1 s].
         repair_retry_s: pause before peers are asked again for damaged entries [2 s].
         repair_log_s: interval of the message about damage that is not repaired [60 s].
         repair_fetch_bytes: bytes fetched from a peer at once [4 MiB].
-        peer_response_s: wait for a peer's records [10 s].
         peer_connect_s: timeout of a connection for repairs [3 s].
     """
 
@@ -371,13 +352,10 @@ class StorageLimits(_Limits):
     disk_full_hand_over_s: float = 30.0
     small_message_bytes: int = 64 << 10
     space_s: float = 1.0
-    retention_s: float = 10.0
     retention_segments: int = 10
-    checkpoint_s: float = 1.0
     repair_retry_s: float = 2.0
     repair_log_s: float = 60.0
     repair_fetch_bytes: int = 4 << 20
-    peer_response_s: float = 10.0
     peer_connect_s: float = 3.0
 
 
@@ -390,15 +368,12 @@ class ClientLimits(_Limits):
         read_bytes: one response to READ or AT, in bytes [16 MiB].
         read_wait_ms: longest long poll of READ and AWAIT [30,000 ms].
         behind_wait_ms: wait for ``min_commit`` before BEHIND [200 ms]: a little above the delay of a heartbeat.
-        read_index_s: wait for the heartbeats that confirm a linearizable read [5 s].
         read_ranges: orphaned ranges in one READ_OK, digests in one DIGEST_OK [4096], which must fit a header.
         digest_entries: entries in one DIGEST [1,048,576].
         digests_at_once: digests in progress on a node [2]; a node has one more thread to read, so that digests never
             keep reads waiting.
-        damaged_named: damaged indexes named in one DIGEST_OK [8192], which must fit a header.
         describe_rows: rows in one DESCRIBE_OK [1000], which must fit a header with the longest producer ids.
         await_groups: groups in one AWAIT [4096].
-        watch_wait_ms: longest wait of WATCH [60,000 ms].
         role_command_s: time after which a command for role changes is killed [30 s].
         role_commands: commands that run at once, of all groups together [8]: a node that loses its network must not
             start a process per group.
@@ -408,14 +383,11 @@ class ClientLimits(_Limits):
     read_bytes: int = 16 << 20
     read_wait_ms: int = 30_000
     behind_wait_ms: int = 200
-    read_index_s: float = 5.0
     read_ranges: int = 4096
     digest_entries: int = 1 << 20
     digests_at_once: int = 2
-    damaged_named: int = 8192
     describe_rows: int = 1000
     await_groups: int = 4096
-    watch_wait_ms: int = 60_000
     role_command_s: float = 30.0
     role_commands: int = 8
 

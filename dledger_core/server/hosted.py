@@ -230,7 +230,7 @@ def host_log(
         roles=roles,
         membership=Membership(
             replica,
-            Admissions(replica, host.members, config.limits, credentials=host.credentials).admit,
+            Admissions(replica, host.members, credentials=host.credentials).admit,
             host.admin_log,
             partial(transfer_leadership, replica, host.members, timeout_s=config.limits.transfer_s),
             config.limits,

@@ -62,6 +62,12 @@ from dledger_core.storage.files.node_file import NodeStart, start_node
 
 _LOG = logging.getLogger(__name__)
 
+_CHECKPOINT_S: Final = 1.0
+_RETENTION_S: Final = 10.0
+_DRAIN_S: Final = 1.5
+"""A node that stops waits this long for the appends in flight, and as long for another leader."""
+_GOAWAY_S: Final = 1.0
+"""And this long for its clients to leave; it ends within 5 s (``tests/server/test_stopping.py``)."""
 _PRINCIPALS_S: Final = 1.0
 """A removed token or permission ends within this time, on open connections too."""
 _IDLE_TIMEOUTS: Final = 4
@@ -261,9 +267,9 @@ class NodeServer:
             self._scrub.start()
             self._every("tick", config.tick_ms / 1000, self._tick)
             self._every("members", CHECK_S, self._change_members)
-            self._every("checkpoint", limits.checkpoint_s, self._checkpoint)
+            self._every("checkpoint", _CHECKPOINT_S, self._checkpoint)
             self._every("space", limits.space_s, self.disk_rounds.start_space_check)
-            self._every("retention", limits.retention_s, self.disk_rounds.start_retention)
+            self._every("retention", _RETENTION_S, self.disk_rounds.start_retention)
             if self._authentication is not None:
                 self._every("principals", _PRINCIPALS_S, self._authentication.principals.refresh)
             if (watchdog := watchdog_s()) is not None:
@@ -301,14 +307,14 @@ class NodeServer:
         """Hand leadership over and let the clients leave, so that an orderly stop costs no append; before ``close``."""
         if not self._started:
             return
-        limit_s = self._config.limits.drain_s
+        limit_s = _DRAIN_S
         drained = (hosted.drain(limit_s, self._is_connected) for hosted in self.hosted.values())
         for failure in await asyncio.gather(*drained, return_exceptions=True):
             if isinstance(failure, BaseException):
                 _LOG.error("leadership not handed over: node=%s", self._config.self_id, exc_info=failure)
         self.service.drain()
         if self._server is not None:
-            await self._server.drain(self._config.limits.goaway_s)
+            await self._server.drain(_GOAWAY_S)
 
     async def close(self) -> None:
         """Close connections and stores, each of them even if another one fails to close; raise the last error."""

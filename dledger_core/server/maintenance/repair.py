@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from dledger_core.client.routing.channel import Channel
 from dledger_core.config import LIMITS, Limits, Peer
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+_RESPONSE_S: Final = 10.0
+"""How long a peer's records are waited for."""
 
 Write = Callable[[Damage, Records | None, int], Awaitable[Damage | None]]
 """Writes records over a damaged range; gets the peer's commit index with them, returns the remaining damage."""
@@ -80,9 +82,7 @@ class PeerConnection:
         """See ``PeerRecordSource``."""
         header = self._request(group, start, end)
         try:
-            frame = await self._channel.request(
-                header, timeout_s=self._limits.peer_response_s, response_type=Type.READ_OK
-            )
+            frame = await self._channel.request(header, timeout_s=_RESPONSE_S, response_type=Type.READ_OK)
         except RequestTimedOutError:
             raise UnreachableError("no response in time", self.peer.address) from None
         response = messages.READ_OK.decode(frame.header)

@@ -21,6 +21,10 @@ from dledger_core.server.replica.clock_comparison import ClockComparison
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
 
+_PAUSE_MAX_S: Final = 1.0
+"""Longest pause after a failed attempt: a node that returns is connected within about a second."""
+_STEADY_S: Final = 5.0
+"""A link that breaks sooner counts as a failed attempt, so that a node that refuses it is not dialed all the time."""
 _SECOND: Final = 3
 """The node with the larger id waits this many times as long before it dials."""
 
@@ -186,7 +190,7 @@ class Dialer:
             if self._waits:
                 await self._give_way(pause)
             try:
-                if await self._stay_connected() >= limits.link_steady_s:
+                if await self._stay_connected() >= _STEADY_S:
                     pause = limits.link_pause_s
                 logged = ""
             except DLedgerError as error:
@@ -198,7 +202,7 @@ class Dialer:
             # A link that breaks at once would otherwise cost a handshake and all attaches many times a second
             # (test_pause_grows_while_link_breaks_at_once).
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-            pause = min(pause * 1.5, limits.link_pause_max_s)
+            pause = min(pause * 1.5, _PAUSE_MAX_S)
 
     async def _give_way(self, pause: float) -> None:
         """Give the smaller id time to dial first, from the last loss on, so that two nodes seldom dial at once."""

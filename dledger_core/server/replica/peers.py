@@ -49,6 +49,12 @@ from dledger_core.server.replica.members import Members
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
 
+_QUEUE_BYTES: Final = 96 << 20
+"""Bytes queued for one peer; messages beyond it are dropped, and Raft sends them again."""
+_DIAL_S: Final = 2.0
+"""Timeout of a connection attempt."""
+_UNACKNOWLEDGED_S: Final = 10.0
+"""Time after which the kernel breaks a link whose bytes are not acknowledged."""
 _ALIVE_SHARE: Final = 8
 """Empty frames sent within the time after which a link counts as lost, so that a few may be late."""
 _CLAIM_SHARE: Final = 4
@@ -184,7 +190,7 @@ class PeerLinks:
             link.responses.append((number, message))
             self._flush_later()
         # Queued without a limit, the messages for one slow peer would fill the memory of a leader.
-        elif link.connection.write_buffer_bytes < self._limits.link_queue_bytes:
+        elif link.connection.write_buffer_bytes < _QUEUE_BYTES:
             connection = link.connection
             send = connection.send_bulk if isinstance(message, _BULK) else connection.send_buffers
             send(codec.message_to_frame(number, message))
@@ -265,7 +271,7 @@ class PeerLinks:
             way.port,
             self._hello(),
             self,
-            timeout_s=self._limits.link_dial_s,
+            timeout_s=_DIAL_S,
             credentials=self._credentials,
             identity=way.node_id,
         )
@@ -315,7 +321,7 @@ class PeerLinks:
             raise UnreachableError(f"{node_id} is connected already, and a newcomer waits", "", "retry")
 
     def _use(self, link: Link, connection: Connection, *, by_smaller: bool) -> None:
-        connection.limit_unacknowledged(self._limits.link_unacknowledged_s)
+        connection.limit_unacknowledged(_UNACKNOWLEDGED_S)
         link.use(connection, by_smaller=by_smaller)
         node_id, address = link.peer.node_id, connection.peer_hello.address
         _LOG.info("peer connected: peer=%s address=%s", node_id, address or connection.peer_address)

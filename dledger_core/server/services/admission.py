@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from dledger_core.bootstrap import StoreAnswer
 from dledger_core.client.routing.channel import Channel
-from dledger_core.config import Limits, Peer, parse_peer
+from dledger_core.config import Peer, parse_peer
 from dledger_core.errors import DLedgerError, MemberChangeRefusedError, ProtocolError
 from dledger_core.ids import NodeId, node_of
 from dledger_core.net import messages
@@ -25,6 +25,8 @@ from dledger_core.raft import Configuration
 from dledger_core.server.replica.members import Members
 from dledger_core.server.replica.replica import Replica
 
+_ADMIT_S: Final = 3.0
+"""Timeout of a connection and of a request to a node whose store is admitted."""
 Ask = Callable[[Peer, dict[str, Any]], Awaitable[Frame]]
 """Sends a request to a node and returns the response."""
 
@@ -44,7 +46,6 @@ class Admissions:
     Args:
         replica: the group's replica, which leads.
         members: addresses that this node knows.
-        limits: the node's limits.
         ask: sends a request; over a connection of its own by default.
         credentials: this node's, for that connection.
     """
@@ -53,14 +54,12 @@ class Admissions:
         self,
         replica: Replica,
         members: Members,
-        limits: Limits,
         ask: Ask | None = None,
         credentials: Credentials = PLAINTEXT,
     ) -> None:
         self._credentials = credentials
         self._replica = replica
         self._members = members
-        self._limits = limits
         self._ask = self._over_connection if ask is None else ask
 
     async def admit(self, node: NodeId, address: str | None, configuration: Configuration) -> tuple[str, str]:
@@ -127,8 +126,8 @@ class Admissions:
     async def _over_connection(self, peer: Peer, header: dict[str, Any]) -> Frame:
         channel = Channel(peer, credentials=self._credentials)
         try:
-            await channel.open(self._limits.admit_s)
-            return await channel.request(header, timeout_s=self._limits.admit_s)
+            await channel.open(_ADMIT_S)
+            return await channel.request(header, timeout_s=_ADMIT_S)
         finally:
             with contextlib.suppress(DLedgerError):
                 await channel.close()

@@ -35,6 +35,8 @@ from dledger_core.storage.read.visibility import Visibility
 from dledger_core.storage.tables import producers
 from dledger_core.storage.tables.queries import QUERIES_END
 
+_READ_INDEX_S: Final = 5.0
+"""Wait for the heartbeats that confirm a linearizable read (dissertation, 6.4)."""
 _ALONE_WAIT_S: Final = 0.25
 """Longest long poll of READ on a replica that knows no leader: others may have more."""
 _DIGEST_BYTES: Final = 64 << 20
@@ -115,7 +117,7 @@ class Reads:
         min_commit, now = request.min_commit, asyncio.get_running_loop().time()
         wait_ms = min(request.wait_ms, self._limits.read_wait_ms)
         if request.consistency == "linearizable":
-            min_commit = max(min_commit, await self._replica.read_index(self._limits.read_index_s))
+            min_commit = max(min_commit, await self._replica.read_index(_READ_INDEX_S))
         await self._wait_commit(min_commit, now + max(wait_ms, self._limits.behind_wait_ms) / 1000)
         await self._wait_readable(request, now + wait_ms / 1000)
 
@@ -194,7 +196,7 @@ class Reads:
 
     async def _describe_producers(self, after: bytes, rows_max: int) -> tuple[list[list[Any]], list[Any] | None]:
         """Read a page from the stored tables, in a thread: a table in memory of a million rows would take seconds."""
-        await self._replica.store.store_tables(self._limits.read_index_s)
+        await self._replica.store.store_tables(_READ_INDEX_S)
         begin, end = max(after, producers.PREFIX), QUERIES_END
         loop = asyncio.get_running_loop()
         stored = await loop.run_in_executor(self._executor, self._replica.log.scan_tables, begin, end, rows_max)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from dledger_core.bootstrap import LogConstants
 from dledger_core.client.members import response_of
 from dledger_core.config import is_node_id, parse_peer, parse_peers
@@ -12,6 +14,9 @@ from dledger_core.server import store_requests
 from dledger_core.server.group import hosted_logs
 from dledger_core.server.group_state import GroupState
 from dledger_core.server.services.requests.calls import Call, GroupCall, LogCall
+
+_WATCH_WAIT_MS: Final = 60_000
+"""Longest wait of WATCH."""
 
 
 def alive(call: Call, message: messages.AliveRequest) -> None:
@@ -30,7 +35,7 @@ def groups(call: Call, message: messages.GroupsRequest) -> None:
 
 async def watch(call: LogCall, message: messages.WatchRequest) -> None:
     """Wait for a change of role, leader or term."""
-    wait_s = min(message.wait_ms, call.node.limits.watch_wait_ms) / 1000
+    wait_s = min(message.wait_ms, _WATCH_WAIT_MS) / 1000
     event = await call.hosted.roles.wait_change(message.seen, wait_s)
     response = messages.WatchResponse(
         role=event.role.value, leader=event.leader_id, term=event.term, broker=event.broker_role

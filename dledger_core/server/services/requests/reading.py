@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
+from typing import Final
 
 from dledger_core.config import format_peers
 from dledger_core.errors import QuotaExceededError
@@ -13,6 +14,9 @@ from dledger_core.net.limits.quotas import Quota
 from dledger_core.server.group import hosted_logs
 from dledger_core.server.services.reads import grown_groups
 from dledger_core.server.services.requests.calls import GroupsCall, LogCall, Work
+
+_DAMAGED_NAMED: Final = 8192
+"""Damaged indexes that one DIGEST_OK names; they must fit a header."""
 
 
 def _pin(call: LogCall, message: messages.MetadataRequest | messages.ReadRequest) -> None:
@@ -139,13 +143,12 @@ async def digest(call: LogCall, message: messages.DigestRequest) -> None:
     """Compute digests of ranges."""
     async with call.flow.large_response(), call.node.digests:
         ranges, next_index, damaged = await call.hosted.reads.digest(message)
-    damaged_named = call.node.limits.damaged_named
     response = messages.DigestResponse(
         ranges=[[d.start, d.end, d.end - d.start, d.nbytes, d.content, d.layout] for d in ranges],
         next_index=next_index,
         commit_index=call.hosted.replica.readable_end - 1,
-        damaged=damaged[:damaged_named],
-        cut=len(damaged) > damaged_named,
+        damaged=damaged[:_DAMAGED_NAMED],
+        cut=len(damaged) > _DAMAGED_NAMED,
     )
     call.respond(messages.DIGEST_OK, response)
 
