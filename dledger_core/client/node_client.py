@@ -61,6 +61,8 @@ def _plain(columns: Columns) -> messages.AppendRequest:
 class NodeClient:
     """A log client that speaks the protocol ``dledger``; methods as in LogClient and OptionalOperations.
 
+    It has many methods because each operation of a log is one, and they are short: they encode, send and decode.
+
     Args:
         peers: the group's nodes.
         group: the group's name.
