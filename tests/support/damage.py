@@ -14,12 +14,11 @@ from pathlib import Path
 
 from dledger_core import open_store
 from dledger_core.record import HEADER_BYTES
-from dledger_core.rocketmq.message.layout import MAGIC_V1
 from dledger_core.storage.files.file_system import Files, OsFiles
 from tests.support.faulty_files import FaultyFiles
 
 MESSAGE_BODY_AT = 88
-_MESSAGE = struct.pack(">i", MAGIC_V1)
+_MESSAGE = struct.pack(">i", -626843481)  # the magic number of RocketMQ, whose package the layers below do without
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dledger_core.bootstrap import EMPTY, Admission, LogConstants, StoreAnswer, StoreIdentity, admitted
-from dledger_core.config import LIMITS, Peer
+from dledger_core.config import Peer
 from dledger_core.errors import FoundingRefusedError, MemberChangeRefusedError, UnreachableError
 from dledger_core.ids import MemberId, NodeId
 from dledger_core.net import messages
@@ -66,7 +66,7 @@ class Network:
 
     def admit(self, address: str | None = None, configuration: Configuration = RECORDING) -> tuple[str, str]:
         with self.n0:
-            return run(Admissions(self.n0.replica, MEMBERS, LIMITS, self.ask).admit(N2, address, configuration))
+            return run(Admissions(self.n0.replica, MEMBERS, self.ask).admit(N2, address, configuration))
 
 
 @pytest.mark.parametrize(("at", "address"), [(GIVEN, GIVEN), (RECORDED, None), (LISTED, None)])
@@ -117,7 +117,7 @@ def test_store_of_another_log_is_refused(tmp_path: Path) -> None:
 def test_same_request_gets_the_same_store(tmp_path: Path) -> None:
     node = Node()
     network = Network(tmp_path, {GIVEN: node})
-    asking = Admissions(network.n0.replica, MEMBERS, LIMITS, network.ask)
+    asking = Admissions(network.n0.replica, MEMBERS, network.ask)
     first = run(asking.admit(N2, GIVEN, RECORDING))
     assert run(asking.admit(N2, GIVEN, RECORDING)) == first
     network.n0.replica.store.close_blocking()
