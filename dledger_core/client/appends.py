@@ -21,7 +21,8 @@ COALESCED_BYTES_MAX: Final = 1 << 20
 _NOTHING_APPENDED: Final = (BadRequestError, UnknownFeatureError)
 TOGETHER_MAX: Final = 64
 """Appends of producers in one request: each is a row of its header, which a node limits to 4 KiB."""
-TOGETHER_ID_BYTES_MAX: Final = 2 << 10
+TOGETHER_ID_BYTES_MAX: Final = 1536
+"""Bytes of their ids: the header still fits with the highest numbers."""
 
 
 def columns_of(bodies: Bodies) -> Columns:
@@ -128,7 +129,7 @@ class AppendBatcher:
         for row, append in enumerate(pending):
             size, id_size = (
                 append.columns.record_bytes,
-                0 if append.request is None else len(append.request.producer_id or ""),
+                0 if append.request is None else len((append.request.producer_id or "").encode()),
             )
             if row - start >= self._most or (
                 row > start and (nbytes + size > COALESCED_BYTES_MAX or id_bytes + id_size > self._id_bytes)

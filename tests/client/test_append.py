@@ -3,11 +3,12 @@
 import asyncio
 import time
 
+import msgpack
 import pyarrow as pa
 import pytest
 
 from dledger_core.client import AsyncProducer
-from dledger_core.client.appends import TOGETHER_MAX
+from dledger_core.client.appends import TOGETHER_ID_BYTES_MAX, TOGETHER_MAX
 from dledger_core.config import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from dledger_core.control import Part, TransactionId, column_crc
 from dledger_core.errors import (
@@ -24,7 +25,9 @@ from dledger_core.errors import (
     SequenceConflictError,
     SequenceGapError,
 )
-from dledger_core.net.protocol import Type
+from dledger_core.ids import NUMBER_MAX
+from dledger_core.net import messages
+from dledger_core.net.protocol import CLIENT_HEADER_BYTES_MAX, Type
 from dledger_core.record import Columns
 from tests.client.fake_group import SHORT_MS, answering, on_group
 
@@ -323,8 +326,15 @@ async def append_each(producers, body=b"x"):
 
 @pytest.mark.parametrize(
     ("count", "name", "requests"),
-    [(1, "p{}", 0), (2, "p{}", 1), (TOGETHER_MAX, "p{}", 1), (TOGETHER_MAX + 2, "p{}", 2), (10, "p{}" + "x" * 500, 3)],
-    ids=["one", "two", "most", "more", "long ids"],
+    [
+        (1, "p{}", 0),
+        (2, "p{}", 1),
+        (TOGETHER_MAX, "p{}", 1),
+        (TOGETHER_MAX + 2, "p{}", 2),
+        (10, "p{}" + "x" * 500, 3),
+        (10, "p{}" + "é" * 250, 3),
+    ],
+    ids=["one", "two", "most", "more", "long ids", "long ids in UTF-8"],
 )
 @on_group()
 async def test_appends_of_producers_share_a_request(group, client, count, name, requests):
@@ -334,6 +344,15 @@ async def test_appends_of_producers_share_a_request(group, client, count, name, 
         assert len(group.asked(Type.PRODUCE)) == requests * (rounds + 1)
     assert len(group.log.producers) == count
     assert all(sorted(done) == [0, 1, 2] for done in group.log.producers.values())
+
+
+def test_header_of_a_shared_request_fits_with_the_highest_numbers():
+    each = {"epochs": [NUMBER_MAX], "sequences": [NUMBER_MAX], "counts": [BATCH_BYTES_MAX], "once": [False]}
+    ids = ["é" * (TOGETHER_ID_BYTES_MAX // TOGETHER_MAX // 2)] * TOGETHER_MAX
+    fields = {name: value * TOGETHER_MAX for name, value in each.items()}
+    request = messages.ProduceRequest(count=BATCH_BYTES_MAX, ids=ids, **fields)
+    header = messages.PRODUCE.encode(request, g="g" * 255, lu="u" * 36, r=1 << 40)
+    assert len(msgpack.packb(header)) <= CLIENT_HEADER_BYTES_MAX
 
 
 @on_group()
