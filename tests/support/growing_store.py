@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dledger_core.record import INDEX_RECORD_BYTES
 from dledger_core.storage import StoreReader, open_store
 
@@ -38,7 +40,19 @@ class GrowingStore:
             for file in sorted((self.source / folder).iterdir()):
                 data, base = file.read_bytes(), int(file.name)
                 keep = max(0, min(len(data), stop - base))
-                (self.path / folder / file.name).write_bytes(data[:keep] + bytes(len(data) - keep))
+                _overwrite(self.path / folder / file.name, data[:keep] + bytes(len(data) - keep))
         for checkpoint in self.path.glob("checkpoint*"):  # of generation A
             last = min(count, len(self.rows)) - 1
-            checkpoint.write_text(f"committedIndex={last}\nendIndex={last}\n", encoding="utf-8")
+            new = checkpoint.with_name("new checkpoint")
+            new.write_text(f"committedIndex={last}\nendIndex={last}\n", encoding="utf-8")
+            new.replace(checkpoint)
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    """Write from the first byte that differs: a writer never makes its file shorter, which a reader would see."""
+    before = np.frombuffer(path.read_bytes(), np.uint8)
+    differs = np.flatnonzero(before != np.frombuffer(content, np.uint8))
+    if len(differs):
+        with path.open("r+b") as file:
+            file.seek(int(differs[0]))
+            file.write(content[differs[0] :])
