@@ -1,0 +1,274 @@
+"""What a log does when something is scarce: pages of the disk, memory, or time.
+
+Method, each part in one run on this machine, three nodes on loopback, entries of 1 KB in requests of 1 MiB:
+
+* cold: one store of ``--megabytes``; each round evicts its data files from the page cache, reads them with ``dd``,
+  evicts them again and reads all entries with all checks. The median of the ratios of ``--rounds`` rounds counts.
+* full: 6 requests in flight for ``--minutes``, with retention; RSS of each node, every 5 seconds. ``growth`` is the
+  median of the last fifth through that of the second fifth: the first one fills buffers.
+* larger: with ``--cgroup DIR`` the nodes are in this memory cgroup, whose limit the user has set; one reader reads the
+  log from its start again and again while entries are appended. Appends per second once the log is three times the
+  limit, through those of the same nodes while the log still fits and nobody reads.
+* overload: the rate that 6 requests in flight reach; then requests that are due at twice that rate, whatever becomes
+  of the earlier ones, each with a timeout of 2 seconds. Acknowledged entries per second of both, their latencies, and
+  how many calls failed with which code.
+
+Run: ``python -m benchmarks.bench_pressure cold full overload [--minutes 10]``. Prints one JSON object per part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.timing import seconds
+from dledger_core import DLedgerError, LocalCluster
+from dledger_core.config import StorageConfig
+from dledger_core.connect import AsyncClient
+from dledger_core.ids import Index, Term
+from dledger_core.raft.ready import HardState
+from dledger_core.record import Columns, ProposedBatch
+from dledger_core.storage import CommitLog, open_store
+
+MIB, BODY, IN_FLIGHT = 1 << 20, 1000, 6
+COUNT = MIB // BODY
+COLUMNS = Columns.from_bodies([os.urandom(BODY) for _ in range(COUNT)])
+RETAINED = 2 << 30
+OVERLOAD_TIMEOUT_MS = 2000
+
+
+def evict(directory: Path) -> None:
+    """Remove the files of a store from the page cache."""
+    for path in (path for path in directory.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def cold(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare a scan of a store with ``dd``."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "dledger-n0"
+        log = CommitLog.open(path, group="bench", node_id="n0", config=StorageConfig(durability="page-cache"))
+        log.persist(HardState(Term(1), None), None, [])
+        for number in range(options.megabytes):
+            log.persist(None, None, [log.place(ProposedBatch(COLUMNS), Index(number * COUNT), Term(1), 1)])
+        end = int(log.last_index()) + 1
+        log.close(end - 1)
+        files = sorted((path / "data").iterdir())
+        nbytes = options.megabytes * COUNT * (BODY + 48)
+        rounds = []
+        for _ in range(options.rounds):
+            evict(path)
+            dd = seconds(lambda: _dd(files, nbytes))
+            evict(path)
+            rounds.append((dd, seconds(lambda: _scan(path, end))))
+    rates = {
+        name: round(statistics.median(nbytes / took[at] / 1e6 for took in rounds))
+        for at, name in enumerate(("dd_mb_per_s", "scan_mb_per_s"))
+    }
+    return {**rates, "scan_through_dd": round(statistics.median(dd / scan for dd, scan in rounds), 2)}
+
+
+def _dd(files: list[Path], nbytes: int) -> None:
+    for path in files:
+        count = -(-min(nbytes, path.stat().st_size) // MIB)  # what follows the entries was written ahead
+        nbytes -= count * MIB
+        if count > 0:
+            command = ["dd", f"if={path}", "of=/dev/null", "bs=1M", f"count={count}"]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+
+def _scan(path: Path, end: int) -> None:
+    with open_store(path) as reader:
+        at = 0
+        while at < end:
+            at += reader.read(at, end, 4 * MIB).num_rows
+
+
+@contextmanager
+def cluster(**options: Any) -> Iterator[LocalCluster]:
+    """Run three nodes in ``TMPDIR``."""
+    with tempfile.TemporaryDirectory() as directory, LocalCluster(3, directory, **options) as running:
+        yield running
+
+
+async def closed_loop(client: AsyncClient, length_s: float, latencies: list[float] | None = None) -> float:
+    """Keep the requests in flight for a time; return entries per second."""
+    end, done = time.monotonic() + length_s, 0
+
+    async def send() -> None:
+        nonlocal done
+        while (began := time.monotonic()) < end:
+            await client.append_columns(COLUMNS)
+            done += COUNT
+            if latencies is not None:
+                latencies.append(time.monotonic() - began)
+
+    began = time.monotonic()
+    await asyncio.gather(*(send() for _ in range(IN_FLIGHT)))
+    return done / (time.monotonic() - began)
+
+
+def full(options: argparse.Namespace) -> dict[str, Any]:
+    """Sample RSS under full load."""
+    samples: dict[str, list[int]] = {}
+
+    async def run(running: LocalCluster) -> float:
+        async with AsyncClient(running.peers, "default") as client:
+            await closed_loop(client, 5)
+            loading = asyncio.create_task(closed_loop(client, 60 * options.minutes))
+            while not loading.done():
+                for node in running.node_ids:
+                    samples.setdefault(node, []).append(_rss(running.pid(node)))
+                await asyncio.wait([loading], timeout=5)
+            return await loading
+
+    with cluster(retain_bytes=RETAINED, data_segment_bytes=256 << 20) as running:
+        rate = uvloop.run(run(running))
+    fifths = {node: np.array_split(np.array(found), 5) for node, found in samples.items()}
+    memory = {
+        node: {
+            "rss_mib": [round(float(np.median(part)) / MIB) for part in parts],
+            "growth": round(float(np.median(parts[-1]) / np.median(parts[1])), 3),
+        }
+        for node, parts in fifths.items()
+    }
+    return {"entries_per_s": round(rate), "minutes": options.minutes, **memory}
+
+
+def _rss(pid: int) -> int:
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def larger(options: argparse.Namespace) -> dict[str, Any]:
+    """Append to a log larger than memory while a reader reads it from its start."""
+    group: Path = options.cgroup
+    limits = [group / name for name in ("memory.max", "memory.limit_in_bytes") if (group / name).exists()]
+    limit = int(limits[0].read_text(encoding="utf-8"))
+    if limit > 8 << 30:
+        raise SystemExit(f"set a limit below 8 GiB in {limits[0]}: the log is made three times as large")
+
+    async def run(running: LocalCluster) -> dict[str, Any]:
+        async with AsyncClient(running.peers, "default") as client, AsyncClient(running.peers, "default") as other:
+            await closed_loop(client, 3)
+            latencies: tuple[list[float], list[float]] = ([], [])
+            before = await closed_loop(client, 10, latencies[0])
+            while (await client.bounds()).end * (BODY + 48) < 3 * limit:
+                await closed_loop(client, 5)
+            read = 0
+
+            async def scan() -> None:
+                nonlocal read
+                while True:
+                    at, end = 0, (await other.bounds()).end
+                    while at < end:
+                        found = await other.fetch(at, end, max_bytes=MIB)
+                        read, at = read + found.batch.num_rows, found.next_index
+
+            reading = asyncio.create_task(scan())
+            began = time.monotonic()
+            rate = await closed_loop(client, 30, latencies[1])
+            took = time.monotonic() - began
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading
+            return {
+                "limit_mib": limit >> 20,
+                "entries_per_s": round(before),
+                "entries_per_s_beside_cold_reader": round(rate),
+                "ratio": round(rate / before, 2),
+                "entries_read_per_s": round(read / took),
+                "p99_ms": [_ms(times, 99) for times in latencies],
+            }
+
+    with cluster() as running:
+        for node in running.node_ids:
+            (group / "cgroup.procs").write_text(f"{running.pid(node)}\n", encoding="utf-8")
+        return uvloop.run(run(running))
+
+
+def _ms(latencies_s: list[float], percent: float) -> float:
+    return round(float(np.percentile(latencies_s, percent)) * 1000, 1)
+
+
+def overload(_: argparse.Namespace) -> dict[str, Any]:
+    """Offer twice the rate that the log sustains."""
+
+    async def run(running: LocalCluster) -> dict[str, Any]:
+        async with AsyncClient(running.peers, "default", timeout_ms=OVERLOAD_TIMEOUT_MS) as client:
+            await closed_loop(client, 3)
+            latencies: tuple[list[float], list[float]] = ([], [])
+            sustained = await closed_loop(client, 15, latencies[0])
+            failed: Counter[str] = Counter()
+            acknowledged = 0
+
+            async def send(end: float) -> None:
+                nonlocal acknowledged
+                began = time.monotonic()
+                try:
+                    await client.append_columns(COLUMNS)
+                except DLedgerError as error:
+                    failed[error.code] += 1
+                else:
+                    latencies[1].append(time.monotonic() - began)
+                    acknowledged += COUNT if time.monotonic() < end else 0
+
+            interval, began = COUNT / (2 * sustained), time.monotonic()
+            end, due = began + 15, began
+            async with asyncio.TaskGroup() as sending:
+                while due < end:
+                    await asyncio.sleep(max(0.0, due - time.monotonic()))
+                    sending.create_task(send(end))
+                    due += interval
+            return {
+                "sustained_per_s": round(sustained),
+                "offered_per_s": round(2 * sustained),
+                "acknowledged_per_s": round(acknowledged / 15),
+                "ratio": round(acknowledged / 15 / sustained, 2),
+                "p50_ms": [_ms(times, 50) for times in latencies],
+                "p99_ms": [_ms(times, 99) for times in latencies],
+                "failed": dict(failed),
+            }
+
+    with cluster(retain_bytes=RETAINED, data_segment_bytes=256 << 20) as running:
+        return uvloop.run(run(running))
+
+
+PARTS = {"cold": cold, "full": full, "larger": larger, "overload": overload}
+
+
+def main() -> None:
+    """Measures the parts that are named, in this order."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--megabytes", type=int, default=2048)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--cgroup", type=Path, help="memory cgroup with a limit, for larger")
+    options = parser.parse_args()
+    if "larger" in options.parts and options.cgroup is None:
+        parser.error("larger needs --cgroup DIR")
+    for part in options.parts:
+        sys.stdout.write(json.dumps({part: PARTS[part](options)}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
