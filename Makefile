@@ -84,6 +84,7 @@ soak: $(READY)
 	@$(BIN)/python -m pytest -q --soak -m soak
 	@$(BIN)/python -m tests.sim --soak 10000000 --jobs 2
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --record
+	@.ci/java .ci/spark $(BIN)/python -m tests.chaos.connector --minutes 30 --record
 	@$(BIN)/python -m benchmarks.endurance --minutes 30 --record
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { echo 'fuzzing is left out: it needs $(BIN)/pip install atheris' >&2; exit 0; }; \
 		for target in $$($(BIN)/python -m tests.fuzz); do $(BIN)/python -m tests.fuzz $$target --seconds $(MINUTES) || exit 1; done
