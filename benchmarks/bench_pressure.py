@@ -98,7 +98,7 @@ def _scan(path: Path, end: int) -> None:
     with open_store(path) as reader:
         at = 0
         while at < end:
-            at += reader.read(at, end, 4 * MIB).num_rows
+            at += reader.read(at, end).num_rows
 
 
 @contextmanager
