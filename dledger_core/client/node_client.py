@@ -72,7 +72,7 @@ class NodeClient:
         prefix: checks messages of a commitlog prefix; without it ``fetch_at`` does not read them.
         log_uuid: the log; None = the one that is found first.
         credentials: TLS files and token.
-        health: what is known of the nodes; by default what this process knows.
+        health: of the nodes; by default as this process has seen it.
     """
 
     protocol = "dledger"

@@ -44,14 +44,14 @@ class RangesPartition(InputPartition):
         replica: number of the replica to read the first range from; each further range starts at the next one.
         pin_ms: duration of a pin; 0 = no pins.
         pinned_at: epoch seconds at which the driver pinned the ranges.
-        suspects: addresses of the nodes that hang or fail, as the driver sees it.
+        unresponsive: addresses of the nodes that hang or fail, as the driver sees it.
     """
 
     ranges: tuple[Range, ...]
     replica: int
     pin_ms: int
     pinned_at: float
-    suspects: tuple[str, ...]
+    unresponsive: tuple[str, ...]
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class RangesPartition(InputPartition):
         replica: int,
         pin_ms: int = 0,
         pinned_at: float = 0.0,
-        suspects: tuple[str, ...] = (),
+        unresponsive: tuple[str, ...] = (),
     ) -> None:
         super().__init__(None)
         self.ranges = ranges
         self.replica = replica
         self.pin_ms = pin_ms
         self.pinned_at = pinned_at
-        self.suspects = suspects
+        self.unresponsive = unresponsive
 
 
 OpenLog = Callable[[DLedgerOptions, Range], Log]
@@ -90,7 +90,7 @@ def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: Open
     policy = LossPolicy(options.fail_on_data_loss)
     schema = schema_for(options.decode, options.protocol, options.columns)
     # Otherwise each Python worker would wait for a hung node once.
-    NODE_HEALTH.suspect(*partition.suspects)
+    NODE_HEALTH.missed(*partition.unresponsive)
     pool = ThreadPoolExecutor(1, "dledger-prefetch")
     try:
         for replica, part in enumerate(partition.ranges, partition.replica):

@@ -410,9 +410,9 @@ class Tracker:
         # At random, because this is often the only partition of its query, micro-batch or group: all of them would read
         # from the first peer (test_plans_of_one_partition_read_from_all_replicas).
         first = random.randrange(1 << 16)
-        suspects = NODE_HEALTH.suspects()
+        unresponsive = NODE_HEALTH.unresponsive()
         return [
-            RangesPartition(ranges, first + number, self._pin_ms, pinned_at, suspects)
+            RangesPartition(ranges, first + number, self._pin_ms, pinned_at, unresponsive)
             for number, ranges in enumerate(self._split(extents, bounds))
         ]
 

@@ -37,7 +37,7 @@ def node_client(
     """
     timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
     return NodeClient(
-        parse_peers(peers), group, timeouts, prefix=FakeFormat(), health=health or NodeHealth(patience_s=60.0)
+        parse_peers(peers), group, timeouts, prefix=FakeFormat(), health=health or NodeHealth(hedge_delay_s=60.0)
     )
 
 

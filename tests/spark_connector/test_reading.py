@@ -202,10 +202,10 @@ def test_chunks_come_in_order_and_at_most_three_are_in_memory() -> None:
 
 def test_task_knows_the_nodes_that_hang_as_its_driver_sees_it() -> None:
     address = "127.0.0.1:2"
-    partition = RangesPartition((Range("default", 0, 1),), 0, suspects=(address,))
+    partition = RangesPartition((Range("default", 0, 1),), 0, unresponsive=(address,))
     log: Any = CountingLog()
     list(read_partition(partition, DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1"}), lambda *_: log))
-    assert address in NODE_HEALTH.suspects()
+    assert address in NODE_HEALTH.unresponsive()
     NODE_HEALTH.responded(address)
 
 

@@ -222,11 +222,11 @@ def test_partitions_name_a_hung_node_which_tasks_avoid(cluster: Any) -> None:
     try:
         for _ in range(2):
             reader, partitions = planned(cluster, "any")
-            assert all(address in partition.suspects for partition in partitions)
+            assert all(address in partition.unresponsive for partition in partitions)
             assert indexes(reader, partitions) == everything(cluster)
     finally:
         cluster.resume(victim)
-    soon(lambda: address not in planned(cluster, "any")[1][0].suspects)
+    soon(lambda: address not in planned(cluster, "any")[1][0].unresponsive)
 
 
 def test_plans_of_one_partition_read_from_all_replicas(cluster: Any) -> None:

@@ -25,14 +25,14 @@ class ClusterView:
         group: the group's name.
         log_uuid: the log; None = the one that is found first.
         credentials: the client's TLS files and token.
-        health: what is known of the nodes.
+        health: of the nodes.
 
     Attributes:
         pool: the connections.
         log: who is there: the log, its members, its presumed leader.
         leader: where to ask for what only the leader can serve.
         replicas: where to ask for reads.
-        health: what is known of the nodes.
+        health: of the nodes.
     """
 
     def __init__(

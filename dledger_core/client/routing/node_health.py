@@ -1,9 +1,9 @@
-"""Which nodes hang or fail, how long their reads take, and how many reads may be asked of a second node.
+"""The health of nodes: whether they respond, how long reads take, and which reads may be asked of a second node.
 
 A process has many clients, one for each group and query. What one of them has seen of a node counts for all: otherwise
-each would wait for a hung node again. A suspect node is asked after the others, and no call waits for it that the
-others suffice for. Any response ends the suspicion, and so does time, because a client that avoids a node never hears
-that it is back.
+each would wait for a hung node again. A node that did not respond in time is unresponsive: it is asked after the
+others, and no call waits for it if the others suffice. Any response ends that, and so does time, because a client that
+avoids a node never hears that it is back.
 
 A read that takes longer than nearly all earlier ones of its node is asked of a second one (Dean and Barroso, "The Tail
 at Scale", hedged requests). The budget keeps nodes that are all slow from being asked for everything twice.
@@ -18,11 +18,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-SUSPECT_S: Final = 10.0
-"""How long a node without a response is a suspect."""
-PATIENCE_S: Final = 0.1
-"""Patience with a node of which few reads are known: the first ones open connections."""
-PATIENCE_MIN_S: Final = 0.02
+UNRESPONSIVE_S: Final = 10.0
+"""How long a node counts as unresponsive without a response."""
+HEDGE_DELAY_S: Final = 0.1
+"""Delay where few reads of a node are known: the first ones open connections."""
+HEDGE_DELAY_MIN_S: Final = 0.02
 READS_PER_HEDGE: Final = 11
 """Less than every tenth read is asked of a second node."""
 HEDGES_FIRST: Final = 2
@@ -59,56 +59,56 @@ class _Reads:
 
 
 class NodeHealth:
-    """What a process has seen of nodes, by address. Thread-safe.
+    """The health of nodes as a process has seen it, by address. Thread-safe.
 
     Args:
-        patience_s: patience with a node of which few reads are known.
+        hedge_delay_s: delay of a second request where few reads of a node are known.
         clock: monotonic seconds.
     """
 
-    def __init__(self, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._patience_s = patience_s
+    def __init__(self, hedge_delay_s: float = HEDGE_DELAY_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._hedge_delay_s = hedge_delay_s
         self._clock = clock
         self._lock = threading.Lock()
         self._reads: dict[str, _Reads] = {}
-        self._suspects: dict[str, float] = {}
+        self._missed: dict[str, float] = {}
         self._hedges = float(HEDGES_FIRST)
 
-    def suspects(self) -> tuple[str, ...]:
-        """Return the addresses of the nodes that hang or fail."""
+    def unresponsive(self) -> tuple[str, ...]:
+        """Return the addresses of the unresponsive nodes."""
         with self._lock:
             now = self._clock()
-            self._suspects = {address: until for address, until in self._suspects.items() if until > now}
-            return tuple(self._suspects)
+            self._missed = {address: until for address, until in self._missed.items() if until > now}
+            return tuple(self._missed)
 
-    def suspect(self, *addresses: str) -> None:
-        """Record nodes that hang or fail, as seen here or by another process."""
+    def missed(self, *addresses: str) -> None:
+        """Record nodes that did not respond in time, here or to another process."""
         with self._lock:
-            self._suspects |= dict.fromkeys(addresses, self._clock() + SUSPECT_S)
+            self._missed |= dict.fromkeys(addresses, self._clock() + UNRESPONSIVE_S)
 
-    def is_suspect(self, address: str) -> bool:
-        """Whether the node hangs or fails."""
+    def is_unresponsive(self, address: str) -> bool:
+        """Whether the node hangs or is down."""
         with self._lock:
-            return self._suspects.get(address, float("-inf")) > self._clock()
+            return self._missed.get(address, float("-inf")) > self._clock()
 
     def responded(self, address: str, read_s: float | None = None) -> None:
         """Record a response, and how long it took if it is that of a read."""
         with self._lock:
-            self._suspects.pop(address, None)
+            self._missed.pop(address, None)
             if read_s is not None:
                 self._reads.setdefault(address, _Reads()).add(read_s)
                 self._hedges = min(HEDGES_MAX, self._hedges + 1 / READS_PER_HEDGE)
 
-    def patience_s(self, address: str) -> float:
+    def hedge_delay_s(self, address: str) -> float:
         """Return how long a response of the node is waited for before another node is asked too."""
         with self._lock:
             reads = self._reads.get(address)
             if reads is None or reads.count < _READS_MIN:
-                return max(self._patience_s, 0.0 if reads is None else reads.p99_s)
-            return max(PATIENCE_MIN_S, reads.p99_s)
+                return max(self._hedge_delay_s, 0.0 if reads is None else reads.p99_s)
+            return max(HEDGE_DELAY_MIN_S, reads.p99_s)
 
     def take_hedge(self) -> bool:
-        """Return whether the budget has room for a second request, and take it."""
+        """Take a second request from the budget; return whether there was one."""
         with self._lock:
             if self._hedges < 1:
                 return False

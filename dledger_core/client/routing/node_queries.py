@@ -15,11 +15,11 @@ from dledger_core.net import messages
 from dledger_core.net.frame import Frame
 
 ASK_TIMEOUT_S: Final = 1.0
-SUSPECT_TIMEOUT_S: Final = 0.25
-"""How long a suspect node is waited for if the other responses do not suffice."""
+UNRESPONSIVE_TIMEOUT_S: Final = 0.25
+"""How long an unresponsive node is waited for if the other responses do not suffice."""
 
 Enough = Callable[[Mapping[str, Frame], int], bool]
-"""Whether these responses of so many nodes suffice."""
+"""Whether these responses suffice; the number is that of the nodes."""
 
 
 def majority(found: Mapping[str, Frame], nodes: int) -> bool:
@@ -66,7 +66,7 @@ class NodeQueries:
         except DLedgerError as error:
             self._failures[node_id] = error
             if loop.time() >= deadline or isinstance(error, SilentError):
-                self._health.suspect(address)
+                self._health.missed(address)
             return error
         self._failures.pop(node_id, None)
         self._health.responded(address)
@@ -90,16 +90,16 @@ class NodeQueries:
     ) -> dict[str, Frame | DLedgerError]:
         """Send a request to nodes, in parallel, and wait at most a second for each.
 
-        Once the responses suffice, the other nodes get a moment more, and suspect ones none: a hung machine must not
-        slow down every query (``test_hung_node_delays_bounds_once``). The requests to them continue, and a response
-        ends the suspicion.
+        Once the responses suffice, the other nodes get a moment more, and unresponsive ones none: a hung machine must
+        not slow down every query (``test_hung_node_delays_bounds_once``). The requests to them continue, and a response
+        shows that the node is back.
         """
         loop = asyncio.get_running_loop()
         asked = {node: asyncio.create_task(self.ask(node, header)) for node in nodes}
         self._asked.update(asked.values())
         for task in asked.values():
             task.add_done_callback(self._asked.discard)
-        latest, suffices_at = loop.time() + SUSPECT_TIMEOUT_S, None
+        latest, suffices_at = loop.time() + UNRESPONSIVE_TIMEOUT_S, None
         try:
             while left := {node: task for node, task in asked.items() if not task.done()}:
                 responses = {node: task.result() for node, task in asked.items() if task.done()}
@@ -121,15 +121,15 @@ class NodeQueries:
     def _waits_until(self, node_id: str, suffices_at: float | None, latest: float) -> float:
         """Return the time up to which a response is waited for; the request itself ends after a second."""
         address = self._pool.address(node_id)
-        if self._health.is_suspect(address):
+        if self._health.is_unresponsive(address):
             return latest if suffices_at is None else suffices_at
-        return float("inf") if suffices_at is None else suffices_at + self._health.patience_s(address)
+        return float("inf") if suffices_at is None else suffices_at + self._health.hedge_delay_s(address)
 
     def _outcome(self, node_id: str, task: asyncio.Task[Frame | DLedgerError]) -> Frame | DLedgerError:
         if task.done():
             return task.result()
         address = self._pool.address(node_id)
-        self._health.suspect(address)
+        self._health.missed(address)
         # The error of an earlier request says more, and where the node may have moved to another address.
         return self._failures.get(node_id) or RequestTimedOutError("no response in time", address)
 

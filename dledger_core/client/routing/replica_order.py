@@ -52,7 +52,7 @@ class ReplicaOrder:
         self._leader_asked = float("-inf")
 
     async def nodes(self, choice: ReplicaChoice = ANY_REPLICA) -> list[str]:
-        """Return the nodes in the order in which a read asks them; suspects and failed ones come last."""
+        """Return the nodes in the order in which a read asks them; unresponsive ones and recent failures last."""
         now = asyncio.get_running_loop().time()
         self._failed = {node: until for node, until in self._failed.items() if until > now}
         order = list(self._log.pool.peers)
@@ -65,8 +65,8 @@ class ReplicaOrder:
         if choice.read_from != "any":
             leader = await self._leader_for_reads()
             order.sort(key=lambda node: (node == leader) != (choice.read_from == "leader"))
-        suspects = self._health.suspects()
-        order.sort(key=lambda node: node in self._failed or self._log.pool.address(node) in suspects)
+        unresponsive = self._health.unresponsive()
+        order.sort(key=lambda node: node in self._failed or self._log.pool.address(node) in unresponsive)
         return order
 
     async def _leader_for_reads(self) -> str | None:

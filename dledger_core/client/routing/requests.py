@@ -240,13 +240,13 @@ class Requests:
             return await self._ask(node_id, header, payload, retry.attempt_s, WhenSilent.LEAVE)
         except DLedgerError as error:
             if _shows_a_bad_node(error):
-                self._health.suspect(self._pool.address(node_id))
+                self._health.missed(self._pool.address(node_id))
             return error
 
     async def _outcomes(
         self, nodes: Sequence[str], attempt: Callable[[str], Coroutine[Any, Any, Frame | DLedgerError]], *, hedged: bool
     ) -> AsyncGenerator[tuple[str, Frame | DLedgerError], None]:
-        """Ask nodes one after the other and yield what each responds; with ``hedged`` the second one early.
+        """Ask nodes in turn and yield their outcomes; with ``hedged`` the second one early.
 
         A read that has its response elsewhere is not cancelled: nothing tells the node, and its response, or its
         silence, shows whether it is well.
@@ -262,12 +262,12 @@ class Requests:
                 if not asked:
                     node_id = left.pop(0)
                     asked[self._timed(node_id, attempt)] = node_id
-                patience_s = self._health.patience_s(self._pool.address(node_id)) if hedged and left else None
-                done, _ = await asyncio.wait(asked, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                hedge_delay_s = self._health.hedge_delay_s(self._pool.address(node_id)) if hedged and left else None
+                done, _ = await asyncio.wait(asked, timeout=hedge_delay_s, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     hedged = False
-                    self._health.suspect(self._pool.address(node_id))
-                    if not self._health.is_suspect(self._pool.address(left[0])) and self._health.take_hedge():
+                    self._health.missed(self._pool.address(node_id))
+                    if not self._health.is_unresponsive(self._pool.address(left[0])) and self._health.take_hedge():
                         asked[self._timed(left[0], attempt)] = left.pop(0)
                 for task in done:
                     outcome = task.result()
