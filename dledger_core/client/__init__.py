@@ -37,11 +37,13 @@ from dledger_core.client.protocol import (
     TransactionState,
 )
 from dledger_core.client.reads import PrefixFormat, ending_after
+from dledger_core.client.routing.node_health import NODE_HEALTH
 from dledger_core.client.sync_client import SyncLogClient
 from dledger_core.control import Part, TransactionId, fingerprint_sum
 
 __all__ = [
     "END_OF_LOG",
+    "NODE_HEALTH",
     "AppendResult",
     "AsyncLogClient",
     "AsyncProducer",

@@ -105,6 +105,8 @@ class Reader:
 
     async def _fetch(self, read: ReadRequest, *, records: bool = False) -> Fetch:
         start, known_end = read.start, min(read.end, read.min_end)
+        # A replica that lags may wait too, for entries that another one has.
+        hedged = read.wait_ms == 0
         read = replace(
             read,
             wait_ms=max(read.wait_ms, BEHIND_WAIT_MS) if known_end > start else read.wait_ms,
@@ -125,7 +127,7 @@ class Reader:
             found = decode(await self._requests.to_leader(header, idempotent=True, wait_s=wait_s))
         else:
             choice = ReplicaChoice(read.read_from, read.spread)
-            found = await self._requests.to_any(header, decode, choice=choice, wait_s=wait_s)
+            found = await self._requests.to_any(header, decode, choice=choice, wait_s=wait_s, hedged=hedged)
         self._log.saw_commit(found.commit_index)
         if found.batch.num_rows:
             self._log.saw_entry(found.batch.column("index")[-1].as_py(), found.batch.column("term")[-1].as_py())
@@ -198,7 +200,7 @@ class Reader:
         def decode(frame: Frame) -> PositionFetch | int:
             return decode_position(frame, position, self._prefix)
 
-        found = await self._requests.to_one(node, request, decode)
+        found = await self._requests.to_one(node, request, decode, hedged=True)
         if isinstance(found, PositionFetch):
             return found
         read = ReadRequest(found, END_OF_LOG, max_bytes=max_bytes, node=node, isolation=isolation)
@@ -231,7 +233,9 @@ class Reader:
         wanted = max(int(min_commit), self._log.commit_seen)
         message = messages.TimeRequest(time_ms=millis(timestamp), min_commit=wanted)
         request = messages.TIME.encode(message, g=self._log.group)
-        return await self._requests.to_any(request, lambda frame: messages.TIME_OK.decode(frame.header).index)
+        return await self._requests.to_any(
+            request, lambda frame: messages.TIME_OK.decode(frame.header).index, hedged=True
+        )
 
     async def digest(
         self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1
@@ -287,7 +291,7 @@ class Reader:
         while more:
             message = messages.DescribeRequest(table=table, after=after)
             request = messages.DESCRIBE.encode(message, g=self._log.group)
-            page = await self._requests.to_one(node, request, _decode_page)
+            page = await self._requests.to_one(node, request, _decode_page, hedged=True)
             rows += page.rows
             more = page.more
             after = page.after or (key_of(table, rows[-1]) if rows else None)

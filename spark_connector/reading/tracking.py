@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
 from dledger_core import LogRange
-from dledger_core.client import EntryCheck, Loss, LossKind, find_loss
+from dledger_core.client import NODE_HEALTH, EntryCheck, Loss, LossKind, find_loss
 from spark_connector.connections import announced, client_for
 from spark_connector.errors import (
     GroupGoneError,
@@ -406,8 +407,12 @@ class Tracker:
         pinned_at = time.time()
         for extent in extents:
             self._pin.set(self._logs[extent.part.group], extent.part.start)
+        # At random, because this is often the only partition of its query, micro-batch or group: all of them would read
+        # from the first peer (test_plans_of_one_partition_read_from_all_replicas).
+        first = random.randrange(1 << 16)
+        unresponsive = NODE_HEALTH.unresponsive()
         return [
-            RangesPartition(ranges, number, self._pin_ms, pinned_at)
+            RangesPartition(ranges, first + number, self._pin_ms, pinned_at, unresponsive)
             for number, ranges in enumerate(self._split(extents, bounds))
         ]
 

@@ -214,6 +214,26 @@ def test_replica_killed_or_paused_after_planning_is_passed_over(cluster: Any, re
         cluster.restart(victim)
 
 
+def test_partitions_name_a_hung_node_which_tasks_avoid(cluster: Any) -> None:
+    settle(cluster)
+    victim = next(node for node in cluster.node_ids if node != cluster.leader())
+    address = next(peer.address for peer in parse_peers(cluster.peers) if peer.node_id == victim)
+    cluster.pause(victim)
+    try:
+        for _ in range(2):
+            reader, partitions = planned(cluster, "any")
+            assert all(address in partition.unresponsive for partition in partitions)
+            assert indexes(reader, partitions) == everything(cluster)
+    finally:
+        cluster.resume(victim)
+    soon(lambda: address not in planned(cluster, "any")[1][0].unresponsive)
+
+
+def test_plans_of_one_partition_read_from_all_replicas(cluster: Any) -> None:
+    found = {part.replica % 3 for _ in range(50) for part in planned(cluster, "any", groups="a")[1]}
+    assert found == {0, 1, 2}
+
+
 @pytest.mark.parametrize("read_from", ["any", "leader", "follower"])
 def test_task_reads_through_kills_restarts_and_transfer(cluster: Any, read_from: str) -> None:
     reader, partitions = planned(cluster, read_from, groups="large", fetchMaxBytes="100000")
