@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
@@ -97,6 +97,13 @@ class Log(Protocol):
     def record(self, index: int) -> RecordInfo:
         """Return term, check and byte range of the record at ``index``."""
 
+    def split_points(self, part: Range, positions: Sequence[int]) -> Sequence[int]:
+        """Return for each of ascending positions the index in a range whose record starts nearest to it.
+
+        Raises:
+            UnsupportedError: only records can be asked for their positions.
+        """
+
     def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """Return the first readable index appended at or after a time, the end of ``bounds`` if there is none."""
 
@@ -166,6 +173,10 @@ class _ClientLog:
         # `min_commit`: a replica that lags has to respond BEHIND. Its shorter log would look like a lost end
         # (test_read_waits_until_min_commit_itself_is_readable).
         return _info_of(self._client.records(index, index + 1, max_bytes=1, min_commit=index).batch, index, self.group)
+
+    def split_points(self, part: Range, positions: Sequence[int]) -> Sequence[int]:
+        """See ``Log``."""
+        return self._client.split_points(part.start, part.end, positions)
 
     def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
         """See ``Log``."""
@@ -321,6 +332,10 @@ class StoreLog:
         if index > self._view.last_index:  # a live store may have grown
             self._view = store_for(self._options.path, opaque=True)
         return _info_of(self._view.read(index, index + 1), index, self.group)
+
+    def split_points(self, part: Range, positions: Sequence[int]) -> Sequence[int]:
+        """See ``Log``."""
+        return self._view.split_points(part.start, part.end, positions)
 
     def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """See ``Log``."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
-from dledger_core import LogRange
+from dledger_core import LogRange, UnsupportedError
 from dledger_core.client import EntryCheck, Loss, LossKind, find_loss
 from spark_connector.connections import announced, client_for
 from spark_connector.errors import (
@@ -21,7 +21,15 @@ from spark_connector.errors import (
 )
 from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
-from spark_connector.planning import Extent, Range, core_count, ends_within_bytes, partition_count, split
+from spark_connector.planning import (
+    Extent,
+    Range,
+    core_count,
+    ends_within_bytes,
+    partition_count,
+    searched_points,
+    split,
+)
 from spark_connector.reading.logs import Log, Pin, RecordInfo, ServerLog, open_log
 
 if TYPE_CHECKING:
@@ -420,10 +428,15 @@ class Tracker:
         entries, nbytes = sum(extent.part.count for extent in extents), sum(extent.nbytes for extent in extents)
         parts = partition_count(entries, nbytes, core_count(), self._options.min_partitions)
 
-        def position(group: str, index: int) -> int:
-            return self._border(group, index, bounds[group].first_index)[0]
+        def split_points(extent: Extent, goals: Sequence[int], tolerance: int) -> Iterable[int]:
+            group = extent.part.group
+            try:
+                return self._logs[group].split_points(extent.part, goals)
+            except UnsupportedError:
+                first = bounds[group].first_index
+                return searched_points(extent, goals, tolerance, lambda index: self._border(group, index, first)[0])
 
-        return split(extents, parts, position, self._options.max_records_per_partition)
+        return split(extents, parts, split_points, self._options.max_records_per_partition)
 
     def _border(self, group: str, index: int, first: int) -> tuple[int, EntryCheck | None]:
         """Return the position of an index, and the check of the record before it, None if there is none.

@@ -83,10 +83,8 @@ class Requests:
             channel: Channel | None = None
             try:
                 channel = await self._leader.channel(retry.attempt_s)
-                if feature is not None and feature not in channel.features:
-                    raise UnknownFeatureError(f"the leader does not know {feature!r}", channel.peer.address)
                 when_silent = WhenSilent.FOLLOW if idempotent else WhenSilent.WAIT
-                return await self._request(channel, header, payload, retry.attempt_s, when_silent)
+                return await self._request(channel, header, payload, retry.attempt_s, when_silent, feature)
             except OtherLogError as error:
                 if channel is None:
                     raise  # no node has the log
@@ -105,7 +103,10 @@ class Requests:
         payload: Sequence[Buffer],
         timeout_s: float,
         when_silent: WhenSilent,
+        feature: str | None = None,
     ) -> Frame:
+        if feature is not None and feature not in channel.features:
+            raise UnknownFeatureError(f"the node does not know {feature!r}", channel.peer.address, "upgrade the node")
         request = self._log.header_for(header)
         frame = await channel.request(request, *payload, timeout_s=timeout_s, when_silent=when_silent)
         if self._log.is_older_than(frame):
@@ -138,6 +139,7 @@ class Requests:
         timeout_s: float,
         payload: Sequence[Buffer] = (),
         when_silent: WhenSilent = WhenSilent.WAIT,
+        feature: str | None = None,
     ) -> _T:
         connect_s = min(timeout_s, CONNECT_S) if when_silent is WhenSilent.LEAVE else timeout_s
         try:
@@ -145,7 +147,7 @@ class Requests:
         except UnreachableError:
             self._leader.refresh()  # it may have moved
             raise
-        return decode(await self._request(channel, header, payload, timeout_s, when_silent))
+        return decode(await self._request(channel, header, payload, timeout_s, when_silent, feature))
 
     def _served(self, node_id: str, decode: Callable[[Frame], _T], frame: Frame) -> _T:
         response = decode(frame)
@@ -160,6 +162,7 @@ class Requests:
         choice: ReplicaChoice = ANY_REPLICA,
         wait_s: float = 0.0,
         timeouts: Timeouts | None = None,
+        feature: str | None = None,
     ) -> _T:
         """Return the first decoded response, asking one replica at a time.
 
@@ -170,8 +173,10 @@ class Requests:
             choice: which replicas to ask first.
             wait_s: how long the replica was asked to wait before it responds.
             timeouts: other limits than the client's.
+            feature: the optional feature that it needs.
 
         Raises:
+            UnknownFeatureError: the replica that was asked does not have it.
             UnreachableError: no replica responded.
             DLedgerError: the error that the replicas responded with.
         """
@@ -186,7 +191,9 @@ class Requests:
             for node_id in await self._replicas.nodes(choice):
                 served = partial(self._served, node_id, decode)
                 try:
-                    return await self._ask(node_id, header, served, retry.attempt_s, payload, WhenSilent.LEAVE)
+                    return await self._ask(node_id, header, served, retry.attempt_s, payload, WhenSilent.LEAVE, feature)
+                except UnknownFeatureError:
+                    raise  # it serves all other requests
                 except DLedgerError as error:
                     self._replicas.failed(node_id, error)
                     if not (is_temporary(error) or isinstance(error, _ANOTHER_MAY_SERVE)):
