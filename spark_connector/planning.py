@@ -98,10 +98,11 @@ def shares(backlog: Mapping[str, int], most: int) -> dict[str, int]:
 
 
 def core_count() -> int:
-    """Return the assumed number of partitions that run at once: the cores of this machine.
+    """Return the cores of this machine: the partitions that run at once, where the cluster's are not known.
 
-    The Python process of a data source cannot ask Spark. If executors have other cores than the driver's machine, set
-    ``minPartitions``.
+    The Python process of a data source cannot ask Spark; ``register`` can. A source that Spark has discovered by
+    itself, or one in a session of Spark Connect without ``spark.default.parallelism``, needs ``minPartitions`` for
+    another number.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
