@@ -120,9 +120,12 @@ async def split(call: LogCall, message: messages.SplitRequest) -> None:
         raise BadRequestError("the range is empty", "", "ask for entries", {"start": message.start, "end": message.end})
     if (positions[1:] < positions[:-1]).any():
         raise BadRequestError("the positions do not ascend", "", "sort them")
-    async with call.node.reading:
-        indexes = await call.hosted.reads.split_points(message.start, message.end, positions)
-    call.respond(messages.SPLIT_OK, messages.SplitResponse(), *codec.numbers_payload(indexes))
+    reads = call.hosted.reads
+    await reads.ready(messages.ReadRequest(start=0, end=0, min_commit=message.end - 1))
+    async with call.flow.large_response():
+        async with call.node.reading:
+            indexes = await reads.split_points(message.start, message.end, positions)
+        call.respond(messages.SPLIT_OK, messages.SplitResponse(), *codec.numbers_payload(indexes))
 
 
 async def at(call: LogCall, message: messages.AtRequest) -> None:
