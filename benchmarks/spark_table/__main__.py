@@ -37,7 +37,8 @@ from dledger_core import LocalCluster
 from jobs._session import spark_session
 from spark_connector import register
 
-KINDS = ("read", "stream", "stream-noop", "start", "sink", "memory", "decode", "trickle", "hung")
+KINDS = ("plan", "read", "stream", "stream-noop", "start", "sink", "memory", "decode", "trickle", "hung")
+PLANNED = (1_000, 10_000)
 SETTINGS = {
     "spark.master": "local[2]",
     "spark.sql.shuffle.partitions": "2",
@@ -102,7 +103,7 @@ def measure(
 ) -> Iterator[None]:
     """Fill the logs and measure the chosen parts; one that fails is left out. Yields after each."""
     sizes = list(bench.rows)
-    if {"read", "stream", "stream-noop", "memory", "start"} & set(options.only):
+    if {"plan", "read", "stream", "stream-noop", "memory", "start"} & set(options.only):
         for system in bench.systems:
             say(f"filling {system.name}")
             system.fill()
@@ -110,6 +111,7 @@ def measure(
     for size, rows in decoded.items():
         ledger.fill_messages(rows, size)
     parts: dict[str, list[Callable[[], list[Line]]]] = {
+        "plan": [lambda number=number: [bench.plan(number)] for number in PLANNED],
         "read": [lambda size=size: [bench.batch_read(size, TO_REACH["read"][size])] for size in sizes],
         "stream": [lambda size=size: [bench.stream_to_delta(size, TO_REACH["stream"][size])] for size in sizes],
         "stream-noop": [lambda size=size: [bench.stream_to_noop(size)] for size in sizes],

@@ -96,6 +96,7 @@ class NodeClient:
         reads = Reader(self._log, self._requests, timeouts, prefix)
         self.fetch, self.records, self.get, self.fetch_at = reads.fetch, reads.records, reads.get, reads.fetch_at
         self.offset_for_time, self.wait_for_entries = reads.offset_for_time, reads.wait_for_entries
+        self.split_points = reads.split_points
         self.digest, self.describe = reads.digest, reads.describe
         self._plain = AppendBatcher(self._send_plain)
         self._produced = AppendBatcher(self._send_produced, TOGETHER_MAX, TOGETHER_ID_BYTES_MAX)

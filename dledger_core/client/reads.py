@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -35,11 +36,13 @@ from dledger_core.errors import (
     DLedgerError,
     IndexOutOfRangeError,
     ProtocolError,
+    UnknownFeatureError,
     UnsupportedError,
 )
 from dledger_core.net import messages
-from dledger_core.net.codec import SeenLog, parse_records, seen_payload
+from dledger_core.net.codec import SeenLog, numbers_payload, parse_numbers, parse_records, seen_payload
 from dledger_core.net.frame import Frame
+from dledger_core.net.hello import SPLIT
 from dledger_core.record import (
     DESCRIPTIONS,
     HEADER_BYTES,
@@ -236,6 +239,29 @@ class Reader:
         return await self._requests.to_any(
             request, lambda frame: messages.TIME_OK.decode(frame.header).index, hedged=True
         )
+
+    async def split_points(self, start: int, end: int, positions: Sequence[int]) -> list[int]:
+        """See ``OptionalOperations.split_points``."""
+        if not 0 <= start < end or any(low > high for low, high in pairwise(positions)):
+            raise BadRequestError("the range is empty, or the positions do not ascend", "", "sort the positions")
+        found: list[int] = []
+        for at in range(0, len(positions), messages.SPLIT_MAX):
+            some = positions[at : at + messages.SPLIT_MAX]
+            message = messages.SplitRequest(start=int(start), end=int(end), count=len(some))
+            header, payload = messages.SPLIT.encode(message, g=self._log.group), numbers_payload(some)
+
+            def decode(frame: Frame, n: int = len(some)) -> list[int]:
+                messages.SPLIT_OK.decode(frame.header)
+                indexes: list[int] = parse_numbers(frame.payload, n).tolist()
+                if not all(start <= index <= end for index in indexes):
+                    raise ProtocolError("the response covers a different range than requested")
+                return indexes
+
+            try:
+                found += await self._requests.to_any(header, decode, *payload, hedged=True, feature=SPLIT)
+            except UnknownFeatureError as error:
+                raise UnsupportedError(error.what, error.where, error.remedy) from None
+        return found
 
     async def digest(
         self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1

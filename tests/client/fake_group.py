@@ -290,6 +290,12 @@ class FakeNode:
     def on_time(self, header, payload):
         return {"t": Type.TIME_OK, "index": header["ms"] % 100}, []
 
+    def on_split(self, header, payload):
+        starts = np.cumsum([0, *(records.nbytes for records in self.group.log.records)])
+        wanted = codec.parse_numbers(payload, header["n"])
+        nearest = np.abs(starts[:, None] - wanted[None, :]).argmin(axis=0)
+        return {"t": Type.SPLIT_OK}, codec.numbers_payload(np.clip(nearest, header["start"], header["end"]))
+
     def on_at(self, header, payload):
         starts = np.cumsum([0, *(records.nbytes for records in self.group.log.records)])
         index = int(np.searchsorted(starts, header["position"], side="right")) - 1

@@ -13,7 +13,7 @@ from dledger_core.client.routing.known_log import KnownLog
 from dledger_core.client.routing.leader_search import LeaderSearch
 from dledger_core.client.routing.node_health import NodeHealth
 from dledger_core.client.routing.node_queries import ASK_TIMEOUT_S
-from dledger_core.errors import DLedgerError, OtherLogError, RequestTimedOutError, UnreachableError
+from dledger_core.errors import DLedgerError, OtherLogError, RequestTimedOutError, UnknownFeatureError, UnreachableError
 from dledger_core.net.frame import Frame
 
 FAILED_S: Final = 10.0
@@ -93,6 +93,8 @@ class ReplicaOrder:
 
     def failed(self, node_id: str, error: DLedgerError) -> None:
         """Record that a replica failed a read."""
+        if isinstance(error, UnknownFeatureError):
+            return  # it serves all other requests
         self._avoid(node_id)
         if isinstance(error, UnreachableError | RequestTimedOutError | OtherLogError):
             self._log.leader_failed(node_id)

@@ -101,10 +101,8 @@ class Requests:
             channel: Channel | None = None
             try:
                 channel = await self._leader.channel(retry.attempt_s)
-                if feature is not None and feature not in channel.features:
-                    raise UnknownFeatureError(f"the leader does not know {feature!r}", channel.peer.address)
                 when_silent = WhenSilent.FOLLOW if idempotent else WhenSilent.WAIT
-                return await self._request(channel, header, payload, retry.attempt_s, when_silent)
+                return await self._request(channel, header, payload, retry.attempt_s, when_silent, feature)
             except OtherLogError as error:
                 if channel is None:
                     raise  # no node has the log
@@ -123,7 +121,10 @@ class Requests:
         payload: Sequence[Buffer],
         timeout_s: float,
         when_silent: WhenSilent,
+        feature: str | None = None,
     ) -> Frame:
+        if feature is not None and feature not in channel.features:
+            raise UnknownFeatureError(f"the node does not know {feature!r}", channel.peer.address, "upgrade the node")
         request = self._log.header_for(header)
         frame = await channel.request(request, *payload, timeout_s=timeout_s, when_silent=when_silent)
         self._health.responded(channel.peer.address)
@@ -163,6 +164,7 @@ class Requests:
         payload: Sequence[Buffer],
         timeout_s: float,
         when_silent: WhenSilent,
+        feature: str | None = None,
     ) -> Frame:
         connect_s = min(timeout_s, CONNECT_S) if when_silent is WhenSilent.LEAVE else timeout_s
         try:
@@ -170,7 +172,7 @@ class Requests:
         except UnreachableError:
             self._leader.refresh()  # it may have moved
             raise
-        return await self._request(channel, header, payload, timeout_s, when_silent)
+        return await self._request(channel, header, payload, timeout_s, when_silent, feature)
 
     async def to_any(
         self,
@@ -181,6 +183,7 @@ class Requests:
         wait_s: float = 0.0,
         timeouts: Timeouts | None = None,
         hedged: bool = False,
+        feature: str | None = None,
     ) -> _T:
         """Return the first decoded response, asking one replica after the other.
 
@@ -193,8 +196,10 @@ class Requests:
             timeouts: other limits than the client's.
             hedged: ask a second replica at once if the first one takes longer than it usually does; for requests that
                 replicas respond to without waiting.
+            feature: the optional feature that it needs.
 
         Raises:
+            UnknownFeatureError: the replica that was asked does not have it.
             UnreachableError: no replica responded.
             DLedgerError: the error that the replicas responded with.
         """
@@ -207,8 +212,8 @@ class Requests:
         while True:
             log_uuid = self._log.log_uuid  # as of this round: a search in the background may change it
             nodes = await self._replicas.nodes(choice)
-            asked = self._outcomes(nodes, partial(self._attempt, header, payload, retry), hedged=hedged)
-            async with aclosing(asked) as outcomes:
+            attempt = partial(self._attempt, header, payload, retry, feature=feature)
+            async with aclosing(self._outcomes(nodes, attempt, hedged=hedged)) as outcomes:
                 async for node_id, outcome in outcomes:
                     try:
                         frame = _raised(outcome)
@@ -234,10 +239,10 @@ class Requests:
             await retry.failed(self._verdict(list(failures.values()), has_time=timeouts.retry_s is not None))
 
     async def _attempt(
-        self, header: dict[str, Any], payload: Sequence[Buffer], retry: Retry, node_id: str
+        self, header: dict[str, Any], payload: Sequence[Buffer], retry: Retry, node_id: str, *, feature: str | None
     ) -> Frame | DLedgerError:
         try:
-            return await self._ask(node_id, header, payload, retry.attempt_s, WhenSilent.LEAVE)
+            return await self._ask(node_id, header, payload, retry.attempt_s, WhenSilent.LEAVE, feature)
         except DLedgerError as error:
             if _shows_a_bad_node(error):
                 self._health.missed(self._pool.address(node_id))
