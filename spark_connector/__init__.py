@@ -52,13 +52,15 @@ __all__ = [
 def register(spark: SparkSession) -> None:
     """Make ``format("dledger")`` available in the session.
 
+    A read is divided by the parallelism that the session's cluster has now, unless ``minPartitions`` names another.
+
     Raises:
         SparkVersionError: PySpark is none of 4.1, 4.2 and 4.3, or the server of Spark Connect is not.
     """
     check_spark(spark)
-    from spark_connector.source import DLedgerDataSource  # another PySpark may lack names that it imports
+    from spark_connector.source import data_source_of  # another PySpark may lack names that it imports
 
-    spark.dataSource.register(DLedgerDataSource)
+    spark.dataSource.register(data_source_of(spark))
 
 
 def __getattr__(name: str) -> Any:

@@ -142,6 +142,8 @@ class LogEnd:
         records: indexes from the first unread entry on; 0 if there is none, None if unknown, as are the others.
         bytes: size of their records in the log.
         seconds: age of the first unread entry; None also if its append time is unknown.
+        waiting: those of the indexes that wait for an open transaction.
+        transaction: the oldest one, if it is known.
     """
 
     end: int
@@ -149,6 +151,8 @@ class LogEnd:
     records: int | None = None
     bytes: int | None = None
     seconds: float | None = None
+    waiting: int = 0
+    transaction: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,11 @@ class LatestOffset:
 
         {"groups": {"default": {"behind": {"bytes": 92160, "records": 674, "seconds": 1740.2},
                                 "check": null, "log": "<uuid>", "next": 1874, "term": -1}},
-         "losses": {"entries": 0, "events": 0}, "v": 1}
+         "losses": {"entries": 0, "events": 0}, "metrics": {"avgOffsetsBehindLatest": "674.0",
+         "maxOffsetsBehindLatest": "674", "minOffsetsBehindLatest": "674"}, "v": 1}
+
+    A group whose entries wait for an open transaction has ``waiting`` too. ``metrics`` has the names and the texts of
+    Kafka's source.
 
     Attributes:
         groups: the logs.
@@ -179,7 +187,15 @@ class LatestOffset:
             if end.records is not None:
                 lag = {"bytes": end.bytes, "records": end.records, "seconds": end.seconds}
             groups[group] = GroupOffset(end.end, end.log).to_json() | {"behind": lag}
-        return {"groups": groups, "losses": {"entries": self.lost, "events": self.losses}, "v": VERSION}
+            if end.waiting:
+                groups[group] |= {"waiting": {"records": end.waiting, "transaction": end.transaction}}
+        known = [end.records for end in self.groups.values() if end.records is not None]
+        metrics = {}
+        if known:
+            values = {"avg": sum(known) / len(known), "max": max(known), "min": min(known)}
+            metrics = {f"{name}OffsetsBehindLatest": str(value) for name, value in values.items()}
+        losses = {"entries": self.lost, "events": self.losses}
+        return {"groups": groups, "losses": losses, "metrics": metrics, "v": VERSION}
 
     @classmethod
     def from_text(cls, text: Any) -> LatestOffset | None:
@@ -189,9 +205,15 @@ class LatestOffset:
             return None
         groups = {}
         for group, fields in _groups(data, "progress report").items():
-            lag = fields.get("behind") or {}
+            lag, waiting = fields.get("behind") or {}, fields.get("waiting") or {}
             groups[group] = LogEnd(
-                fields["next"], fields.get("log"), lag.get("records"), lag.get("bytes"), lag.get("seconds")
+                fields["next"],
+                fields.get("log"),
+                lag.get("records"),
+                lag.get("bytes"),
+                lag.get("seconds"),
+                waiting.get("records", 0),
+                waiting.get("transaction"),
             )
         losses = data.get("losses") or {}
         return cls(groups, losses.get("events", 0), losses.get("entries", 0))

@@ -191,7 +191,7 @@ Lowered = _of_text(str.lower)
 
 
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
-_INTERNAL: Final = frozenset({"columns", "default_group", "recorded_start"})
+_INTERNAL: Final = frozenset({"columns", "default_group", "parallelism", "recorded_start"})
 """Fields without an option."""
 _IDEMPOTENT: Final = ("txn_app_id", "txn_version")
 _WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes", "first_batch_id", "on_replay_mismatch", *_IDEMPOTENT})
@@ -276,6 +276,7 @@ class DLedgerOptions(BaseModel):
         client_config: TOML file with options that are not given: see ``ClientConfig``. Only the driver reads it.
         default_group: without ``group``, where the column ``group`` does not exist; not an option.
         columns: the columns of a user-given schema; None = all; not an option.
+        parallelism: number of tasks that the cluster runs at once; None = not known; not an option.
         recorded_start: ``starting_offsets`` with the identity of the logs, if it is from a Spark checkpoint.
     """
 
@@ -335,6 +336,7 @@ class DLedgerOptions(BaseModel):
     client_config: Text | None = Field(None, validation_alias="client.config", examples=["/etc/dledger/client.toml"])
     default_group: Group = "default"
     columns: tuple[str, ...] | None = None
+    parallelism: int | None = None
     recorded_start: StreamOffset | None = None
 
     @property

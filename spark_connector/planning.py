@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -97,10 +98,11 @@ def shares(backlog: Mapping[str, int], most: int) -> dict[str, int]:
 
 
 def core_count() -> int:
-    """Return the assumed number of partitions that run at once: the cores of this machine.
+    """Return the cores of this machine: the partitions that run at once, where the cluster's are not known.
 
-    The Python process of a data source cannot ask Spark. If executors have other cores than the driver's machine, set
-    ``minPartitions``.
+    The Python process of a data source cannot ask Spark; ``register`` can. A source that Spark has discovered by
+    itself, or one in a session of Spark Connect without ``spark.default.parallelism``, needs ``minPartitions`` for
+    another number.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -126,8 +128,12 @@ class Extent:
         return max(1, self.high - self.low)
 
 
+SplitPoints = Callable[[Extent, Sequence[int], int], Iterable[int]]
+"""Returns the indexes nearest to ascending positions of an extent; a deviation of so many bytes is tolerated."""
+
+
 def split(
-    extents: Sequence[Extent], parts: int, position: Callable[[str, int], int], most: int | None = None
+    extents: Sequence[Extent], parts: int, split_points: SplitPoints, most: int | None = None
 ) -> list[tuple[Range, ...]]:
     """Divide the ranges, in order, into partitions of nearly the same number of bytes.
 
@@ -137,22 +143,24 @@ def split(
     Args:
         extents: the ranges.
         parts: number of partitions; there may be fewer, or more because of ``most``.
-        position: returns the position of the record at an index of a group; called a few times per partition.
+        split_points: called once for each extent that is divided.
         most: limit of the entries in a partition.
     """
     extents = [extent for extent in extents if extent.part.count > 0]
     total = sum(extent.nbytes for extent in extents)
     goals = [total * number // parts for number in range(1, parts)]
     found: list[list[Range]] = [[]]
-    before = 0
+    before = done = 0
     for extent in extents:
         start, end = extent.part.start, extent.part.end
-        while goals and goals[0] <= before + extent.nbytes:
-            goal = extent.low + goals.pop(0) - before
-            border = _index_near(extent, start, goal, total // parts // _TOLERANCE, position)
+        upto = bisect_right(goals, before + extent.nbytes, done)
+        wanted, done = [extent.low + goal - before for goal in goals[done:upto]], upto
+        for border in split_points(extent, wanted, total // parts // _TOLERANCE) if wanted else ():
+            # Positions of a damaged index can decrease. The border never moves back, so each index is in one partition
+            # (test_places_that_make_no_sense_do_no_harm).
             if border > start:
                 found[-1].append(replace(extent.part, start=start, end=border))
-            start = border
+                start = border
             found.append([])
         if start < end:
             found[-1].append(replace(extent.part, start=start))
@@ -160,15 +168,17 @@ def split(
     return [smaller for partition in found if partition for smaller in _split_by_count(partition, most)]
 
 
-def _index_near(extent: Extent, start: int, goal: int, tolerance: int, position: Callable[[str, int], int]) -> int:
-    """Return an index from ``start`` up to the extent's end whose record starts near ``goal``."""
-    part = extent.part
-    (low, low_at), (high, high_at) = _around(
-        goal, (part.start, extent.low), (part.end, extent.high), lambda index: position(part.group, index), tolerance
-    )
-    # Positions of a damaged index can decrease. The border never moves back, so each index is in one partition
-    # (test_places_that_make_no_sense_do_no_harm).
-    return max(start, low if goal - low_at <= high_at - goal else high)
+def searched_points(
+    extent: Extent, goals: Sequence[int], tolerance: int, position: Callable[[int], int]
+) -> Iterator[int]:
+    """Yield the split points of an extent, each found by asking for the positions of a few records.
+
+    The way of logs that have no request for it: Java groups, and nodes of 0.2.
+    """
+    whole = (extent.part.start, extent.low), (extent.part.end, extent.high)
+    for goal in goals:
+        (low, low_at), (high, high_at) = _around(goal, *whole, position, tolerance)
+        yield low if goal - low_at <= high_at - goal else high
 
 
 def _around(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -18,15 +19,25 @@ from pyspark.sql.types import StructType
 from spark_connector.columns import chosen_columns, ddl_of, schema_for
 from spark_connector.errors import OptionError, brief
 from spark_connector.options import DLedgerOptions
+from spark_connector.planning import core_count
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from spark_connector.reading.tables import TABLES, TableReader
 from spark_connector.writing.writers import DLedgerBatchWriter, DLedgerStreamWriter
 
-__all__ = ["DLedgerDataSource"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["DLedgerDataSource", "data_source_of"]
 
 
 class DLedgerDataSource(DataSource):
-    """``format("dledger")``: batch and stream, reading and writing."""
+    """``format("dledger")``: batch and stream, reading and writing.
+
+    Attributes:
+        parallelism: number of tasks that the cluster runs at once; None = not known, see ``core_count``.
+    """
+
+    parallelism: ClassVar[int | None] = None
 
     @classmethod
     def name(cls) -> str:
@@ -76,7 +87,23 @@ class DLedgerDataSource(DataSource):
 
     def _read_options(self, schema: StructType) -> DLedgerOptions:
         options = DLedgerOptions.for_reading(self.options)
-        return options.model_copy(update={"columns": chosen_columns(schema, _columns_of(options))})
+        chosen = chosen_columns(schema, _columns_of(options))
+        return options.model_copy(update={"columns": chosen, "parallelism": self.parallelism})
+
+
+def data_source_of(spark: SparkSession) -> type[DLedgerDataSource]:
+    """Return the data source for a session: it knows the parallelism of the session's cluster as of now."""
+    # Only here is the session known: Spark makes a source from its class and the options, in a process of its own.
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    if context is None:
+        setting = spark.conf.get("spark.default.parallelism", None)
+        parallelism = int(setting) if setting else None
+    elif context.master.partition("[")[0] == "local":
+        parallelism = context.defaultParallelism
+    else:
+        # The executors of a cluster may not have registered yet.
+        parallelism = max(context.defaultParallelism, core_count())
+    return type(DLedgerDataSource.__name__, (DLedgerDataSource,), {"parallelism": parallelism})
 
 
 def _columns_of(options: DLedgerOptions) -> pa.Schema:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spark_table import brokers
+from benchmarks.spark_table.hung_node import hung_lines
 from benchmarks.spark_table.kafka import Kafka
 from benchmarks.spark_table.measures import TO_REACH, Bench
 from benchmarks.spark_table.memory_source import MemorySource
@@ -36,7 +37,8 @@ from dledger_core import LocalCluster
 from jobs._session import spark_session
 from spark_connector import register
 
-KINDS = ("read", "stream", "stream-noop", "start", "sink", "memory", "decode", "trickle")
+KINDS = ("plan", "read", "stream", "stream-noop", "start", "sink", "memory", "decode", "trickle", "hung")
+PLANNED = (1_000, 10_000)
 SETTINGS = {
     "spark.master": "local[2]",
     "spark.sql.shuffle.partitions": "2",
@@ -89,9 +91,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a try: 2 rounds, a fifth of the rows, short trickles")
     parser.add_argument("--without-kafka", action="store_true", help="leave Kafka out")
     options = parser.parse_args()
-    options.trickle_seconds = 40.0
+    options.trickle_seconds, options.hung_seconds = 40.0, 30.0
     if options.quick:
         options.rounds, options.rows, options.trickle_seconds = 2, options.rows // 5, 10.0
+        options.hung_seconds = 12.0
     return options
 
 
@@ -100,7 +103,7 @@ def measure(
 ) -> Iterator[None]:
     """Fill the logs and measure the chosen parts; one that fails is left out. Yields after each."""
     sizes = list(bench.rows)
-    if {"read", "stream", "stream-noop", "memory", "start"} & set(options.only):
+    if {"plan", "read", "stream", "stream-noop", "memory", "start"} & set(options.only):
         for system in bench.systems:
             say(f"filling {system.name}")
             system.fill()
@@ -108,12 +111,14 @@ def measure(
     for size, rows in decoded.items():
         ledger.fill_messages(rows, size)
     parts: dict[str, list[Callable[[], list[Line]]]] = {
+        "plan": [lambda number=number: [bench.plan(number)] for number in PLANNED],
         "read": [lambda size=size: [bench.batch_read(size, TO_REACH["read"][size])] for size in sizes],
         "stream": [lambda size=size: [bench.stream_to_delta(size, TO_REACH["stream"][size])] for size in sizes],
         "stream-noop": [lambda size=size: [bench.stream_to_noop(size)] for size in sizes],
         "start": [lambda: [bench.fixed_start()]],
         "sink": [lambda: [bench.sink(options.rows * 4 // 5, ledger)]],
         "trickle": [lambda: trickle_lines(list(bench.systems), options.rounds, options.trickle_seconds)],
+        "hung": [lambda: hung_lines(bench.spark, options.hung_seconds)],
         "memory": [lambda size=size: [bench.worker_memory(ledger, size)] for size in sizes],
         "decode": [lambda size=size: [bench.decode(ledger, decoded[size], size)] for size in sizes],
     }

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import psutil
@@ -37,6 +38,17 @@ class Bench:
         rows = self.rows[size]
         runs = self._compare(lambda system: rows / seconds(lambda: _to_noop(system.read(size))))
         return Line(f"batch read → noop, {_bytes(size)}", "rows/s", runs, to_reach)
+
+    def plan(self, partitions: int) -> Line:
+        """Divide the log of 100 B into partitions, without reading it."""
+
+        def plan(system: System) -> None:
+            system.read(100, partitions).rdd.getNumPartitions()
+
+        works = {
+            system.name: partial(seconds, partial(plan, system)) for system in self.systems if system.name != MEMORY
+        }
+        return Line(f"plan of {partitions:,} partitions", "s", self._rounds(works), "≤ 1 s")
 
     def stream_to_delta(self, size: int, to_reach: str) -> Line:
         """Whole log -> Delta with AvailableNow, in one micro-batch."""

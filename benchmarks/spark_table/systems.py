@@ -46,8 +46,8 @@ class System(Protocol):
     def prepare_sink(self) -> None:
         """Makes the log that ``write`` writes to, where that is needed."""
 
-    def read(self, size: int) -> Any:
-        """Returns a frame over the whole log."""
+    def read(self, size: int, partitions: int | None = None) -> Any:
+        """Returns a frame over the whole log; ``partitions`` is ignored where it cannot be chosen."""
 
     def stream(self, size: int) -> Any:
         """Returns a stream from the log's beginning."""
@@ -110,8 +110,9 @@ class Ledger(System):
     def _options(self, group: str) -> dict[str, str]:
         return {"peers": self._cluster.peers, "groups": group, "startingOffsets": "earliest"}
 
-    def read(self, size: int) -> Any:
-        return self._spark.read.format("dledger").options(**self._options(f"full{size}")).load()
+    def read(self, size: int, partitions: int | None = None) -> Any:
+        chosen = {} if partitions is None else {"minPartitions": str(partitions)}
+        return self._spark.read.format("dledger").options(**self._options(f"full{size}"), **chosen).load()
 
     def read_messages(self, size: int, decode: str, columns: str | None = None) -> Any:
         """Returns a frame over the messages; None = all columns."""
@@ -147,7 +148,7 @@ class Memory(System):
     def fill(self) -> None:
         """Has nothing to fill."""
 
-    def read(self, size: int) -> Any:
+    def read(self, size: int, partitions: int | None = None) -> Any:
         return self._spark.read.format("memory").options(rows=self._rows[size], bytes=size).load()
 
     def stream(self, size: int) -> Any:

@@ -13,6 +13,7 @@ from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
 from dledger_core.cli.output import Format, emit, say, show_result, show_rows
 from dledger_core.cli.role_watch import RoleWatch
+from dledger_core.client import OpenTransaction
 from dledger_core.client.verdict import (
     GroupHealth,
     Reason,
@@ -23,10 +24,12 @@ from dledger_core.client.verdict import (
     voters_warning,
 )
 from dledger_core.client_config import LOCAL_PEERS
+from dledger_core.errors import DLedgerError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 
 if TYPE_CHECKING:
     from dledger_core.client import Metadata, RoleChange
+    from dledger_core.connect import Client
 
 _JSON_ONLY: Final = ("is_recovering", "is_disk_full", "accepts_entries", "is_member", "reason", "disk_size_bytes")
 """Columns that the table has no space for; the reasons below it name such nodes."""
@@ -49,10 +52,10 @@ def status(connection: Connection, all_groups: bool, watch: bool, output: Format
 
     For each node: its role, the range of its log, its free disk space, and the space of orphaned attempts of Spark
     tasks, which readers do not see and retention removes. Then how many more voters may fail before no majority
-    acknowledges appends. Exit 1 if the group is not healthy: a node or the leader is missing, a disk is nearly full, a
-    table of writers is 80 % full; each reason is named. With --watch, one line per change (JSON: one object per line);
-    a leader is RocketMQ's master, all others are slaves. With --all-groups, the same for all groups, with one line per
-    group.
+    acknowledges appends. If committed entries wait for an open transaction, their number and the transaction. Exit 1 if
+    the group is not healthy: a node or the leader is missing, a disk is nearly full, a table of writers is 80 % full;
+    each reason is named. With --watch, one line per change (JSON: one object per line); a leader is RocketMQ's master,
+    all others are slaves. With --all-groups, the same for all groups, with one line per group.
     """
     if all_groups:
         return _all_groups(connection, watch, output)
@@ -63,13 +66,34 @@ def status(connection: Connection, all_groups: bool, watch: bool, output: Format
             for change in client.role_changes():
                 _show_change(group, change, output)
         metadata, health = ask_health(client, group, space=True)
+        waiting = _waiting(metadata)
+        transaction = _oldest_transaction(client, metadata) if waiting else None
     reasons = reasons_of(health)
     if output == "json":
-        show_result(_as_json(metadata, health, reasons), output)
+        named = None if transaction is None else dataclasses.asdict(transaction)
+        show_result(_as_json(metadata, health, reasons) | {"waiting": waiting, "open_transaction": named}, output)
     else:
         _show_nodes(connection, metadata)
+    if waiting:
+        named_by = transaction or f"'dledger transaction list --group {group}' shows it"
+        say(f"{waiting:,} committed entries wait for an open transaction: {named_by}")
     _remark(health, reasons, output)
     return EXIT_FINDING if reasons else EXIT_OK
+
+
+def _waiting(metadata: Metadata) -> int:
+    """Return the number of committed entries that readers with read_committed do not receive yet."""
+    nodes = [node for node in metadata.nodes if node.reachable and node.visible_end >= 0]
+    furthest = max(nodes, key=lambda node: (node.visible_end, node.commit_index), default=None)
+    return 0 if furthest is None else max(0, furthest.commit_index + 1 - furthest.visible_end)
+
+
+def _oldest_transaction(client: Client, metadata: Metadata) -> OpenTransaction | None:
+    """Return the transaction that they wait for; None if the principal may not ask for it, or it has just ended."""
+    try:
+        return OpenTransaction.oldest(client.describe("transactions", metadata.leader_id))
+    except DLedgerError:
+        return None
 
 
 def _as_json(metadata: Metadata, health: GroupHealth, reasons: Sequence[Reason]) -> dict[str, Any]:

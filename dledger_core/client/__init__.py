@@ -10,6 +10,7 @@ from dledger_core.client.position import (
     LogPosition,
     Loss,
     LossKind,
+    OpenTransaction,
     check_of,
     find_loss,
     measure_lag,
@@ -37,11 +38,13 @@ from dledger_core.client.protocol import (
     TransactionState,
 )
 from dledger_core.client.reads import PrefixFormat, ending_after
+from dledger_core.client.routing.node_health import NODE_HEALTH
 from dledger_core.client.sync_client import SyncLogClient
 from dledger_core.control import Part, TransactionId, fingerprint_sum
 
 __all__ = [
     "END_OF_LOG",
+    "NODE_HEALTH",
     "AppendResult",
     "AsyncLogClient",
     "AsyncProducer",
@@ -62,6 +65,7 @@ __all__ = [
     "Metadata",
     "NodeClient",
     "NodeStatus",
+    "OpenTransaction",
     "OptionalOperations",
     "Part",
     "PositionFetch",

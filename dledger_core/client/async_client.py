@@ -115,6 +115,7 @@ class AsyncLogClient:
     get = _forwarded(LogClient.get)
     fetch_at = _forwarded(OptionalOperations.fetch_at)
     offset_for_time = _forwarded(OptionalOperations.offset_for_time)
+    split_points = _forwarded(OptionalOperations.split_points)
     pin = _forwarded(OptionalOperations.pin)
     digest = _forwarded(OptionalOperations.digest)
     producer = _forwarded(OptionalOperations.producer)

@@ -30,6 +30,8 @@ from dledger_core.client.protocol import (
 from dledger_core.client.reads import PrefixFormat, Reader
 from dledger_core.client.routing.cluster_view import ClusterView
 from dledger_core.client.routing.known_log import Described
+from dledger_core.client.routing.node_health import NODE_HEALTH, NodeHealth
+from dledger_core.client.routing.node_queries import Enough, everyone, majority, newest_leader
 from dledger_core.client.routing.requests import Requests
 from dledger_core.client.routing.retry import Timeouts, with_retries
 from dledger_core.client.status import (
@@ -70,6 +72,7 @@ class NodeClient:
         prefix: checks messages of a commitlog prefix; without it ``fetch_at`` does not read them.
         log_uuid: the log; None = the one that is found first.
         credentials: TLS files and token.
+        health: of the nodes; by default as this process has seen it.
     """
 
     protocol = "dledger"
@@ -83,15 +86,17 @@ class NodeClient:
         prefix: PrefixFormat | None = None,
         log_uuid: str | None = None,
         credentials: Credentials = PLAINTEXT,
+        health: NodeHealth = NODE_HEALTH,
     ) -> None:
         self.group = group
         self._timeouts = timeouts
-        self._view = ClusterView(peers, group, log_uuid, credentials)
+        self._view = ClusterView(peers, group, log_uuid, credentials, health)
         self._log = self._view.log
         self._requests = Requests(self._view, timeouts)
         reads = Reader(self._log, self._requests, timeouts, prefix)
         self.fetch, self.records, self.get, self.fetch_at = reads.fetch, reads.records, reads.get, reads.fetch_at
         self.offset_for_time, self.wait_for_entries = reads.offset_for_time, reads.wait_for_entries
+        self.split_points = reads.split_points
         self.digest, self.describe = reads.digest, reads.describe
         self._plain = AppendBatcher(self._send_plain)
         self._produced = AppendBatcher(self._send_produced, TOGETHER_MAX, TOGETHER_ID_BYTES_MAX)
@@ -267,13 +272,13 @@ class NodeClient:
             raise refused
         return tuple(sorted(node for node, response in responses.items() if isinstance(response, Frame)))
 
-    async def _ask_all(self, request: Mapping[str, Any]) -> Mapping[str, Frame | DLedgerError]:
+    async def _ask_all(self, request: Mapping[str, Any], enough: Enough) -> Mapping[str, Frame | DLedgerError]:
         """Ask every node, in parallel and for at most a second each; retry if no node responds."""
         connected = self._view.pool.connected
-        return await with_retries(lambda: self._view.ask_all(request), self._timeouts, connected=connected)
+        return await with_retries(lambda: self._view.ask_all(request, enough), self._timeouts, connected=connected)
 
-    async def _described(self, request: Mapping[str, Any]) -> Described:
-        responses = await self._ask_all(request)
+    async def _described(self, request: Mapping[str, Any], enough: Enough) -> Described:
+        responses = await self._ask_all(request, enough)
         described = {
             node: response if isinstance(response, DLedgerError) else messages.METADATA_OK.decode(response.header)
             for node, response in responses.items()
@@ -283,10 +288,12 @@ class NodeClient:
         return ours if any(isinstance(each, messages.MetadataResponse) for each in ours.values()) else described
 
     async def metadata(self, *, space: bool = False) -> Metadata:
-        request = self._log.metadata_request(space=space)
-        described = await self._described(request)
+        return await self._metadata(self._log.metadata_request(space=space), everyone)
+
+    async def _metadata(self, request: Mapping[str, Any], enough: Enough) -> Metadata:
+        described = await self._described(request, enough)
         if not described.keys() >= self._view.pool.peers.keys():
-            described = await self._described(request)  # of the members too that the first responses named
+            described = await self._described(request, enough)  # of the members too that the first responses named
         found = metadata_of(self.peers, described)
         if found.leader_id is not None:
             self._log.leader_is(found.leader_id)
@@ -294,12 +301,12 @@ class NodeClient:
 
     async def bounds(self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0) -> LogRange:
         async def read_bounds() -> LogRange:
-            return bounds_of(await self.metadata(), isolation)
+            return bounds_of(await self._metadata(self._log.metadata_request(), newest_leader), isolation)
 
         return await bounds_reaching(read_bounds, min_end, wait_ms)
 
     async def groups(self) -> dict[str, str | None]:
-        responses = await self._ask_all(messages.GROUPS.encode(messages.GroupsRequest()))
+        responses = await self._ask_all(messages.GROUPS.encode(messages.GroupsRequest()), majority)
         return groups_of(responses, self.group, self.log_uuid)
 
     def role_changes(self) -> AsyncGenerator[RoleChange, None]:

@@ -163,6 +163,32 @@ class Lag:
         return max(0.0, round(((now or datetime.now(UTC)) - self.oldest).total_seconds(), 3))
 
 
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """The oldest open transaction of a log: readers with read_committed stop at its first entry.
+
+    Attributes:
+        query_id: the query that writes it, or the producer of one write.
+        batch_id: its micro-batch.
+        run_id: its run.
+        first_index: its first entry.
+    """
+
+    query_id: str
+    batch_id: int
+    run_id: str
+    first_index: int
+
+    def __str__(self) -> str:
+        return f"query {self.query_id}, micro-batch {self.batch_id}, run {self.run_id}"
+
+    @classmethod
+    def oldest(cls, transactions: pa.RecordBatch) -> OpenTransaction | None:
+        """Return the oldest transaction of a table ``transactions``; None if there is none."""
+        rows = transactions.select(["query_id", "batch_id", "run_id", "first_index"]).to_pylist()
+        return cls(**min(rows, key=lambda row: row["first_index"])) if rows else None
+
+
 def measure_lag(start: int, end: int, rows: Rows, end_position: Callable[[int], int]) -> Lag:
     """Find the first entry of [start, end) that the reader would receive, and measure the lag from there.
 

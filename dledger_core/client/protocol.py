@@ -473,6 +473,23 @@ class OptionalOperations(Protocol):
         """
         ...
 
+    async def split_points(self, start: int, end: int, positions: Sequence[int]) -> list[int]:
+        """Return where to divide the entries [start, end) so that the parts end near the given positions.
+
+        Args:
+            start: first index.
+            end: end index, exclusive; must be committed.
+            positions: bytes of the log, ascending.
+
+        Returns:
+            For each position the index in [start, end] whose record starts nearest to it.
+
+        Raises:
+            UnsupportedError: a node of 0.2 was asked, which cannot do this.
+            IndexOutOfRangeError: ``start`` is deleted.
+        """
+        ...
+
     async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
         """Pin entries from ``start`` on against retention, for at most a day; return the nodes that agreed.
 

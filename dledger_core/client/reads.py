@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -35,11 +36,13 @@ from dledger_core.errors import (
     DLedgerError,
     IndexOutOfRangeError,
     ProtocolError,
+    UnknownFeatureError,
     UnsupportedError,
 )
 from dledger_core.net import messages
-from dledger_core.net.codec import SeenLog, parse_records, seen_payload
+from dledger_core.net.codec import SeenLog, numbers_payload, parse_numbers, parse_records, seen_payload
 from dledger_core.net.frame import Frame
+from dledger_core.net.hello import SPLIT
 from dledger_core.record import (
     DESCRIPTIONS,
     HEADER_BYTES,
@@ -105,6 +108,8 @@ class Reader:
 
     async def _fetch(self, read: ReadRequest, *, records: bool = False) -> Fetch:
         start, known_end = read.start, min(read.end, read.min_end)
+        # A replica that lags may wait too, for entries that another one has.
+        hedged = read.wait_ms == 0
         read = replace(
             read,
             wait_ms=max(read.wait_ms, BEHIND_WAIT_MS) if known_end > start else read.wait_ms,
@@ -125,7 +130,7 @@ class Reader:
             found = decode(await self._requests.to_leader(header, idempotent=True, wait_s=wait_s))
         else:
             choice = ReplicaChoice(read.read_from, read.spread)
-            found = await self._requests.to_any(header, decode, choice=choice, wait_s=wait_s)
+            found = await self._requests.to_any(header, decode, choice=choice, wait_s=wait_s, hedged=hedged)
         self._log.saw_commit(found.commit_index)
         if found.batch.num_rows:
             self._log.saw_entry(found.batch.column("index")[-1].as_py(), found.batch.column("term")[-1].as_py())
@@ -198,7 +203,7 @@ class Reader:
         def decode(frame: Frame) -> PositionFetch | int:
             return decode_position(frame, position, self._prefix)
 
-        found = await self._requests.to_one(node, request, decode)
+        found = await self._requests.to_one(node, request, decode, hedged=True)
         if isinstance(found, PositionFetch):
             return found
         read = ReadRequest(found, END_OF_LOG, max_bytes=max_bytes, node=node, isolation=isolation)
@@ -231,7 +236,32 @@ class Reader:
         wanted = max(int(min_commit), self._log.commit_seen)
         message = messages.TimeRequest(time_ms=millis(timestamp), min_commit=wanted)
         request = messages.TIME.encode(message, g=self._log.group)
-        return await self._requests.to_any(request, lambda frame: messages.TIME_OK.decode(frame.header).index)
+        return await self._requests.to_any(
+            request, lambda frame: messages.TIME_OK.decode(frame.header).index, hedged=True
+        )
+
+    async def split_points(self, start: int, end: int, positions: Sequence[int]) -> list[int]:
+        """See ``OptionalOperations.split_points``."""
+        if not 0 <= start < end or any(low > high for low, high in pairwise(positions)):
+            raise BadRequestError("the range is empty, or the positions do not ascend", "", "sort the positions")
+        found: list[int] = []
+        for at in range(0, len(positions), messages.SPLIT_MAX):
+            some = positions[at : at + messages.SPLIT_MAX]
+            message = messages.SplitRequest(start=int(start), end=int(end), count=len(some))
+            header, payload = messages.SPLIT.encode(message, g=self._log.group), numbers_payload(some)
+
+            def decode(frame: Frame, n: int = len(some)) -> list[int]:
+                messages.SPLIT_OK.decode(frame.header)
+                indexes: list[int] = parse_numbers(frame.payload, n).tolist()
+                if not all(start <= index <= end for index in indexes):
+                    raise ProtocolError("the response covers a different range than requested")
+                return indexes
+
+            try:
+                found += await self._requests.to_any(header, decode, *payload, hedged=True, feature=SPLIT)
+            except UnknownFeatureError as error:
+                raise UnsupportedError(error.what, error.where, error.remedy) from None
+        return found
 
     async def digest(
         self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1
@@ -287,7 +317,7 @@ class Reader:
         while more:
             message = messages.DescribeRequest(table=table, after=after)
             request = messages.DESCRIBE.encode(message, g=self._log.group)
-            page = await self._requests.to_one(node, request, _decode_page)
+            page = await self._requests.to_one(node, request, _decode_page, hedged=True)
             rows += page.rows
             more = page.more
             after = page.after or (key_of(table, rows[-1]) if rows else None)

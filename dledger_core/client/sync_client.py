@@ -198,6 +198,7 @@ class SyncLogClient:
     fetch_at = _blocking(AsyncLogClient.fetch_at)
     read_at = _blocking(AsyncLogClient.read_at)
     offset_for_time = _blocking(AsyncLogClient.offset_for_time)
+    split_points = _blocking(AsyncLogClient.split_points)
     pin = _blocking(AsyncLogClient.pin)
     digest = _blocking(AsyncLogClient.digest)
     producer = _blocking(AsyncLogClient.producer)

@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
 from dledger_core.bootstrap import BootstrapRecord
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.control import Part, check_parts
-from dledger_core.errors import BadRequestError, CorruptRecordError, ProtocolError, in_words
+from dledger_core.errors import BadRequestError, CorruptRecordError, DLedgerError, ProtocolError, in_words
 from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
 from dledger_core.lineage import RecoveryRecord
 from dledger_core.net.fields import Field, Table, int_field
@@ -101,6 +102,19 @@ def parse_columns(payload: Buffer, n: int) -> Columns:
 def parts_payload(parts: Sequence[Part]) -> list[Buffer]:
     """Return the payload of a commit: its parts."""
     return [np.array(parts, "<i8").tobytes()]
+
+
+def numbers_payload(numbers: Sequence[int] | npt.NDArray[np.int64]) -> list[Buffer]:
+    """Return the payload of SPLIT, its positions, or of SPLIT_OK, its indexes."""
+    return [np.array(numbers, "<i8").tobytes()]
+
+
+def parse_numbers(payload: Buffer, n: int, error: type[DLedgerError] = ProtocolError) -> npt.NDArray[np.int64]:
+    """Return the ``n`` numbers of such a payload; raise ``error`` if it has another length."""
+    view = memoryview(payload)
+    if len(view) != 8 * n:
+        raise error("the payload has another length than its numbers", "", "", {"bytes": len(view), "numbers": n})
+    return np.frombuffer(view, "<i8").astype(np.int64, copy=False)
 
 
 def record_payload(record: BootstrapRecord) -> bytes:

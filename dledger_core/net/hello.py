@@ -15,7 +15,9 @@ from dledger_core.net.protocol import VERSION, Type
 Role = Literal["client", "peer"]
 PRODUCE: Final = "produce"
 """Serves PRODUCE, the appends of several producers in one request; 0.2.0 does not."""
-FEATURES: Final[frozenset[str]] = frozenset({PRODUCE})
+SPLIT: Final = "split"
+"""Serves SPLIT, the indexes at many positions in one request; 0.2.0 does not."""
+FEATURES: Final[frozenset[str]] = frozenset({PRODUCE, SPLIT})
 """Optional features that this version supports."""
 
 

@@ -43,6 +43,9 @@ _SEEN: Final = (
 _COLUMNS: Final = "lengths u32 x n, CRCs u32 x n, bodies"
 _TOGETHER: Final = 64
 """Appends in one PRODUCE."""
+_POSITIONS: Final = "positions i64 x n, ascending"
+SPLIT_MAX: Final = 1 << 14
+"""Positions in one SPLIT: a node takes about 0.1 s for them."""
 _RECORDS: Final = "sizes u32 x n, then the records as stored on disk"
 
 
@@ -247,6 +250,22 @@ class TimeResponse:
     """The first such entry."""
 
     index: int = wire("index", "int", "its index, the visible end if there is none", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRequest:
+    """Find the indexes at which to divide a range of entries, so that its parts have given sizes in bytes."""
+
+    start: int = wire("start", "int", "first index", low=0)
+    end: int = wire(
+        "end", "int", "end (exclusive), which must be committed and durable on the node, else BEHIND", low=1
+    )
+    count: int = wire("n", "int", "number of positions", low=1, high=SPLIT_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitResponse:
+    """For each position the index in [start, end] whose record starts nearest to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -577,6 +596,7 @@ APPEND, APPEND_OK = _exchange(Type.APPEND, AppendRequest, AppendResponse, _COLUM
 PRODUCE, PRODUCE_OK = _exchange(Type.PRODUCE, ProduceRequest, ProduceResponse, _COLUMNS)
 READ, READ_OK = _exchange(Type.READ, ReadRequest, ReadResponse, response_payload=_RECORDS)
 TIME, TIME_OK = _exchange(Type.TIME, TimeRequest, TimeResponse)
+SPLIT, SPLIT_OK = _exchange(Type.SPLIT, SplitRequest, SplitResponse, _POSITIONS, "indexes i64 x n")
 PRODUCER, PRODUCER_OK = _exchange(Type.PRODUCER, ProducerRequest, ProducerResponse)
 TRANSACTION, TRANSACTION_OK = _exchange(Type.TRANSACTION, TransactionRequest, TransactionResponse, _PARTS)
 DIGEST, DIGEST_OK = _exchange(Type.DIGEST, DigestRequest, DigestResponse)

@@ -99,5 +99,7 @@ class Type(IntEnum):
     MEMBER_OK = 61
     PRODUCE = 68
     PRODUCE_OK = 69
+    SPLIT = 70
+    SPLIT_OK = 71
     ALIVE = 64
     ALIVE_OK = 65

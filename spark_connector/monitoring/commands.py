@@ -212,9 +212,9 @@ def lag(
     """Show the lag of a Spark query.
 
     The lag is measured from the newest committed micro-batch of its checkpoint DIR to the end of each group: records
-    (indexes), bytes of the log, and age of the oldest unread entry; 0 if only control entries follow. Exit 1 if the
-    checkpoint does not match its log, as at a restart of the query, or if a limit is exceeded; 2 if the lag of a group
-    cannot be measured.
+    (indexes), bytes of the log, and age of the oldest unread entry; 0 if only control entries follow. Entries that wait
+    for an open transaction count, and it is named. Exit 1 if the checkpoint does not match its log, as at a restart of
+    the query, or if a limit is exceeded; 2 if the lag of a group cannot be measured.
     """
     found = read_checkpoint(directory)
     positions = _positions(found)
@@ -235,6 +235,10 @@ def lag(
     for group, failure in failures.items():
         say(f"the lag of group {group} cannot be measured: {failure}")
     late = [report.group for report, _ in reports if _is_late(report, max_records, max_seconds)]
+    for report, _ in reports:
+        if report.waiting_records:
+            named = report.transaction or f"'dledger transaction list --group {report.group}' shows it"
+            say(f"group {report.group}: {report.waiting_records:,} records wait for an open transaction: {named}")
     for report, loss in reports:
         if loss is not None:
             say(f"group {report.group}: [{loss.name}] {loss.what}")
@@ -296,8 +300,10 @@ def _measure(
         group=group,
         next_index=offset.next,
         end_index=bounds.end,
-        lag_records=behind.records,
-        lag_bytes=behind.bytes,
-        lag_seconds=behind.seconds(),
+        lag_records=behind.lag.records,
+        lag_bytes=behind.lag.bytes,
+        lag_seconds=behind.lag.seconds(),
+        waiting_records=behind.waiting,
+        transaction=behind.transaction,
     )
     return report, error

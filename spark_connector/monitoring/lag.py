@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -21,19 +22,25 @@ from spark_connector.errors import LossPolicy
 from spark_connector.offsets import LatestOffset, LogEnd, StreamOffset
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
-from spark_connector.reading.logs import Log, open_log
+from spark_connector.reading.logs import Log, ServerLog, open_log
 
 _log = logging.getLogger(__name__)
 _READ_BYTES: Final = 64 << 10
+_ASK_S: Final = 10.0
+"""Interval at which an idle query asks for entries that an open transaction keeps from it."""
 
 
 class LagMeter:
     """Measures the lag of a query on the driver. It never fails the query, and measures only after a change."""
 
-    def __init__(self, options: DLedgerOptions) -> None:
+    def __init__(self, options: DLedgerOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
+        self._clock = clock
         self._logs: dict[str, Log] = {}
-        self._known: dict[str, tuple[int, int, Lag]] = {}
+        self._known: dict[str, tuple[int, LogRange, Measured]] = {}
+        self._asked_at: float | None = None
+        self._before: dict[str, LogRange] = {}
+        self._further: dict[str, LogRange] = {}
 
     def report(self, at: StreamOffset, bounds: Mapping[str, LogRange], policy: LossPolicy) -> LatestOffset:
         """Return the latest offset that Spark shows.
@@ -43,21 +50,55 @@ class LagMeter:
             bounds: the readable entries.
             policy: counts the losses so far.
         """
+        now = self._clock()
+        if self._asked_at is None or now - self._asked_at >= _ASK_S:
+            self._asked_at = now
+            try:
+                self._ask(bounds)
+            except DLedgerError as error:
+                _log.debug("open transactions not asked for: error=%s", error)
         groups = {}
-        for group, view in bounds.items():
-            behind = self._behind(group, at.groups[group].next if group in at.groups else view.first_index, view)
+        for group, seen in bounds.items():
+            view = self._newest(group, seen)
+            measured = self._behind(group, at.groups[group].next if group in at.groups else view.first_index, view)
             groups[group] = LogEnd(view.end, view.log_uuid)
-            if behind is not None:
-                groups[group] = LogEnd(view.end, view.log_uuid, behind.records, behind.bytes, behind.seconds())
+            if measured is not None:
+                behind = measured.lag
+                groups[group] = replace(
+                    groups[group],
+                    records=behind.records,
+                    bytes=behind.bytes,
+                    seconds=behind.seconds(),
+                    waiting=measured.waiting,
+                    transaction=measured.transaction,
+                )
         return LatestOffset(groups, policy.events, policy.entries)
 
-    def _behind(self, group: str, start: int, bounds: LogRange) -> Lag | None:
+    def _ask(self, bounds: Mapping[str, LogRange]) -> None:
+        """Find logs with committed entries after those of ``bounds``, which do not wake an idle query."""
+        before, self._before = self._before, dict(bounds)
+        idle = {group: self._newest(group, view) for group, view in bounds.items() if before.get(group) == view}
+        if self._options.isolation != "read_committed" or not idle:
+            return
+        log, grown = self._log(min(idle)), frozenset(idle)
+        if isinstance(log, ServerLog):
+            ends = {group: (max(view.end, view.commit_index + 1), view.log_uuid) for group, view in idle.items()}
+            grown = log.committed_further(ends)
+        self._further |= {group: self._log(group).bounds() for group in grown}
+
+    def _newest(self, group: str, bounds: LogRange) -> LogRange:
+        """Return bounds with the newest commit index that is known while their end stays the same."""
+        further = self._further.get(group)
+        same = further is not None and replace(further, commit_index=bounds.commit_index) == bounds
+        return further if further is not None and same and further.commit_index > bounds.commit_index else bounds
+
+    def _behind(self, group: str, start: int, bounds: LogRange) -> Measured | None:
         """Return the lag of one group; None if it cannot be measured now."""
         start = max(start, bounds.first_index)
         known = self._known.get(group)
-        if known is None or known[:2] != (start, bounds.end):
+        if known is None or known[:2] != (start, bounds):
             try:
-                known = (start, bounds.end, lag_from(self._log(group), start, bounds))
+                known = (start, bounds, lag_from(self._log(group), start, bounds))
             except DLedgerError as error:
                 _log.debug("lag not measured: group=%s error=%s", group, error)
                 return None
@@ -72,14 +113,38 @@ class LagMeter:
         return self._logs[group]
 
 
-def lag_from(log: Log, start: int, bounds: LogRange) -> Lag:
+class Measured(NamedTuple):
+    """The lag of a reader.
+
+    Attributes:
+        lag: all committed entries that it has not read, also those that wait for an open transaction.
+        waiting: number of indexes that wait for one.
+        transaction: the oldest one; None if it is not known.
+    """
+
+    lag: Lag
+    waiting: int = 0
+    transaction: str | None = None
+
+
+def lag_from(log: Log, start: int, bounds: LogRange) -> Measured:
     """Return the lag of a reader at ``start``."""
 
     def rows(low: int, high: int) -> tuple[pa.RecordBatch, int]:
         chunk = log.read(Range(log.group, low, high, bounds.commit_index, bounds.log_uuid), low, max_bytes=_READ_BYTES)
         return chunk.batch, chunk.next_index
 
-    return measure_lag(start, bounds.end, rows, lambda index: log.record(index).end_position)
+    lag = measure_lag(start, bounds.end, rows, lambda index: log.record(index).end_position)
+    # Committed entries after the readable end: read_committed shows them once the transaction has ended, so they are
+    # late too (test_entries_after_open_transaction_are_lag_and_name_it).
+    first, end = max(start, bounds.end), bounds.commit_index + 1
+    if first >= end:
+        return Measured(lag)
+    record, nbytes = log.record(first), log.record(end - 1).end_position
+    oldest = lag.oldest if lag.records else record.timestamp
+    waiting = Lag(lag.records + end - first, lag.bytes + nbytes - record.position, oldest)
+    transaction = log.open_transaction()
+    return Measured(waiting, end - first, None if transaction is None else str(transaction))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +164,8 @@ class LagReport:
         start_index: first index of the micro-batch.
         next_index: its end (exclusive).
         end_index: end of the log when the micro-batch was planned.
-        lag_records: indexes from the first unread entry on; 0 if only control entries follow; None if unknown.
+        lag_records: indexes from the first unread entry on, also those that wait for an open transaction; 0 if only
+            control entries follow; None if unknown.
         lag_bytes: size of their records in the log.
         lag_seconds: age of the first unread entry; None if its append time is unknown.
         records_per_second: indexes of this group that the micro-batch read per second.
@@ -108,6 +174,8 @@ class LagReport:
         processed_rows_per_second: Spark's rate of processed rows, all groups together; None if unknown.
         losses: losses that failOnDataLoss=false accepted in this run, all groups together.
         lost_records: entries lost with them.
+        waiting_records: indexes of the lag that wait for an open transaction.
+        transaction: the oldest open transaction, if entries wait for it and it may be asked for.
     """
 
     time: datetime
@@ -129,6 +197,8 @@ class LagReport:
     processed_rows_per_second: float | None = None
     losses: int = 0
     lost_records: int = 0
+    waiting_records: int = 0
+    transaction: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
@@ -137,10 +207,12 @@ class LagReport:
     def __str__(self) -> str:
         waited = "" if self.lag_seconds is None else f", {self.lag_seconds:.1f} s"
         size = "an unknown number of" if self.lag_records is None else f"{self.lag_records:,}"
+        waits = f"; {self.waiting_records:,} wait for {self.transaction or 'an open transaction'}"
         lost = f"; {self.losses} losses, {self.lost_records:,} records" if self.losses else ""
         return (
             f"query {self.query}, group {self.group}: {size} records behind ({self.lag_bytes or 0:,} bytes{waited}) "
-            f"at index {self.next_index}; {self.processed_rows_per_second or 0:,.0f} rows/s{lost}"
+            f"at index {self.next_index}; {self.processed_rows_per_second or 0:,.0f} rows/s"
+            f"{waits if self.waiting_records else ''}{lost}"
         )
 
 
@@ -198,6 +270,8 @@ def _report(
         processed_rows_per_second=_finite(source["processedRowsPerSecond"]),
         losses=latest.losses,
         lost_records=latest.lost,
+        waiting_records=log.waiting,
+        transaction=log.transaction,
     )
 
 

@@ -122,6 +122,7 @@ _GAUGES: Final = {
     "lag_records": (_OF_GROUP, "Indexes from the first unread entry on; 0 if only control entries follow."),
     "lag_bytes": (_OF_GROUP, "Size of their records in the log, in bytes."),
     "lag_seconds": (_OF_GROUP, "Age of the first unread entry when the last micro-batch was planned."),
+    "waiting_records": (_OF_GROUP, "Those of the lag that wait for an open transaction."),
     "next_index": (_OF_GROUP, "Next index to read."),
     "end_index": (_OF_GROUP, "End of the log when the last micro-batch was planned."),
     "records_per_second": (_OF_GROUP, "Indexes that the last micro-batch read per second."),

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
@@ -26,12 +26,13 @@ from dledger_core import (
     CorruptRecordError,
     DLedgerError,
     Fetch,
+    ForbiddenError,
     IndexOutOfRangeError,
     LogRange,
     OtherLogError,
     UnreachableError,
 )
-from dledger_core.client import EntryCheck, check_of, record_at
+from dledger_core.client import EntryCheck, OpenTransaction, check_of, record_at
 from spark_connector.connections import client_for, forget_client, store_for
 from spark_connector.errors import (
     LossPolicy,
@@ -97,8 +98,18 @@ class Log(Protocol):
     def record(self, index: int) -> RecordInfo:
         """Return term, check and byte range of the record at ``index``."""
 
+    def split_points(self, part: Range, positions: Sequence[int]) -> Sequence[int]:
+        """Return for each of ascending positions the index in a range whose record starts nearest to it.
+
+        Raises:
+            UnsupportedError: only records can be asked for their positions.
+        """
+
     def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """Return the first readable index appended at or after a time, the end of ``bounds`` if there is none."""
+
+    def open_transaction(self) -> OpenTransaction | None:
+        """Return the oldest open transaction; None if there is none, or if it may not be asked for."""
 
     def wait(self, known: LogRange, timeout_ms: int) -> bool:
         """Wait up to ``timeout_ms`` for new entries; return whether the log may differ from ``known``."""
@@ -167,6 +178,10 @@ class _ClientLog:
         # (test_read_waits_until_min_commit_itself_is_readable).
         return _info_of(self._client.records(index, index + 1, max_bytes=1, min_commit=index).batch, index, self.group)
 
+    def split_points(self, part: Range, positions: Sequence[int]) -> Sequence[int]:
+        """See ``Log``."""
+        return self._client.split_points(part.start, part.end, positions)
+
     def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
         """See ``Log``."""
         self._use_log(part.log)
@@ -204,10 +219,39 @@ class ServerLog(_ClientLog):
         else:
             self._fetch["read_from"] = cast("ReadFrom", options.read_from)
 
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
+        """See ``Log``; asks the leader for an end that no replica shows, instead of waiting."""
+        found = super().bounds()
+        if found.end >= min_end:
+            return found
+        # A leader that a majority has confirmed, with a committed entry of its term, knows all that is committed
+        # (thesis section 6.4). So a lost end is certain at once, and without a leader nothing is: that is an error of
+        # the nodes, not a loss (test_lost_end_is_certain_without_waiting).
+        at, isolation = found.end, self._options.isolation
+        last = self._client.fetch(at, at + 1, max_bytes=1, isolation=isolation, consistency="linearizable")
+        end = last.visible_end if isolation == "read_committed" else last.commit_index + 1
+        return replace(found, end=max(at, end), commit_index=max(found.commit_index, last.commit_index))
+
     def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """See ``Log``."""
         index = self._client.offset_for_time(timestamp_ms, min_commit=bounds.commit_index)
         return min(max(index, bounds.first_index), bounds.end)
+
+    def open_transaction(self) -> OpenTransaction | None:
+        """See ``Log``; with security this needs the permission ``admin``."""
+        try:
+            return OpenTransaction.oldest(self._client.describe("transactions"))
+        except ForbiddenError:
+            return None
+
+    def committed_further(self, ends: Mapping[str, tuple[int, str | None]]) -> frozenset[str]:
+        """Return the groups with committed entries from their end on, also of open transactions: one request.
+
+        Args:
+            ends: known end and uuid of the log of each group.
+        """
+        seen, logs = {g: end for g, (end, _) in ends.items()}, {g: log for g, (_, log) in ends.items()}
+        return self._client.wait_for_entries(seen, wait_ms=0, isolation="read_uncommitted", logs=logs)
 
     def wait(self, known: LogRange, timeout_ms: int) -> bool:
         """See ``Log``."""
@@ -259,6 +303,10 @@ class JavaLog(_ClientLog):
             "startingTimestamp and endingTimestamp: a Java group records no append times", "", "use indexes"
         )
 
+    def open_transaction(self) -> OpenTransaction | None:
+        """Return None: Java's protocol has no transactions."""
+        return None
+
     def wait(self, known: LogRange, timeout_ms: int) -> bool:
         """Poll the end of the log twice a second."""
         deadline = time.monotonic() + timeout_ms / 1000
@@ -302,7 +350,7 @@ class StoreLog:
             end = view.committed_end("end") if self._uncommitted else view.shown().end
             self._check_end(view)
             if end >= min_end or time.monotonic() >= deadline:
-                return LogRange(max(0, view.first_index), end, -1, view.log_uuid, view.chain)
+                return LogRange(max(0, view.first_index), end, view.committed_end() - 1, view.log_uuid, view.chain)
             time.sleep(_STORE_POLL_S)
 
     def _check_end(self, view: StoreReader) -> None:
@@ -322,6 +370,10 @@ class StoreLog:
             self._view = store_for(self._options.path, opaque=True)
         return _info_of(self._view.read(index, index + 1), index, self.group)
 
+    def split_points(self, part: Range, positions: Sequence[int]) -> Sequence[int]:
+        """See ``Log``."""
+        return self._view.split_points(part.start, part.end, positions)
+
     def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """See ``Log``."""
         try:
@@ -330,6 +382,10 @@ class StoreLog:
             raise OptionError(
                 "startingTimestamp and endingTimestamp: the store records no append times", "", "use indexes"
             ) from None
+
+    def open_transaction(self) -> OpenTransaction | None:
+        """See ``Log``."""
+        return OpenTransaction.oldest(self._view.describe("transactions"))
 
     def wait(self, known: LogRange, timeout_ms: int) -> bool:
         """Poll for new entries every 100 ms."""

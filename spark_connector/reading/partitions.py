@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from dledger_core import READ_SCHEMA
+from dledger_core.client import NODE_HEALTH
 from dledger_core.record import empty_batch
 from spark_connector.columns import rows_of, schema_for, with_names
 from spark_connector.errors import LossPolicy, RetentionError
@@ -40,22 +41,32 @@ class RangesPartition(InputPartition):
 
     Attributes:
         ranges: half-open index ranges, in order.
-        number: the partition's number, which spreads tasks over the replicas.
+        replica: number of the replica to read the first range from; each further range starts at the next one.
         pin_ms: duration of a pin; 0 = no pins.
         pinned_at: epoch seconds at which the driver pinned the ranges.
+        unresponsive: addresses of the nodes that hang or fail, as the driver sees it.
     """
 
     ranges: tuple[Range, ...]
-    number: int
+    replica: int
     pin_ms: int
     pinned_at: float
+    unresponsive: tuple[str, ...]
 
-    def __init__(self, ranges: tuple[Range, ...], number: int, pin_ms: int = 0, pinned_at: float = 0.0) -> None:
+    def __init__(
+        self,
+        ranges: tuple[Range, ...],
+        replica: int,
+        pin_ms: int = 0,
+        pinned_at: float = 0.0,
+        unresponsive: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(None)
         self.ranges = ranges
-        self.number = number
+        self.replica = replica
         self.pin_ms = pin_ms
         self.pinned_at = pinned_at
+        self.unresponsive = unresponsive
 
 
 OpenLog = Callable[[DLedgerOptions, Range], Log]
@@ -78,9 +89,11 @@ def read_partition(
 def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: OpenLog) -> Iterator[pa.RecordBatch]:
     policy = LossPolicy(options.fail_on_data_loss)
     schema = schema_for(options.decode, options.protocol, options.columns)
+    # Otherwise each Python worker would wait for a hung node once.
+    NODE_HEALTH.missed(*partition.unresponsive)
     pool = ThreadPoolExecutor(1, "dledger-prefetch")
     try:
-        for part in partition.ranges:
+        for replica, part in enumerate(partition.ranges, partition.replica):
             log = open_log(options, part)
             pin = Pin(partition.pin_ms, partition.pinned_at, options.on_pin_failure)
             # The task may have waited for a core longer than the driver's pin lasts, so the pin comes before the first
@@ -88,7 +101,7 @@ def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: Open
             # (test_copy_of_store_with_its_own_later_history_serves_no_row).
             pin.renew(log, part.start)
             check_history(log, part)
-            for chunk in _prefetched(pool, log, part, partition.number, policy):
+            for chunk in _prefetched(pool, log, part, replica, policy):
                 # The pin moves with the reader, so that retention can delete entries that were read.
                 pin.renew(log, chunk.next_index)
                 if chunk.batch.num_rows:
@@ -100,7 +113,7 @@ def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: Open
         pool.shutdown(cancel_futures=True)
 
 
-def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, policy: LossPolicy) -> Iterator[Chunk]:
+def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, replica: int, policy: LossPolicy) -> Iterator[Chunk]:
     """Yield the chunks of a range. The single thread of ``pool`` finishes a chunk before it starts the next one."""
 
     def fetched(previous: Future[Chunk] | None) -> Chunk:
@@ -110,7 +123,7 @@ def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, po
         if start >= part.end:
             return Chunk(_NOTHING, start)
         try:
-            return log.read(part, start, number)
+            return log.read(part, start, replica)
         except RetentionError as error:
             policy.report(error)
             # The loss was accepted: continue at the first stored entry (test_entries_deleted_between_plan_and_read).

@@ -54,9 +54,9 @@ class DLedgerBatchReader(DataSourceReader):
             raise tracker.finder.nothing_found()
         bounds = tracker.bounds()
         starts, ends = tracker.starts(bounds, "earliest", EARLIEST), tracker.ends(bounds)
-        tracker.check_reachable(starts, bounds)
+        tracker.check_reachable({group: max(start, ends[group]) for group, start in starts.items()}, bounds)
         for group, start in starts.items():
-            if start > ends[group]:
+            if start > ends[group] and not tracker.is_beyond_end(group, start):
                 raise OptionError(
                     f"the end {ends[group]} of group {group!r} is before its start {start}",
                     "",
@@ -271,7 +271,11 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the last seen ends of the logs and the lag of the micro-batch."""
         if self._ends_at is None or not self._seen:
             return None
-        seen = {group: replace(view, end=self._ends[group]) for group, view in self._seen.items()}
+        seen = dict(self._seen)
+        for group, view in seen.items():
+            # Entries after the end that the options set are no lag (test_stream_at_its_end_neither_polls_nor_lags).
+            if (end := self._ends[group]) < view.end:
+                seen[group] = replace(view, end=end, commit_index=end - 1)
         return self._lag.report(StreamOffset.from_json(self._ends_at), seen, self.tracker.policy).to_json()
 
     @brief
@@ -282,8 +286,10 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
         # An end that latestOffset just returned was checked against these bounds; one of a replay is checked now.
         bounds = self._seen if end == self._last_end else self._bounds()
-        known = self.tracker.adopt(begin, bounds)
+        # The end first: a log that ends before both lacks the entries up to the end, and that is one loss
+        # (test_lost_end_is_reported_once_and_asked_for_once).
         ends = {group: offset.next for group, offset in self.tracker.adopt(stop, bounds).groups.items()}
+        known = self.tracker.adopt(begin, bounds)
         # After a crash in the first micro-batch Spark asks a new reader for the start, and that may be after the
         # recorded end. The recorded end counts (test_entries_appended_between_first_calls_are_read).
         starts = {group: min(offset.next, ends[group]) for group, offset in known.groups.items()}

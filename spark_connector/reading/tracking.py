@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
-from dledger_core import LogRange
-from dledger_core.client import EntryCheck, Loss, LossKind, find_loss
+from dledger_core import LogRange, UnsupportedError
+from dledger_core.client import NODE_HEALTH, EntryCheck, Loss, LossKind, find_loss
 from spark_connector.connections import announced, client_for
 from spark_connector.errors import (
     GroupGoneError,
@@ -21,7 +22,15 @@ from spark_connector.errors import (
 )
 from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
-from spark_connector.planning import Extent, Range, core_count, ends_within_bytes, partition_count, split
+from spark_connector.planning import (
+    Extent,
+    Range,
+    core_count,
+    ends_within_bytes,
+    partition_count,
+    searched_points,
+    split,
+)
 from spark_connector.reading.logs import Log, Pin, RecordInfo, ServerLog, open_log
 
 if TYPE_CHECKING:
@@ -304,13 +313,11 @@ class Tracker:
 
     def _checked(self, group: str, offset: GroupOffset, bounds: LogRange) -> GroupOffset:
         loss = self._loss(group, offset, bounds)
-        # A new leader does not know the commit index until it has committed an entry of its own term (thesis sections
-        # 3.6.2 and 6.4), so for a moment each replica may show an earlier end. That is not a loss: wait for the end
-        # that was seen (test_running_query_follows_log_through_leader_change_and_has_no_lag). Once the loss is
-        # accepted, each micro-batch would wait again (test_query_waits_for_accepted_shorter_log_without_requests).
-        is_shorter = loss is not None and loss.kind is LossKind.OFFSET_BEYOND_END
-        if is_shorter and not self.is_beyond_end(group, offset.next):
-            bounds = self._logs[group].bounds(min_end=offset.next)
+        if loss is not None and loss.kind is LossKind.OFFSET_BEYOND_END:
+            bounds = self._reaching(group, offset.next, bounds)
+            if bounds.end < offset.next:
+                self._borders.clear()
+                return offset
             loss = self._loss(group, offset, bounds)
         if loss is None:
             self._verified[group].append(offset)
@@ -319,8 +326,6 @@ class Tracker:
         self.policy.report(error, offset.next)
         # The positions belong to the former log; ranges of the present one would be divided at wrong places.
         self._borders.clear()
-        if isinstance(error, OffsetBeyondEndError):
-            self._beyond_end[group] = offset.next
         # Another log, or another history: its first unread entry is next. After OFFSET_BEYOND_END the index stays,
         # because the shorter log may be an older view of the same one; from its end on, rows would be read twice
         # (test_reader_that_accepts_loss_resumes_at_first_unread_entry,
@@ -329,9 +334,27 @@ class Tracker:
             return self.offset_at({group: loss.resume_index}, {group: bounds}).groups[group]
         return offset
 
+    def _reaching(self, group: str, index: int, bounds: LogRange) -> LogRange:
+        """Return bounds of a log that reach ``index``; they do not once the loss of what is missing was accepted.
+
+        Raises:
+            OffsetBeyondEndError: the log ends before ``index`` and ``failOnDataLoss`` is set.
+        """
+        # A new leader does not know the commit index until it has committed an entry of its own term (thesis sections
+        # 3.6.2 and 6.4), so for a moment each replica may show an earlier end. That is not a loss: ask for the end that
+        # was seen (test_running_query_follows_log_through_leader_change_and_has_no_lag). Once the loss is accepted,
+        # each micro-batch would ask and count again (test_lost_end_is_reported_once_and_asked_for_once).
+        if index <= bounds.end or self.is_beyond_end(group, index):
+            return bounds
+        bounds = self._logs[group].bounds(min_end=index)
+        if index > bounds.end:
+            self.policy.report(OffsetBeyondEndError.of(group, index, bounds.end), index)
+            self._beyond_end[group] = index
+        return bounds
+
     def is_beyond_end(self, group: str, index: int) -> bool:
         """Whether the loss of a log that ends before ``index`` was accepted, where the query waits for entries."""
-        return self._beyond_end.get(group) == index
+        return index <= self._beyond_end.get(group, -1)
 
     def _loss(self, group: str, offset: GroupOffset, bounds: LogRange) -> Loss | None:
         known = offset.last_consumed
@@ -342,13 +365,12 @@ class Tracker:
             return find_loss(offset.position, bounds, lambda _: known)
         return find_loss(offset.position, bounds, lambda index: self._logs[group].record(index).check)
 
-    def check_reachable(self, starts: Mapping[str, int], bounds: Mapping[str, LogRange]) -> None:
-        """Report a start after the end of its log."""
-        for group, start in starts.items():
-            # A start after the end is a loss and not a wrong option: the log may have lost its end. A replica that only
-            # lags has the start within the wait (test_batch_bounds_that_do_not_fit).
-            if start > bounds[group].end and start > self._logs[group].bounds(min_end=start).end:
-                self.policy.report(OffsetBeyondEndError.of(group, start, bounds[group].end))
+    def check_reachable(self, indexes: Mapping[str, int], bounds: Mapping[str, LogRange]) -> None:
+        """Report an index after the end of its log."""
+        # A start after the end is a loss and not a wrong option: the log may have lost its end
+        # (test_batch_bounds_that_do_not_fit).
+        for group, index in indexes.items():
+            self._reaching(group, index, bounds[group])
 
     def within_bytes(
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogRange], most: int
@@ -385,11 +407,8 @@ class Tracker:
             # An end of the checkpoint or of `endingOffsets` may be after that of the replica that responded first.
             # Without the second question each leader change could fail a replay; without the report the rows would be
             # missing (test_batch_bounds_that_do_not_fit).
-            if end > view.end:
-                view = self._logs[group].bounds(min_end=end)
-                if end > view.end:
-                    self.policy.report(OffsetBeyondEndError.of(group, end, view.end), end)
-                    end = view.end
+            view = self._reaching(group, end, view)
+            end = min(end, view.end)
             # Entries deleted before the plan: an error, or counted once and left out
             # (test_deleted_prefix_is_error_or_counted).
             if start < min(view.first_index, end):
@@ -406,8 +425,12 @@ class Tracker:
         pinned_at = time.time()
         for extent in extents:
             self._pin.set(self._logs[extent.part.group], extent.part.start)
+        # At random, because this is often the only partition of its query, micro-batch or group: all of them would read
+        # from the first peer (test_plans_of_one_partition_read_from_all_replicas).
+        first = random.randrange(1 << 16)
+        unresponsive = NODE_HEALTH.unresponsive()
         return [
-            RangesPartition(ranges, number, self._pin_ms, pinned_at)
+            RangesPartition(ranges, first + number, self._pin_ms, pinned_at, unresponsive)
             for number, ranges in enumerate(self._split(extents, bounds))
         ]
 
@@ -418,12 +441,18 @@ class Tracker:
 
     def _split(self, extents: Sequence[Extent], bounds: Mapping[str, LogRange]) -> list[tuple[Range, ...]]:
         entries, nbytes = sum(extent.part.count for extent in extents), sum(extent.nbytes for extent in extents)
-        parts = partition_count(entries, nbytes, core_count(), self._options.min_partitions)
+        cores = self._options.parallelism or core_count()
+        parts = partition_count(entries, nbytes, cores, self._options.min_partitions)
 
-        def position(group: str, index: int) -> int:
-            return self._border(group, index, bounds[group].first_index)[0]
+        def split_points(extent: Extent, goals: Sequence[int], tolerance: int) -> Iterable[int]:
+            group = extent.part.group
+            try:
+                return self._logs[group].split_points(extent.part, goals)
+            except UnsupportedError:
+                first = bounds[group].first_index
+                return searched_points(extent, goals, tolerance, lambda index: self._border(group, index, first)[0])
 
-        return split(extents, parts, position, self._options.max_records_per_partition)
+        return split(extents, parts, split_points, self._options.max_records_per_partition)
 
     def _border(self, group: str, index: int, first: int) -> tuple[int, EntryCheck | None]:
         """Return the position of an index, and the check of the record before it, None if there is none.

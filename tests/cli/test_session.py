@@ -235,6 +235,23 @@ def test_status_shows_leader_transfer_and_orphaned_entries(cluster: LocalCluster
     soon(lambda: "lost entries" in run("status", *peers).stdout)
 
 
+def test_status_names_transaction_that_committed_entries_wait_for(cluster: LocalCluster) -> None:
+    peers = ("--peers", cluster.peers)
+    transaction = TransactionId("orders-query", 7, "run-1")
+    with Client(cluster.peers) as client:
+        first = client.append_attempt([b"row"] * 3, transaction=transaction, attempt="a").first_index
+        client.append([b"entry"] * 5)
+    found = result_of("status", *peers)
+    assert found["waiting"] == 9, "the attempt's control entry, its rows, and the others"
+    named = {"query_id": "orders-query", "batch_id": 7, "run_id": "run-1"}
+    assert found["open_transaction"] == named | {"first_index": first}
+    assert "orders-query" in run("status", *peers).stderr
+    with Client(cluster.peers) as client:
+        client.abort_transaction(transaction)
+    found = result_of("status", *peers)
+    assert (found["waiting"], found["open_transaction"]) == (0, None)
+
+
 def test_status_exits_1_if_node_is_missing(cluster: LocalCluster) -> None:
     follower = next(node for node in cluster.node_ids if node != cluster.leader())
     cluster.stop(follower)

@@ -13,6 +13,7 @@ import numpy as np
 from dledger_core import control
 from dledger_core.checksum import crc32
 from dledger_core.client import AsyncLogClient, NodeClient
+from dledger_core.client.routing.node_health import NodeHealth
 from dledger_core.client.routing.retry import Timeouts
 from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError, OtherLogError
@@ -27,10 +28,17 @@ SHORT_MS = 500
 """For calls that are to run out of time: soon over, yet long enough to find a leader on a stalled machine."""
 
 
-def node_client(peers, group="default", *, timeout_ms=10_000, retry_timeout_ms=None, connect_timeout_ms=None):
-    """The implementation behind AsyncClient, which counts its work in flight."""
+def node_client(
+    peers, group="default", *, timeout_ms=10_000, retry_timeout_ms=None, connect_timeout_ms=None, health=None
+):
+    """The implementation behind AsyncClient, which counts its work in flight.
+
+    ``health``: what it knows of the nodes; by default nothing, and a read is asked of a second one after a minute only.
+    """
     timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
-    return NodeClient(parse_peers(peers), group, timeouts, prefix=FakeFormat())
+    return NodeClient(
+        parse_peers(peers), group, timeouts, prefix=FakeFormat(), health=health or NodeHealth(hedge_delay_s=60.0)
+    )
 
 
 class FakeFormat:
@@ -281,6 +289,12 @@ class FakeNode:
 
     def on_time(self, header, payload):
         return {"t": Type.TIME_OK, "index": header["ms"] % 100}, []
+
+    def on_split(self, header, payload):
+        starts = np.cumsum([0, *(records.nbytes for records in self.group.log.records)])
+        wanted = codec.parse_numbers(payload, header["n"])
+        nearest = np.abs(starts[:, None] - wanted[None, :]).argmin(axis=0)
+        return {"t": Type.SPLIT_OK}, codec.numbers_payload(np.clip(nearest, header["start"], header["end"]))
 
     def on_at(self, header, payload):
         starts = np.cumsum([0, *(records.nbytes for records in self.group.log.records)])

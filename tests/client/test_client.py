@@ -43,6 +43,7 @@ CALLS = {
     "get": lambda client: client.get(3),
     "records": lambda client: client.records(0, 10),
     "offset_for_time": lambda client: client.offset_for_time(1),
+    "split_points": lambda client: client.split_points(0, 10, [5]),
     "digest": lambda client: client.digest(0, 8, span=8),
     "producer": lambda client: client.producer("p"),
     "metadata": lambda client: client.metadata(),

@@ -14,7 +14,10 @@ from dledger_core.errors import (
     NoLeaderError,
     ProtocolError,
     UnknownGroupError,
+    UnsupportedError,
 )
+from dledger_core.net.codec import numbers_payload
+from dledger_core.net.messages import SPLIT_MAX
 from dledger_core.net.protocol import Type
 from dledger_core.record import READ_SCHEMA, RECORD_SCHEMA
 from tests.client.fake_group import SHORT_MS, FakeFormat, answering, on_group
@@ -116,6 +119,52 @@ async def test_offset_for_time_converts_times(group, client):
     assert await client.offset_for_time(datetime.fromtimestamp(1.234, UTC)) == 34
     with pytest.raises(BadRequestError):
         await client.offset_for_time(datetime(2025, 1, 1))  # noqa: DTZ001 - the point of the test
+
+
+@on_group(is_filled=True)
+async def test_split_points_of_many_positions_take_one_request(group, client):
+    ends = np.cumsum([records.nbytes for records in group.log.records]).tolist()
+    assert await client.split_points(0, 10, ends) == list(range(1, 11))
+    assert len(group.asked(Type.SPLIT)) == 1
+    assert await client.split_points(2, 5, [0, 0, *ends]) == [2, 2, 2, 2, 3, 4, *[5] * 6]
+    many = [ends[3]] * (SPLIT_MAX + 1)
+    assert await client.split_points(0, 10, many) == [4] * len(many)
+    assert [asked["n"] for asked in group.asked(Type.SPLIT)[2:]] == [SPLIT_MAX, 1]
+    assert await client.split_points(0, 10, []) == []
+    assert len(group.asked(Type.SPLIT)) == 4
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "positions"), [(0, 10, [5, 4]), (5, 5, [0]), (-1, 5, [0])], ids=["descend", "empty", "negative"]
+)
+@on_group(is_filled=True)
+async def test_split_points_of_wrong_range_are_refused_before_any_request(group, client, start, end, positions):
+    with pytest.raises(BadRequestError):
+        await client.split_points(start, end, positions)
+    assert not group.asked(Type.SPLIT)
+
+
+@pytest.mark.parametrize("payload", [[], [1], [1, 11], [-1, 1], [1, 2, 3]], ids=str)
+@on_group(is_filled=True)
+async def test_response_with_wrong_split_points_is_refused(group, client, payload):
+    def answer(node, connection, frame):
+        return {"t": Type.SPLIT_OK}, numbers_payload(payload)
+
+    group.always(Type.SPLIT, answer)
+    with pytest.raises(ProtocolError):
+        await client.split_points(0, 10, [5, 6])
+
+
+@on_group(is_filled=True)
+async def test_node_of_earlier_release_gets_no_request_for_split_points_and_all_others(group):
+    for node in group:
+        node.features = frozenset()
+    async with group.client() as earlier:
+        with pytest.raises(UnsupportedError):
+            await earlier.split_points(0, 10, [5])
+        assert not group.asked(Type.SPLIT)
+        assert (await earlier.read(0, 10)).num_rows == 6
+    assert len(group.asked(Type.READ)) == 1
 
 
 @on_group()

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from dledger_core import BehindError, Client, LocalCluster
+from dledger_core import BehindError, Client, LocalCluster, UnsupportedError
 from dledger_core.client import check_of
 from spark_connector.errors import OptionError, RetentionError
 from spark_connector.options import DLedgerOptions
@@ -32,6 +33,7 @@ class Source:
     log: Log
     append: Callable[[], object]
     has_times: bool = True
+    has_split_points: bool = True
     delete: Callable[[], object] | None = None
     """Deletes the first entries, as retention does."""
 
@@ -115,6 +117,23 @@ class LogContract:
             assert (record.check.term, record.check.check, record.position) == (row["term"], expected, row["position"])
             assert record.end_position >= record.position + 48 + len(row["body"])
 
+    def test_split_points_are_nearest_indexes_or_unsupported(self, source: Source) -> None:
+        bounds = source.log.bounds()
+        part = Range(source.log.group, bounds.first_index + 1, bounds.end, bounds.commit_index, bounds.log_uuid)
+        if not source.has_split_points:
+            with pytest.raises(UnsupportedError):
+                source.log.split_points(part, [0])
+            return
+        records = [source.log.record(index) for index in range(part.start, part.end)]
+        positions = [at for record in records for at in (record.position, record.position + 1, record.end_position - 1)]
+        expected = [index for at in range(part.start, part.end) for index in (at, at, at + 1)]
+        assert list(source.log.split_points(part, [-1, 0, *positions, 1 << 60])) == [
+            part.start,
+            part.start,
+            *expected,
+            part.end,
+        ]
+
     def test_index_at_time_is_found_or_rejected(self, source: Source) -> None:
         bounds = source.log.bounds()
         if not source.has_times:
@@ -146,7 +165,8 @@ def of_servers(peers: str, group: str, **options: str) -> Iterator[Source]:
     with Client(peers, group) as client:
         client.append([b"body-%d" % number for number in range(COUNT)])
         log = log_of(peers=peers, groups=group, **options)
-        yield Source(log, lambda: client.append([b"new"]), has_times="protocol" not in options)
+        is_native = "protocol" not in options
+        yield Source(log, lambda: client.append([b"new"]), has_times=is_native, has_split_points=is_native)
 
 
 class TestServers(LogContract):
@@ -179,7 +199,8 @@ class TestJavaB(LogContract):
         counts = iter(range(3 * len(store.rows) // 4, len(store.rows)))
         store.hold(next(counts))
         log = log_of(path=str(store.path), isolation="read_uncommitted")
-        return Source(log, lambda: store.hold(next(counts)), False, lambda: self.kind().delete_first(store.path))
+        delete = partial(self.kind().delete_first, store.path)
+        return Source(log, lambda: store.hold(next(counts)), has_times=False, delete=delete)
 
 
 class TestJavaA(TestJavaB):

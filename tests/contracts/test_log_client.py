@@ -35,6 +35,7 @@ OPTIONAL: dict[str, Callable[[Any], Any]] = {
     "append_attempt": lambda c: c.append_attempt([b"x"], transaction=KEY, attempt="a"),
     "fetch_at": lambda c: c.fetch_at(0),
     "offset_for_time": lambda c: c.offset_for_time(0),
+    "split_points": lambda c: c.split_points(0, 1, [0]),
     "pin": lambda c: c.pin("reader", 0, 1.0),
     "digest": lambda c: c.digest(0, 1, span=1),
     "producer": lambda c: c.producer("p"),

@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from spark_connector import DLedgerListener, LagReport, lag_reports
 from spark_connector.errors import OptionError
 from spark_connector.monitoring.outputs import JsonOutput, LogOutput, PrometheusOutput, parse_target
+from spark_connector.offsets import LatestOffset, LogEnd
 from tests.spark_connector.spark_directory import offset
 
 QUERY_ID = uuid.UUID("fd71ea2d-fd54-45c0-a396-24b68d750fc4")
@@ -66,7 +67,7 @@ def test_lag_reports_cover_each_group_of_native_sources() -> None:
     first, second = lag_reports(progress(foreign, ours))
     time = datetime(2026, 11, 21, 10, 39, 55, 781_000, UTC)
     ours_of_a = (time, "q", str(QUERY_ID), str(RUN_ID), 3, 1, "a")
-    assert astuple(first) == (*ours_of_a, 100, 200, 500, 300, 9000, 12.5, 400.0, 98, 392.0, 392.0, 2, 40)
+    assert astuple(first) == (*ours_of_a, 100, 200, 500, 300, 9000, 12.5, 400.0, 98, 392.0, 392.0, 2, 40, 0, None)
     assert (second.group, second.next_index, second.end_index, second.lag_records) == ("b", 5, 7, 0)
     assert {"300", "9,000", "12.5", "200", "392", "2", "40"} <= set(re.findall(r"[\d,.]*\d", str(first)))
     assert first.to_json()["time"] == "2026-11-21T10:39:55.781+00:00"
@@ -81,6 +82,25 @@ def test_unknown_lag_is_none() -> None:
     assert (report.records_per_second, report.input_rows_per_second) == (None, None)
     (java,) = lag_reports(progress(source(None, offset(a=5), latest(a=(9, (4, 80, None))))))
     assert {"4", "80", "5", "0"} <= set(re.findall(r"\d+", str(java)))
+
+
+def test_report_names_transaction_that_entries_wait_for() -> None:
+    ends = LatestOffset({"a": LogEnd(9, "log-1", 120, 9000, 3.5, 119, "query q, micro-batch 5, run r1")})
+    (report,) = lag_reports(progress(source(None, offset(a=8), json.dumps(ends.to_json()))))
+    assert (report.lag_records, report.waiting_records) == (120, 119)
+    assert report.transaction == "query q, micro-batch 5, run r1"
+    assert "query q, micro-batch 5, run r1" in str(report)
+    assert "119" in str(report)
+
+
+def test_metrics_have_names_of_kafka_source() -> None:
+    ends = {"a": LogEnd(9, "log-1", 4, 0, 0.0), "b": LogEnd(9, "log-2", 7, 0, 0.0), "c": LogEnd(9, "log-3")}
+    assert LatestOffset(ends).to_json()["metrics"] == {
+        "avgOffsetsBehindLatest": "5.5",
+        "maxOffsetsBehindLatest": "7",
+        "minOffsetsBehindLatest": "4",
+    }
+    assert LatestOffset({"c": ends["c"]}).to_json()["metrics"] == {}
 
 
 @pytest.mark.parametrize("told", ["None", "null", "", "{", "17", '{"topic":{"0":5}}'])
@@ -121,6 +141,7 @@ def test_metrics_show_newest_reports_and_sums_through_idle_end_and_restart(tmp_p
         "lag_records": {"a": 30},  # unknown for b
         "lag_bytes": {"a": 300},
         "lag_seconds": {"a": 1.5},
+        "waiting_records": {"a": 0, "b": 0},
         "next_index": {"a": 70, "b": 4},
         "end_index": {"a": 100, "b": 4},
         "records_per_second": {"a": 280, "b": 16},

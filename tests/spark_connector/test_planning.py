@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -14,10 +16,12 @@ from spark_connector.planning import (
     Extent,
     MinimumDelay,
     Range,
+    SplitPoints,
     ends_within_bytes,
     last_within,
     limit_ends,
     partition_count,
+    searched_points,
     split,
 )
 
@@ -52,6 +56,15 @@ def test_limit_is_kept_and_starves_no_group(bounds: dict[str, tuple[int, int]], 
     assert sum(taken.values()) == min(backlog, max(most, len(behind)))
 
 
+def searching(position: Callable[[str, int], int]) -> SplitPoints:
+    """Return the way of logs without a request for split points."""
+
+    def search(extent: Extent, goals: Sequence[int], tolerance: int) -> Iterable[int]:
+        return searched_points(extent, goals, tolerance, partial(position, extent.part.group))
+
+    return search
+
+
 sizes = st.lists(st.sampled_from([49, 148, 1048, 4_000_000]) | st.integers(48, 5000), max_size=200)
 
 
@@ -61,7 +74,7 @@ def test_partitions_cover_ranges_once_and_are_balanced_by_bytes(
 ) -> None:
     places = {f"g{number}": list(itertools.accumulate(lengths, initial=70)) for number, lengths in enumerate(entries)}
     extents = [Extent(Range(group, 5, 4 + len(at), 7, "log"), at[0], at[-1]) for group, at in places.items()]
-    pieces = split(extents, parts, lambda group, index: places[group][index - 5], most)
+    pieces = split(extents, parts, searching(lambda group, index: places[group][index - 5]), most)
     covered = [(part.group, at) for piece in pieces for part in piece for at in range(part.start, part.end)]
     assert covered == [(e.part.group, at) for e in extents for at in range(e.part.start, e.part.end)]
     assert all(pieces)
@@ -84,17 +97,31 @@ def test_few_looks_at_long_logs() -> None:
         return index * 148
 
     whole = Range("a", 1000, 10_000_000)
-    pieces = split([Extent(whole, 148_000, 1_480_000_000)], 4, position)
+    pieces = split([Extent(whole, 148_000, 1_480_000_000)], 4, searching(position))
     assert [sum(part.count for part in piece) for piece in pieces] == pytest.approx([2_499_750] * 4, rel=0.1)
     assert len(asked) <= 6
-    assert split([Extent(whole, 148_000, 1_480_000_000)], 1, position) == [(whole,)]
+    assert split([Extent(whole, 148_000, 1_480_000_000)], 1, searching(position)) == [(whole,)]
     assert len(asked) <= 6
+
+
+def test_ten_thousand_partitions_ask_once_for_each_group() -> None:
+    asked: list[int] = []
+
+    def split_points(extent: Extent, goals: Sequence[int], _tolerance: int) -> Iterable[int]:
+        asked.append(len(goals))
+        return [goal // 148 for goal in goals]
+
+    extents = [Extent(Range(group, 0, 100_000), 0, 14_800_000) for group in "abc"]
+    pieces = split(extents, 10_000, split_points)
+    assert len(pieces) == 10_000
+    assert sum(asked) == 9_999
+    assert len(asked) == 3
 
 
 def test_places_that_make_no_sense_do_no_harm() -> None:
     whole = Range("a", 0, 1000)
     for place in (0, -5, 10**12):
-        pieces = split([Extent(whole, 500, 100)], 3, lambda group, index, place=place: place)
+        pieces = split([Extent(whole, 500, 100)], 3, searching(lambda group, index, place=place: place))
         assert pieces[-1][-1].end == 1000
         assert sum(part.count for piece in pieces for part in piece) == 1000
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_core import READ_SCHEMA, BehindError, open_store
+from dledger_core.client import NODE_HEALTH
 from dledger_core.rocketmq import encode_messages
 from spark_connector.connections import client_for
 from spark_connector.errors import TermMismatchError
@@ -197,6 +198,15 @@ def test_chunks_come_in_order_and_at_most_three_are_in_memory() -> None:
     assert list(log.indexes()) == [[index] for index in range(END)]
     assert log.asked == list(range(END))
     assert max(log.ahead) <= 3
+
+
+def test_task_knows_the_nodes_that_hang_as_its_driver_sees_it() -> None:
+    address = "127.0.0.1:2"
+    partition = RangesPartition((Range("default", 0, 1),), 0, unresponsive=(address,))
+    log: Any = CountingLog()
+    list(read_partition(partition, DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1"}), lambda *_: log))
+    assert address in NODE_HEALTH.unresponsive()
+    NODE_HEALTH.responded(address)
 
 
 def test_prefetch_stops_with_task() -> None:

@@ -19,7 +19,7 @@ from dledger_core.config import LIMITS, parse_peers
 from dledger_core.errors import BusyError, OtherLogError, UnreachableError
 from spark_connector import connections
 from spark_connector.connections import client_for
-from spark_connector.errors import GroupGoneError, OptionError, PinError
+from spark_connector.errors import GroupGoneError, OffsetBeyondEndError, OptionError, PinError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Pin
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
@@ -214,6 +214,26 @@ def test_replica_killed_or_paused_after_planning_is_passed_over(cluster: Any, re
         cluster.restart(victim)
 
 
+def test_partitions_name_a_hung_node_which_tasks_avoid(cluster: Any) -> None:
+    settle(cluster)
+    victim = next(node for node in cluster.node_ids if node != cluster.leader())
+    address = next(peer.address for peer in parse_peers(cluster.peers) if peer.node_id == victim)
+    cluster.pause(victim)
+    try:
+        for _ in range(2):
+            reader, partitions = planned(cluster, "any")
+            assert all(address in partition.unresponsive for partition in partitions)
+            assert indexes(reader, partitions) == everything(cluster)
+    finally:
+        cluster.resume(victim)
+    soon(lambda: address not in planned(cluster, "any")[1][0].unresponsive)
+
+
+def test_plans_of_one_partition_read_from_all_replicas(cluster: Any) -> None:
+    found = {part.replica % 3 for _ in range(50) for part in planned(cluster, "any", groups="a")[1]}
+    assert found == {0, 1, 2}
+
+
 @pytest.mark.parametrize("read_from", ["any", "leader", "follower"])
 def test_task_reads_through_kills_restarts_and_transfer(cluster: Any, read_from: str) -> None:
     reader, partitions = planned(cluster, read_from, groups="large", fetchMaxBytes="100000")
@@ -266,6 +286,36 @@ def test_unreachable_peers_are_named_when_query_is_planned(more: dict[str, str])
     reader = TableReader(chosen) if chosen.table else DLedgerBatchReader(chosen)
     with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1"):
         reader.partitions()
+
+
+def test_plan_of_many_partitions_takes_few_requests(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = count_requests(monkeypatch)
+    reader, partitions = planned(cluster, "any", minPartitions="1000")
+    assert len(partitions) == 1000
+    assert len(asked) < 20
+    assert {part.count for partition in partitions for part in partition.ranges} == {5}
+    assert indexes(reader, partitions[::100] + partitions[-1:])[-1] == everything(cluster)[-1]
+
+
+def test_nodes_without_split_points_are_asked_for_records(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Channel, "features", frozenset())
+    reader, partitions = planned(cluster, "any", minPartitions="20")
+    assert len(partitions) == 20
+    assert indexes(reader, partitions) == everything(cluster)
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_lost_end_is_certain_without_waiting(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, isolation: str
+) -> None:
+    given = {"startingOffsets": '{"default": 1000000}', "endingOffsets": '{"default": 1000009}', "isolation": isolation}
+    asked = count_requests(monkeypatch)
+    with pytest.raises(OffsetBeyondEndError):
+        planned(cluster, "any", **given)
+    with caplog.at_level(logging.WARNING, "spark_connector"):
+        assert planned(cluster, "any", **given, failOnDataLoss="false")[1] == []
+    assert caplog.text.count(OffsetBeyondEndError.name) == 1
+    assert len(asked) < 40, "a wait of 10 s takes 300"
 
 
 # --- groups by pattern -------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from spark_connector.errors import (
 from spark_connector.monitoring.lag import LagMeter
 from spark_connector.offsets import GroupOffset, LogEnd, StreamOffset
 from spark_connector.options import DLedgerOptions
+from spark_connector.reading.logs import StoreLog
 from spark_connector.reading.readers import DLedgerStreamReader
 from tests.spark_connector.engine import (
     ALL,
@@ -450,6 +451,28 @@ def test_recreated_log_is_read_from_first_entry_in_bounded_batches(tmp_path: Pat
         assert report_of(tolerant)["losses"] == {"events": 1, "entries": 7}
 
 
+def test_lost_end_is_reported_once_and_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(10)
+        reader = make_reader(store)
+        begin = reader.latestOffset(pin_batch(reader), ReadMaxRows(6))
+        end = reader.latestOffset(begin, ALL)
+    with other_store(tmp_path, bodies=4) as store:
+        tolerant = make_reader(store, failOnDataLoss="false")
+        asked: list[int] = []
+        bounds = StoreLog.bounds
+
+        def counted(log: StoreLog, min_end: int = -1, wait_ms: int = 0) -> LogRange:
+            asked.append(min_end)
+            return bounds(log, min_end, wait_ms)
+
+        monkeypatch.setattr(StoreLog, "bounds", counted)
+        for _ in range(2):
+            assert tolerant.partitions(begin, end) == []
+        assert [index for index in asked if index >= 0] == [10]
+        assert (tolerant.tracker.policy.events, tolerant.tracker.policy.entries) == (1, 6)
+
+
 def test_query_waits_for_accepted_shorter_log_without_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StoreWriter(tmp_path) as store:
         store.append_numbers(10)
@@ -560,6 +583,46 @@ def test_lag_of_new_group_counts_from_first_entry(store: StoreWriter) -> None:
     assert report.groups["default"].records == 3
 
 
+def test_entries_after_open_transaction_are_lag_and_name_it(store: StoreWriter) -> None:
+    store.append_numbers(4)
+    reader = make_reader(store)
+    at = reader.latestOffset(pin_batch(reader), ALL)
+    part = store.append_attempt(3, batch=5)
+    store.append_numbers(115)
+    assert reader.latestOffset(at, ALL) == at
+    found = report_of(reader)
+    shown = found["groups"]["default"]
+    assert (shown["next"], shown["behind"]["records"], shown["waiting"]["records"]) == (4, 119, 119)
+    assert shown["behind"]["bytes"] > 119 * 48
+    assert shown["behind"]["seconds"] > 86_400
+    assert shown["waiting"]["transaction"] == "query q, micro-batch 5, run r1"
+    assert found["metrics"] == {
+        "avgOffsetsBehindLatest": "119.0",
+        "maxOffsetsBehindLatest": "119",
+        "minOffsetsBehindLatest": "119",
+    }
+    store.commit(part, batch=5)
+    at = reader.latestOffset(at, ReadMaxRows(100))
+    shown = report_of(reader)["groups"]["default"]
+    assert shown["behind"]["records"] == store.end - next_of(at) == 20
+    assert "waiting" not in shown
+
+
+def test_idle_query_finds_entries_that_wait_for_open_transaction(store: StoreWriter) -> None:
+    store.append_numbers(4)
+    now = 0.0
+    meter = LagMeter(DLedgerOptions.for_reading({"path": str(store.path)}), clock=lambda: now)
+    at, bounds = StreamOffset({"default": GroupOffset(4)}), {"default": LogRange(0, 4, 3, "log-1")}
+    found = []
+    for number in range(3):
+        if number == 1:
+            store.append_attempt(6, batch=5)
+        report = meter.report(at, bounds, LossPolicy(fail=True)).groups["default"]
+        found.append((report.end, report.records, report.waiting))
+        now += 11
+    assert found == [(4, 0, 0), (4, 7, 7), (4, 7, 7)]
+
+
 # --- batch reader ------------------------------------------------------------------------------------------------
 
 
@@ -594,6 +657,23 @@ def test_batch_bounds_that_do_not_fit(store: StoreWriter, options: dict[str, Any
     store.append_numbers(30)
     with pytest.raises(error):
         make_batch_reader(store, **options).partitions()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingOffsets": '{"default": 31}'}, range(0)),
+        ({"endingOffsets": '{"default": 40}'}, range(30)),
+        ({"startingOffsets": '{"default": 35}', "endingOffsets": '{"default": 40}'}, range(0)),
+    ],
+)
+def test_batch_counts_lost_end_once_if_loss_is_accepted(
+    store: StoreWriter, caplog: pytest.LogCaptureFixture, options: dict[str, Any], expected: range
+) -> None:
+    store.append_numbers(30)
+    with caplog.at_level(logging.WARNING, "spark_connector"):
+        assert read_batch(make_batch_reader(store, failOnDataLoss="false", **options)) == list(expected)
+    assert caplog.text.count(OffsetBeyondEndError.name) == 1
 
 
 def test_batches_have_size_and_schema_that_spark_checks(store: StoreWriter) -> None:

@@ -340,6 +340,11 @@ class ChannelPool:
         self._retired = [channel for channel in self._retired if channel.in_flight]
         await asyncio.gather(*(channel.close() for channel in idle))
 
+    def address(self, node_id: str) -> str:
+        """Return the node's address; the id of a node that is no longer a member."""
+        peer = self.peers.get(node_id)
+        return node_id if peer is None else peer.address
+
     def is_silent(self, node_id: str) -> bool:
         """Whether the node is silent, on its connection or while one is opened."""
         channel = self._channels.get(node_id)

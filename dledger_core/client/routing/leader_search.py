@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import Final
 
-from dledger_core.client.routing.channel import Channel, as_responded
-from dledger_core.client.routing.known_log import Described, KnownLog
-from dledger_core.client.routing.node_queries import ASK_TIMEOUT_S, UNRESPONSIVE_TIMEOUT_S, NodeQueries
+from dledger_core.client.routing.channel import Channel
+from dledger_core.client.routing.known_log import KnownLog
+from dledger_core.client.routing.node_queries import ASK_TIMEOUT_S, NodeQueries, majority
 from dledger_core.client.routing.silence import CONNECT_S, WhenSilent
 from dledger_core.errors import BadRequestError, DLedgerError, NoLeaderError
 from dledger_core.net import messages
@@ -118,16 +117,11 @@ class LeaderSearch:
         costs no second.
         """
         nodes = [node for node in self._pool.peers if not self._pool.is_silent(node)] or list(self._pool.peers)
-        asked = [self._describe(node_id) for node_id in nodes]
-        described: Described = {}
-        loop, responded = asyncio.get_running_loop(), 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None) as limit, aclosing(as_responded(asked)) as responses:
-                async for node_id, response in responses:
-                    described[node_id] = response
-                    responded += not isinstance(response, DLedgerError)
-                    if limit.when() is None and responded > len(asked) // 2:
-                        limit.reschedule(loop.time() + UNRESPONSIVE_TIMEOUT_S)
+        responses = await self._nodes.ask_each(nodes, self._log.metadata_request(), majority)
+        described = {
+            node: response if isinstance(response, DLedgerError) else messages.METADATA_OK.decode(response.header)
+            for node, response in responses.items()
+        }
         found = (await self._log.learn(described)).values()
         leaders: dict[int, str | None] = {}
         for response in found:
@@ -136,14 +130,8 @@ class LeaderSearch:
                 leaders[response.term] = leader or leaders.get(response.term)
         newest = leaders[max(leaders)] if leaders else None
         if newest is None:
-            raise await self._no_leader([each for each in found if isinstance(each, DLedgerError)], len(asked))
+            raise await self._no_leader([each for each in found if isinstance(each, DLedgerError)], len(nodes))
         return newest
-
-    async def _describe(self, node_id: str) -> tuple[str, messages.MetadataResponse | DLedgerError]:
-        response = await self._nodes.ask(node_id, self._log.metadata_request())
-        if isinstance(response, DLedgerError):
-            return node_id, response
-        return node_id, messages.METADATA_OK.decode(response.header)
 
     async def _no_leader(self, failures: Sequence[DLedgerError], asked: int) -> DLedgerError:
         if len(failures) < asked:

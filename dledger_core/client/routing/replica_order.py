@@ -11,8 +11,9 @@ from typing import Final
 from dledger_core.client.protocol import ReadFrom
 from dledger_core.client.routing.known_log import KnownLog
 from dledger_core.client.routing.leader_search import LeaderSearch
+from dledger_core.client.routing.node_health import NodeHealth
 from dledger_core.client.routing.node_queries import ASK_TIMEOUT_S
-from dledger_core.errors import DLedgerError, OtherLogError, RequestTimedOutError, UnreachableError
+from dledger_core.errors import DLedgerError, OtherLogError, RequestTimedOutError, UnknownFeatureError, UnreachableError
 from dledger_core.net.frame import Frame
 
 FAILED_S: Final = 10.0
@@ -42,15 +43,16 @@ ANY_REPLICA: Final = ReplicaChoice()
 class ReplicaOrder:
     """Orders the replicas for the reads of one client. Belongs to one event loop."""
 
-    def __init__(self, log: KnownLog, leader_search: LeaderSearch) -> None:
+    def __init__(self, log: KnownLog, leader_search: LeaderSearch, health: NodeHealth) -> None:
         self._log = log
+        self._health = health
         self._leader_search = leader_search
         self._last_good: str | None = None
         self._failed: dict[str, float] = {}
         self._leader_asked = float("-inf")
 
     async def nodes(self, choice: ReplicaChoice = ANY_REPLICA) -> list[str]:
-        """Return the nodes in the order in which a read asks them; those with a recent failure come last."""
+        """Return the nodes in the order in which a read asks them; unresponsive ones and recent failures last."""
         now = asyncio.get_running_loop().time()
         self._failed = {node: until for node, until in self._failed.items() if until > now}
         order = list(self._log.pool.peers)
@@ -63,7 +65,8 @@ class ReplicaOrder:
         if choice.read_from != "any":
             leader = await self._leader_for_reads()
             order.sort(key=lambda node: (node == leader) != (choice.read_from == "leader"))
-        order.sort(key=lambda node: node in self._failed)
+        unresponsive = self._health.unresponsive()
+        order.sort(key=lambda node: node in self._failed or self._log.pool.address(node) in unresponsive)
         return order
 
     async def _leader_for_reads(self) -> str | None:
@@ -90,6 +93,8 @@ class ReplicaOrder:
 
     def failed(self, node_id: str, error: DLedgerError) -> None:
         """Record that a replica failed a read."""
+        if isinstance(error, UnknownFeatureError):
+            return  # it serves all other requests
         self._avoid(node_id)
         if isinstance(error, UnreachableError | RequestTimedOutError | OtherLogError):
             self._log.leader_failed(node_id)

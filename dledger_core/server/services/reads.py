@@ -175,6 +175,19 @@ class Reads:
         index = await loop.run_in_executor(self._executor, self._replica.log.index_at_time, time_ms)
         return min(index, self._replica.visible_end)
 
+    async def split_points(self, start: int, end: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return for each of ascending positions the index in [start, end] whose record starts nearest to it.
+
+        Does not wait: call ``ready`` first.
+
+        Raises:
+            IndexOutOfRangeError: the start is below the log's first index.
+        """
+        if start < self._replica.raft.first_index:
+            raise self._out_of_range(start, "is below the first index of the log")
+        split = self._replica.log.split_points
+        return await asyncio.get_running_loop().run_in_executor(self._executor, split, start, end, positions)
+
     async def describe(self, table: str, after: Any) -> tuple[list[list[Any]], list[Any] | None]:
         """Return rows of a table of DESCRIPTIONS after ``after``, and where to continue, None at the end."""
         if table not in DESCRIPTIONS:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from dledger_core import checksum
 from dledger_core.config import BATCH_BYTES_MAX
@@ -18,6 +19,7 @@ from dledger_core.ids import Index, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRange
 from dledger_core.record import HEADER_BYTES, MAGIC_DATA, MAGIC_MEMBERSHIP, Header, Records, append_time
 from dledger_core.storage.check.judge import batch_ends
+from dledger_core.storage.files.index_file import IndexSource
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.tables import producers
@@ -28,6 +30,8 @@ from dledger_core.storage.tables.tables import LogTables
 _ROWS_PER_STEP: Final = 1 << 16
 _BACK_BYTES: Final = 1 << 20
 _BACK_COUNT: Final = 4096
+_SPLIT_ROWS: Final = 1024
+"""Index rows, 32 KiB, that are read at once rather than halved further."""
 
 
 def read_batches(reader: RecordReader, start: int, first_index: int, end: int, max_bytes: int) -> list[Batch]:
@@ -238,6 +242,31 @@ def index_at_position(reader: RecordReader, first_index: int, end: int, position
         return begin + size
 
     return first_index + bisect_right(range(first_index, end), position, key=end_of)
+
+
+def split_points(index: IndexSource, start: int, end: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return for each of the ascending ``positions`` the index in [start, end] whose record starts nearest to it.
+
+    Halves the range until the rows of a part are read at once. Rows are not compared with their records: a wrong one
+    makes the parts uneven, and nothing else.
+    """
+    found = np.empty(len(positions), np.int64)
+    parts = [(start, end, 0, len(positions))]
+    while parts:
+        low, high, first, last = parts.pop()
+        wanted = positions[first:last]
+        if high - low > _SPLIT_ROWS:
+            middle = (low + high) // 2
+            border = first + int(np.searchsorted(wanted, int(index.read(middle, middle + 1)[0]["position"])))
+            halves = (low, middle, first, border), (middle, high, border, last)
+            parts += [half for half in halves if half[2] < half[3]]
+            continue
+        rows = index.read(low, high)
+        begins = rows["position"].astype(np.int64)
+        at = np.maximum(np.searchsorted(begins, wanted, side="right") - 1, 0)
+        before, after = wanted - begins[at], begins[at] + rows["size"][at] - wanted
+        found[first:last] = low + at + (before > after)
+    return found
 
 
 # --- rows of the tables that describe a log ------------------------------------------------------------------------

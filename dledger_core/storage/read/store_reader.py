@@ -9,7 +9,7 @@ see more.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -50,6 +50,7 @@ from dledger_core.storage.read.log_queries import (
     producer_rows,
     segment_rows,
     segment_summaries,
+    split_points,
     term_rows,
     transaction_rows,
 )
@@ -344,6 +345,17 @@ class StoreReader:
             CorruptRecordError: a record is damaged.
         """
         return Index(index_at_position(self._store.reader, self.first_index, self.last_index + 1, position))
+
+    def split_points(self, start: int, end: int, positions: Sequence[int]) -> list[int]:
+        """Return where to divide the entries [start, end) into parts of given sizes, like ``Client.split_points``.
+
+        Raises:
+            IndexOutOfRangeError: the range is not in the log.
+        """
+        if not self.first_index <= start < end <= self.last_index + 1:
+            raise out_of_range(self.path, start, end, self.first_index, self.last_index)
+        found: list[int] = split_points(self._store.index, start, end, np.array(positions, np.int64)).tolist()
+        return found
 
     def index_at_time(self, timestamp_ms: int) -> Index:
         """Return the index of the first entry appended at or after a time (ms since the epoch).

@@ -11,6 +11,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from dledger_core import control
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position, Term
@@ -175,6 +178,15 @@ class DurableLog:
             return log_queries.index_at_position(self._reader, self._first_index, self._last_index + 1, position)
 
         return Index(self._undisturbed(find))
+
+    def split_points(self, start: int, end: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return for each of ascending positions the index in [start, end] whose record starts nearest to it."""
+
+        def find() -> npt.NDArray[np.int64]:
+            self._check_range(start, end)
+            return log_queries.split_points(self._index, start, min(end, self._last_index + 1), positions)
+
+        return self._reporting(start, find)
 
     def position_of(self, index: int) -> Position:
         """Return the position of a record; for last_index + 1 the end of the log."""

@@ -81,13 +81,19 @@ def server_side(group, known=()):
 # --- wrong requests -------------------------------------------------------------------------------------------------
 
 BODIES = codec.columns_payload(Columns.from_bodies([b"one", b"two"]))
-PAYLOADS = {Type.APPEND: BODIES, Type.PRODUCE: BODIES, Type.AWAIT: codec.seen_payload({"default": codec.SeenLog(0)})}
+PAYLOADS = {
+    Type.APPEND: BODIES,
+    Type.PRODUCE: BODIES,
+    Type.SPLIT: codec.numbers_payload([0, 0]),
+    Type.AWAIT: codec.seen_payload({"default": codec.SeenLog(0)}),
+}
 GOOD: dict[int, dict] = {
     Type.METADATA: {},
     Type.APPEND: {"n": 2},
     Type.PRODUCE: {"n": 2, "ns": [1, 1], "p": ["p0", "p1"], "pe": [0, 0], "ps": [0, 0], "po": [False, True]},
     Type.READ: {"start": 0, "end": 1},
     Type.TIME: {"ms": 0, "min_commit": -1},
+    Type.SPLIT: {"start": 0, "end": 1, "n": 2},
     Type.PRODUCER: {"p": "producer"},
     Type.TRANSACTION: {"op": "state", "x": KEY},
     Type.DIGEST: {"start": 0, "end": 1, "span": 1024},
@@ -111,6 +117,9 @@ BEYOND_THE_TABLE = [
     (Type.PRODUCE, {"p": ["p0"]}),
     (Type.PRODUCE, {"pe": [0, 0, 0]}),
     (Type.PRODUCE, {"ps": [0, 1 << 63]}),
+    (Type.SPLIT, {"n": 1}),
+    (Type.SPLIT, {"n": 3}),
+    (Type.SPLIT, {"start": 1}),
     (Type.APPEND, {"x": KEY}),
     (Type.APPEND, {"x": KEY | {"a": 1}}),
     (Type.DIGEST, {"span": 3}),

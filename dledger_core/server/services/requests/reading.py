@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from dledger_core.config import format_peers
-from dledger_core.errors import QuotaExceededError
+from dledger_core.errors import BadRequestError, QuotaExceededError
 from dledger_core.lineage import ancestor_rows
 from dledger_core.net import codec, messages
 from dledger_core.net.limits.quotas import Quota
@@ -111,6 +111,21 @@ async def time(call: LogCall, message: messages.TimeRequest) -> None:
     """Find an entry by its append time."""
     index = await call.hosted.reads.index_at_time(message.time_ms, message.min_commit)
     call.respond(messages.TIME_OK, messages.TimeResponse(index=index))
+
+
+async def split(call: LogCall, message: messages.SplitRequest) -> None:
+    """Find the indexes at positions."""
+    positions = codec.parse_numbers(call.frame.payload, message.count, BadRequestError)
+    if message.end <= message.start:
+        raise BadRequestError("the range is empty", "", "ask for entries", {"start": message.start, "end": message.end})
+    if (positions[1:] < positions[:-1]).any():
+        raise BadRequestError("the positions do not ascend", "", "sort them")
+    reads = call.hosted.reads
+    await reads.ready(messages.ReadRequest(start=0, end=0, min_commit=message.end - 1))
+    async with call.flow.large_response():
+        async with call.node.reading:
+            indexes = await reads.split_points(message.start, message.end, positions)
+        call.respond(messages.SPLIT_OK, messages.SplitResponse(), *codec.numbers_payload(indexes))
 
 
 async def at(call: LogCall, message: messages.AtRequest) -> None:

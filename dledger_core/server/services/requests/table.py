@@ -119,6 +119,7 @@ _ROWS: Final = (
     Request(messages.METADATA, LogCall, _pins, Effect.NONE, None, reading.metadata),
     Request(messages.READ, LogCall, "read", Effect.NONE, _share_of_read, in_task(reading.read)),
     Request(messages.TIME, LogCall, "read", Effect.NONE, None, in_task(reading.time)),
+    Request(messages.SPLIT, LogCall, "read", Effect.NONE, None, in_task(reading.split)),
     Request(messages.AT, LogCall, "read", Effect.NONE, None, in_task(reading.at)),
     Request(messages.DESCRIBE, LogCall, _table, Effect.NONE, None, in_task(reading.describe)),
     Request(messages.DIGEST, LogCall, "read", Effect.NONE, _one(Quota.DIGESTS), in_task(reading.digest)),
