@@ -12,6 +12,7 @@ from dledger_core.client.routing.node_health import (
     UNRESPONSIVE_S,
     NodeHealth,
 )
+from dledger_core.errors import BehindError
 from dledger_core.net.protocol import Type
 from tests.client.fake_group import FakeGroup, filled
 
@@ -67,10 +68,11 @@ async def test_other_clients_of_the_process_ask_a_hung_node_last(health):
         n0 = group.nodes.n0
         n0.frozen = True
         await client.fetch(0, 10, spread=0)
+        assert told(group) == [1, 1, 0]
         async with group.client(timeout_ms=HOUR_MS, health=health) as other:
             for _ in range(3):
                 await other.fetch(0, 10, spread=0)
-        assert told(group) == [1, 4, 0]
+        assert told(group)[0] == 1
         n0.thaw()
         await client.metadata()
         await client.fetch(0, 10, spread=0)
@@ -87,6 +89,18 @@ async def test_late_response_shows_that_a_node_is_back(health):
         async with asyncio.timeout(60):
             while health.is_unresponsive(n0.address):
                 await client.fetch(0, 10, spread=1)
+
+
+@pytest.mark.parametrize("fails", ["first", "second"])
+async def test_read_whose_two_nodes_fail_or_hang_is_asked_of_third(health, fails):
+    async with connected(health) as (group, client):
+        hung, failing = ("n1", "n0") if fails == "first" else ("n0", "n1")
+        getattr(group.nodes, hung).frozen = True
+        getattr(group.nodes, failing).script[Type.READ] = [BehindError("behind")]
+        asked = len(getattr(group.nodes, hung).asked(Type.ALIVE))
+        assert (await client.fetch(0, 10, spread=0)).batch.num_rows == 6
+        assert told(group) == [1, 1, 1]
+        assert len(getattr(group.nodes, hung).asked(Type.ALIVE)) == asked, "before its silence was noticed"
 
 
 async def test_without_budget_a_read_leaves_a_hung_node_by_its_silence(health):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -260,23 +261,30 @@ class Requests:
             for node_id in nodes:
                 yield node_id, await attempt(node_id)
             return
-        left, asked = list(nodes), dict[asyncio.Task[Frame | DLedgerError], str]()
+        left, asked = deque(nodes), dict[asyncio.Task[Frame | DLedgerError], str]()
         outcome: Frame | DLedgerError | None = None
+
+        def start() -> asyncio.Task[Frame | DLedgerError]:
+            task = self._timed(left[0], attempt)
+            asked[task] = left.popleft()
+            return task
+
+        newest = start()
         try:
-            while left or asked:
-                if not asked:
-                    node_id = left.pop(0)
-                    asked[self._timed(node_id, attempt)] = node_id
-                hedge_delay_s = self._health.hedge_delay_s(self._pool.address(node_id)) if hedged and left else None
+            while asked:
+                address = self._pool.address(asked.get(newest, ""))
+                hedge_delay_s = self._health.hedge_delay_s(address) if hedged and left else None
                 done, _ = await asyncio.wait(asked, timeout=hedge_delay_s, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     hedged = False
-                    self._health.missed(self._pool.address(node_id))
+                    self._health.missed(address)
                     if not self._health.is_unresponsive(self._pool.address(left[0])) and self._health.take_hedge():
-                        asked[self._timed(left[0], attempt)] = left.pop(0)
+                        newest = start()
                 for task in done:
                     outcome = task.result()
                     yield asked.pop(task), outcome
+                if newest not in asked and left:
+                    newest = start()
         finally:
             if not isinstance(outcome, Frame):
                 for task in asked:
