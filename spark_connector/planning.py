@@ -100,8 +100,8 @@ def shares(backlog: Mapping[str, int], most: int) -> dict[str, int]:
 def core_count() -> int:
     """Return the cores of this machine: the partitions that run at once, where the cluster's are not known.
 
-    The Python process of a data source cannot ask Spark; ``register`` can. A source that Spark has discovered by
-    itself, or one in a session of Spark Connect without ``spark.default.parallelism``, needs ``minPartitions`` for
+    The Python process of a data source cannot ask Spark; ``register`` can. A source that Spark has
+    discovered, or one in a session of Spark Connect without ``spark.default.parallelism``, needs ``minPartitions`` for
     another number.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -129,7 +129,7 @@ class Extent:
 
 
 SplitPoints = Callable[[Extent, Sequence[int], int], Iterable[int]]
-"""Returns the indexes nearest to ascending positions of an extent; a deviation of so many bytes is tolerated."""
+"""Returns the indexes nearest to ascending positions of an extent; the last argument is the tolerance in bytes."""
 
 
 def split(

@@ -335,7 +335,7 @@ class Tracker:
         return offset
 
     def _reaching(self, group: str, index: int, bounds: LogRange) -> LogRange:
-        """Return bounds of a log that reach ``index``; they do not once the loss of what is missing was accepted.
+        """Return bounds of a log that reach ``index``; they do not once the loss of its end was accepted.
 
         Raises:
             OffsetBeyondEndError: the log ends before ``index`` and ``failOnDataLoss`` is set.

@@ -1,4 +1,4 @@
-"""Where to divide a range of entries, by the index alone."""
+"""Split points of a range of entries, found by the index alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_split_points_are_nearest_records(count: int) -> None:
 def test_split_points_of_long_log_read_few_rows() -> None:
     index = Index(np.full(2_000_000, 148))
     positions = BEGIN + np.arange(1, 10_000, dtype=np.int64) * 148 * 200
-    assert split_points(index, FIRST, FIRST + 2_000_000, positions).tolist() == list(range(FIRST + 200, 2_000_800, 200))
+    assert split_points(index, FIRST, FIRST + 2_000_000, positions).tolist() == list(
+        range(FIRST + 200, FIRST + 2_000_000, 200)
+    )
     assert index.reads < 10_000
     index.reads = 0
     split_points(index, FIRST, FIRST + 2_000_000, positions[:1])
