@@ -1,14 +1,14 @@
-"""What a log does when something is scarce: pages of the disk, memory, or time.
+"""How a log behaves when pages of the disk, memory, or time are scarce.
 
 Method, each part in one run on this machine, three nodes on loopback, entries of 1 KB in requests of 1 MiB:
 
 * cold: one store of ``--megabytes``; each round evicts its data files from the page cache, reads them with ``dd``,
   evicts them again and reads all entries with all checks. The median of the ratios of ``--rounds`` rounds counts.
 * full: 6 requests in flight for ``--minutes``, with retention; RSS of each node, every 5 seconds. ``growth`` is the
-  median of the last fifth through that of the second fifth: the first one fills buffers.
+  median of the last fifth divided by that of the second fifth: the first one fills buffers.
 * larger: with ``--cgroup DIR`` the nodes are in this memory cgroup, whose limit the user has set; one reader reads the
   log from its start again and again while entries are appended. Appends per second once the log is three times the
-  limit, through those of the same nodes while the log still fits and nobody reads.
+  limit, divided by those of the same nodes while the log still fits, without a reader.
 * overload: the rate that 6 requests in flight reach; then requests that are due at twice that rate, whatever becomes
   of the earlier ones, each with a timeout of 2 seconds. Acknowledged entries per second of both, their latencies, and
   how many calls failed with which code.
@@ -192,7 +192,7 @@ def larger(options: argparse.Namespace) -> dict[str, Any]:
             return {
                 "limit_mib": limit >> 20,
                 "entries_per_s": round(before),
-                "entries_per_s_beside_cold_reader": round(rate),
+                "entries_per_s_with_cold_reader": round(rate),
                 "ratio": round(rate / before, 2),
                 "entries_read_per_s": round(read / took),
                 "p99_ms": [_ms(times, 99) for times in latencies],

@@ -69,7 +69,7 @@ def bodies_of(peers: str, group: str) -> list[bytes]:
 
 
 def differences(name: str, found: list[bytes], wanted: list[bytes]) -> list[str]:
-    """Return what is missing, there twice, or foreign."""
+    """Return the bodies that are missing, there twice, or foreign, as sentences."""
     had, due = Counter(found), Counter(wanted)
     lost, more = due - had, had - due
     problems = []

@@ -27,7 +27,7 @@ class Driver:
 
     Attributes:
         checkpoint: the directory of its checkpoint.
-        refusals: how often it ended by itself, by the code of its error.
+        refusals: how often it ended without being killed, by the code of its error.
     """
 
     def __init__(self, name: str, command: Sequence[object], last: Sequence[object], directory: Path) -> None:
@@ -80,7 +80,7 @@ class Driver:
         return found
 
     def kill(self) -> None:
-        """Kill its Python and its JVM; executors learn of it by themselves, as on other machines."""
+        """Kill its Python and its JVM; executors find out as on other machines."""
         assert self._process is not None
         workers = set(self.workers())
         for process in self.processes():
@@ -112,7 +112,7 @@ class Driver:
         return max(numbers, default=-1)
 
     def finish(self) -> int:
-        """Kill it, and run it once more up to the newest entry; return the exit code."""
+        """Kill it, and run it again up to the newest entry; return the exit code."""
         self.kill()
         process = self._spawn(self._last)
         try:

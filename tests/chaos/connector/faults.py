@@ -1,4 +1,4 @@
-"""What happens to nodes, drivers, executors, checkpoints and the table. One random source decides."""
+"""Faults of nodes, drivers, executors, checkpoints and the table. One random source decides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.chaos.connector.drivers import Driver, wait
 
 CALM_S: Final = (2.0, 12.0)
 JUDGED_S: Final = 90.0
-"""Time in which a driver that was started with an older checkpoint or table goes on or refuses it."""
+"""Time in which a driver that was started with an older checkpoint or table continues or refuses it."""
 OUTAGE_S: Final = (60.0, 100.0)
 
 
@@ -163,7 +163,7 @@ class ConnectorNemesis:
         return self._judged(driver, newest)
 
     def _judged(self, driver: Driver, newest: Path) -> str:
-        """Let a driver go on with its checkpoint; if it refuses it, put the newest one back, as its error says."""
+        """Let a driver continue with its checkpoint; if it refuses it, put the newest one back, as its error says."""
         before = driver.newest("commits")
         driver.start()
         end = time.monotonic() + JUDGED_S
