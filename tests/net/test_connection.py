@@ -19,7 +19,7 @@ from dledger_core.net.dialing import connect
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.limits.connection_limits import ConnectionLimits
-from dledger_core.net.limits.fair_queue import TURN_S
+from dledger_core.net.limits.fair_queue import ALONE_TURN_S
 from dledger_core.net.listening import serve
 from dledger_core.net.protocol import PREFACE
 
@@ -174,14 +174,14 @@ async def test_clients_with_many_slow_frames_take_turns(user_pauses):
         if user_pauses:
             connection.pause_reading()
             connection.resume_reading()
-        time.sleep(2 * TURN_S)
+        time.sleep(2 * ALONE_TURN_S)
 
     await check_turns(work)
 
 
 async def test_clients_whose_requests_start_work_take_turns_too():
     """Work that a request starts counts in its turn, though it runs later."""
-    await check_turns(lambda connection: connection.use_turn(TURN_S))
+    await check_turns(lambda connection: connection.use_turn(ALONE_TURN_S))
 
 
 @pytest.mark.parametrize(

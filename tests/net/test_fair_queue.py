@@ -6,7 +6,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core.net.limits.fair_queue import RECEIVE_S, TURN_S, Fairness, FairQueue
+from dledger_core.net.limits.fair_queue import ALONE_S, ALONE_TURN_S, RECEIVE_S, TURN_S, Fairness, FairQueue
 from tests.support.server_group import eventually
 
 ITEMS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10)), max_size=40)
@@ -77,8 +77,15 @@ async def test_many_connections_of_one_source_delay_another_source_by_one_turn()
     assert len({count for count, *_ in taken}) == 12, "one turn an iteration"
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
 async def test_time_of_a_source_counts_for_one_iteration_and_all_its_connections():
-    fairness = Fairness()
+    fairness = Fairness(Clock())
     fairness.use("busy", TURN_S / 2)
     assert 0 < fairness.left_s("busy") <= TURN_S / 2
     fairness.use("busy", TURN_S)
@@ -87,7 +94,7 @@ async def test_time_of_a_source_counts_for_one_iteration_and_all_its_connections
 
 
 async def test_source_with_waiting_connections_has_no_time_left():
-    fairness, called = Fairness(), asyncio.Event()
+    fairness, called = Fairness(Clock()), asyncio.Event()
     fairness.wait("busy", called.set)
     assert fairness.left_s("busy") == 0
     await asyncio.wait_for(called.wait(), 10)
@@ -96,7 +103,24 @@ async def test_source_with_waiting_connections_has_no_time_left():
 
 async def test_received_bytes_of_many_connections_count_together():
     """Large payloads are no frames until they end, so their bytes count when they arrive."""
-    fairness = Fairness()
+    fairness = Fairness(Clock())
     for _ in range(8):
         fairness.use("busy", (128 << 10) * RECEIVE_S)
     assert fairness.left_s("busy") <= 0 < fairness.left_s("other")
+
+
+async def test_turns_are_long_only_while_no_other_source_uses_time():
+    clock = Clock()
+    fairness = Fairness(clock)
+    fairness.use("busy", TURN_S)
+    assert fairness.turn_s("busy") == TURN_S
+    clock.now += 2 * ALONE_S
+    fairness.use("busy", TURN_S)
+    assert fairness.turn_s("busy") == ALONE_TURN_S
+    assert fairness.turn_s("other") == TURN_S
+    fairness.use("other", TURN_S)
+    assert fairness.turn_s("busy") == fairness.turn_s("other") == TURN_S
+    fairness.use("busy", TURN_S)
+    clock.now += 2 * ALONE_S
+    assert fairness.turn_s("busy") == ALONE_TURN_S
+    assert fairness.turn_s("other") == TURN_S

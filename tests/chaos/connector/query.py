@@ -30,7 +30,7 @@ def main() -> None:
     with spark_session("chaos", settings=SETTINGS) as spark:
         register(spark)
         options = {"peers": peers, "startingOffsets": "earliest", "minPartitions": "4", "maxOffsetsPerTrigger": "20000"}
-        rows = spark.readStream.format("dledger").options(group="in", **options).load().select("body")
+        rows = spark.readStream.format("dledger").options(groups="in", **options).load().select("body")
         writer = rows.writeStream.format("dledger").options(peers=peers, group="out", checkpointLocation=checkpoint)
         trigger = {"availableNow": True} if flags else {"processingTime": "1 second"}
         writer.trigger(**trigger).start().awaitTermination()
