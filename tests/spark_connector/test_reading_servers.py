@@ -273,7 +273,8 @@ def test_plan_of_many_partitions_takes_few_requests(cluster: Any, monkeypatch: p
     reader, partitions = planned(cluster, "any", minPartitions="1000")
     assert len(partitions) == 1000
     assert len(asked) < 20
-    assert {part.count for partition in partitions for part in partition.ranges} == {5}
+    counts = [part.count for partition in partitions for part in partition.ranges]
+    assert (min(counts), max(counts) < 5 + 20) == (5, True), "control entries are smaller"
     assert indexes(reader, partitions[::100] + partitions[-1:])[-1] == everything(cluster)[-1]
 
 

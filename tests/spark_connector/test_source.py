@@ -16,12 +16,14 @@ from tests.spark_connector.store_writer import StoreWriter
 MANY = core_count() + 3
 
 
-def session(master: str | None, parallelism: int, **settings: str) -> Any:
-    """A session of a cluster, or of Spark Connect, which has no context."""
-    conf = SimpleNamespace(get=lambda name, default: settings.get(name.rpartition(".")[2], default))
-    if master is None:
-        return SimpleNamespace(conf=conf)
-    return SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(master=master, defaultParallelism=parallelism))
+def session(master: str, parallelism: int) -> Any:
+    """A session of a cluster."""
+    return SimpleNamespace(sparkContext=SimpleNamespace(master=master, defaultParallelism=parallelism))
+
+
+def connected(setting: str | None) -> Any:
+    """A session of Spark Connect, which has no context."""
+    return SimpleNamespace(conf=SimpleNamespace(get=lambda _name, _default: setting))
 
 
 @pytest.mark.parametrize(
@@ -32,8 +34,8 @@ def session(master: str | None, parallelism: int, **settings: str) -> Any:
         (session("spark://host:7077", MANY), MANY),
         (session("yarn", 1), core_count()),
         (session("local-cluster[2,1,1024]", MANY), MANY),
-        (session(None, 0), None),
-        (session(None, 0, parallelism=str(MANY)), MANY),
+        (connected(None), None),
+        (connected(str(MANY)), MANY),
     ],
 )
 def test_data_source_knows_parallelism_of_cluster(spark: Any, expected: int | None) -> None:
