@@ -44,8 +44,8 @@ _COLUMNS: Final = "lengths u32 x n, CRCs u32 x n, bodies"
 _TOGETHER: Final = 64
 """Appends in one PRODUCE."""
 _POSITIONS: Final = "positions i64 x n, ascending"
-SPLIT_MAX: Final = 1 << 14
-"""Positions in one SPLIT: a node takes about 0.1 s for them."""
+SPLIT_MAX: Final = 1 << 13
+"""Positions in one SPLIT: 64 KiB, for which no memory of its own is taken (LARGE_PAYLOAD_BYTES)."""
 _RECORDS: Final = "sizes u32 x n, then the records as stored on disk"
 
 
