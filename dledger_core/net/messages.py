@@ -45,7 +45,7 @@ _TOGETHER: Final = 64
 """Appends in one PRODUCE."""
 _POSITIONS: Final = "positions i64 x n, ascending"
 SPLIT_MAX: Final = 1 << 13
-"""Positions in one SPLIT: 64 KiB, the most that a message without a large payload has; a node takes 0.05 s."""
+"""Positions in one SPLIT: 64 KiB, for which no memory of its own is taken (LARGE_PAYLOAD_BYTES)."""
 _RECORDS: Final = "sizes u32 x n, then the records as stored on disk"
 
 

@@ -237,14 +237,14 @@ def test_status_shows_leader_transfer_and_orphaned_entries(cluster: LocalCluster
 
 def test_status_names_transaction_that_committed_entries_wait_for(cluster: LocalCluster) -> None:
     peers = ("--peers", cluster.peers)
-    transaction = TransactionId("orders-query", 7, "run-1")
+    transaction = TransactionId("orders-query", 0, "run-1")
     with Client(cluster.peers) as client:
         first = client.append_attempt([b"row"] * 3, transaction=transaction, attempt="a").first_index
         client.append([b"entry"] * 5)
     found = result_of("status", *peers)
     assert found["waiting"] == 9, "the attempt's control entry, its rows, and the others"
-    named = {"query_id": "orders-query", "batch_id": 7, "run_id": "run-1"}
-    assert found["open_transaction"] == named | {"first_index": first}
+    named = {"query_id": "orders-query", "batch_id": 0, "run_id": "run-1"}
+    assert found["open_transaction"] == named | {"first_index": first - 1}
     assert "orders-query" in run("status", *peers).stderr
     with Client(cluster.peers) as client:
         client.abort_transaction(transaction)

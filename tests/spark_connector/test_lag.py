@@ -121,13 +121,13 @@ def test_lag_counts_entries_that_wait_for_open_transaction_and_names_it(
     cluster: Any, log: Client, lag_at: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     reached = after(log, log.append([b"x"] * 3).last_index + 1)
-    unfinished = TransactionId("orders-query", 7, "run-1")
+    unfinished = TransactionId("orders-query", 0, "run-1")
     log.append_attempt([b"row"] * 3, transaction=unfinished, attempt="attempt")
     last = log.append([b"y" * 52] * 115).last_index
     row = lag_at(reached, "--max-records", 118, code=1)
     assert (row["lag_records"], row["waiting_records"]) == (last + 1 - reached.next, 119) == (119, 119)
     assert (row["end_index"], row["lag_bytes"] > 115 * 100, row["lag_seconds"] > 0) == (reached.next, True, True)
-    assert row["transaction"] == "query orders-query, micro-batch 7, run run-1"
+    assert row["transaction"] == "query orders-query, micro-batch 0, run run-1"
     assert "orders-query" in run("lag", "--peers", cluster.peers, tmp_path / "c").stderr
     log.abort_transaction(unfinished)
     row = lag_at(reached)

@@ -589,6 +589,7 @@ def test_entries_after_open_transaction_are_lag_and_name_it(store: StoreWriter) 
     at = reader.latestOffset(pin_batch(reader), ALL)
     part = store.append_attempt(3, batch=5)
     store.append_numbers(115)
+    reader = make_reader(store)
     assert reader.latestOffset(at, ALL) == at
     found = report_of(reader)
     shown = found["groups"]["default"]
