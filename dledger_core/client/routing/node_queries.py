@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
 
 from dledger_core.client.routing.known_log import KnownLog
 from dledger_core.errors import BusyError, DLedgerError, UnknownGroupError
+from dledger_core.net.dialing import WrongNodeError
 from dledger_core.net.frame import Frame
 
 ASK_TIMEOUT_S: Final = 1.0
@@ -15,6 +16,13 @@ UNRESPONSIVE_S: Final = 10.0
 """How long a node counts as unresponsive after a timeout."""
 UNRESPONSIVE_TIMEOUT_S: Final = 0.25
 """Timeout of a request to an unresponsive node."""
+
+
+def raise_wrong_node(responses: Iterable[object]) -> None:
+    """Raise the WrongNodeError among responses: a wrong peers string is an error whichever node responds first."""
+    for response in responses:
+        if isinstance(response, WrongNodeError):
+            raise response
 
 
 class NodeQueries:
@@ -50,6 +58,7 @@ class NodeQueries:
 
         Raises:
             UnreachableError: no node responded.
+            WrongNodeError: the peers string names another node at an address.
         """
         now = asyncio.get_running_loop().time()
         self._unresponsive = {node: until for node, until in self._unresponsive.items() if until > now}
@@ -57,6 +66,7 @@ class NodeQueries:
         found = await self._ask_each(header, unresponsive)
         if unresponsive and not any(isinstance(response, Frame) for response in found.values()):
             found = await self._ask_each(header, ())
+        raise_wrong_node(found.values())
         if not any(isinstance(response, Frame) for response in found.values()):
             failures = [response for response in found.values() if isinstance(response, DLedgerError)]
             refused = next((error for error in failures if isinstance(error, (UnknownGroupError, BusyError))), None)
