@@ -121,7 +121,7 @@ def _parse_address(text: str) -> tuple[str, int] | None:
     """Return host and port of ``host:port``, None if it is malformed."""
     host, _, port = text.rpartition(":")
     host = host.strip("[]")
-    fits = host and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
+    fits = _is_host(host) and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
     return (host, int(port)) if fits else None
 
 
@@ -139,7 +139,7 @@ def _parse_way_in(text: str) -> Peer:
     """Parse ``id-host:port`` or ``host:port``; a host name with ``-`` and without an id is in brackets."""
     if "-" not in text or text.startswith("["):
         found = _parse_address(text)
-        if found is None or not _is_host(found[0]):
+        if found is None:
             remedy = f"write host:port or id-host:port, separated by ';' or ',', for example {_PEER_EXAMPLE}"
             raise ConfigError(f"malformed peer {text!r} in the peers string", "", remedy)
         host, port = found

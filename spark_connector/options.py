@@ -30,6 +30,10 @@ LATEST: Final = -1
 _INT64_END: Final = 1 << 63
 _MILLIS: Final = re.compile(r"\d{1,15}", re.ASCII)
 
+_NO_TABLE: Final = "Spark passes no options of a table in the catalog to this source: use a temporary view"
+_VIEW: Final = "CREATE TEMPORARY VIEW entries USING dledger OPTIONS (peers '127.0.0.1:40911', groups 'default')"
+_VIEW_TO_WRITE: Final = _VIEW.replace("entries", "appended (body STRING)").replace("groups", "group")
+
 StartSpec = Literal["earliest", "latest"] | Mapping[str, int]
 """Start or end: the same for all groups, or per group an index, EARLIEST or LATEST."""
 
@@ -403,7 +407,7 @@ class DLedgerOptions(BaseModel):
         _check_access(parsed)
         _check_version(parsed, stream=stream)
         if not parsed.peers:
-            remedy = "list the servers: n0-127.0.0.1:40911;n1-127.0.0.1:40912"
+            remedy = f"list the servers: n0-127.0.0.1:40911;n1-127.0.0.1:40912; {_NO_TABLE}: {_VIEW_TO_WRITE}"
             raise OptionError("missing option peers", "", remedy)
         if parsed.protocol == "dledger-java":
             raise OptionError(
@@ -416,6 +420,8 @@ class DLedgerOptions(BaseModel):
     @classmethod
     def _parsed(cls, options: Mapping[str, str], allowed: frozenset[str], doing: str) -> DLedgerOptions:
         names = {_name_of(field).lower(): field for field in cls.model_fields if field not in _INTERNAL}
+        if "provider" in options:  # a property of a table in the catalog
+            raise OptionError(_NO_TABLE, "", _VIEW)
         given = dict[str, str]()
         for name, value in options.items():
             field = names.get(name.lower())
@@ -484,11 +490,10 @@ def _reject(options: DLedgerOptions, fields: Iterable[str], context: str, remedy
 def _check_source(options: DLedgerOptions) -> None:
     """Check the options that name servers or a store, and their logs."""
     if bool(options.peers) == bool(options.path):
-        raise OptionError(
-            "give exactly one of the options peers and path",
-            "",
-            "peers names servers (n0-127.0.0.1:40911;n1-…), path (or load(path)) a node's store directory",
-        )
+        remedy = "peers names servers (n0-127.0.0.1:40911;n1-…), path (or load(path)) a node's store directory"
+        if not options.peers:
+            remedy += f"; {_NO_TABLE}: {_VIEW}"
+        raise OptionError("give exactly one of the options peers and path", "", remedy)
     if options.groups_pattern is not None and options.groups_given:
         raise OptionError("give only one of the options groups and groupsPattern", "", "leave one out")
     if options.path and (len(options.groups) > 1 or options.groups_pattern is not None):

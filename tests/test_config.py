@@ -62,6 +62,8 @@ def test_peers_have_ids_or_addresses_alone_in_their_order(text: str, needs_ids: 
         ("h:1", True),
         ("a-h:1;[h]:2", True),
         ("a:h:1", False),
+        ("a-h:1 b-i:2", True),  # only spaces between them
+        ("h:1 i:2", False),
         ("http://h:1", False),
         ("h:1,a-h:1", False),
         ("db-1.example.com:1,db-2.example.com:1", False),  # the id "db", twice

@@ -59,6 +59,41 @@ def test_links_of_guide_lead_to_files_and_headings(guide: Path) -> None:
             assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
 
 
+EVENTS = (
+    "driver killed",
+    "executor killed",
+    "node killed",
+    "node hung",
+    "Spark checkpoint copied",
+    "table restored",
+    "log re-created",
+    "retention passed",
+)
+
+
+def assert_exist(tests: list[tuple[str, str]]) -> None:
+    """Check that each (file, function) is a test."""
+    for path, function in tests:
+        functions = {
+            node.name
+            for node in ast.walk(ast.parse((ROOT / path).read_text()))
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        }
+        assert function in functions, f"{path}::{function}"
+
+
+def test_each_way_to_use_spark_says_what_each_event_does_and_which_test_shows_it() -> None:
+    ways = (ROOT / "spark_connector/GUARANTEES.md").read_text().split("\n## ")[1:]
+    assert len(ways) == 8
+    for way in ways:
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in way.splitlines() if line[:1] == "|"]
+        assert [event for event, _, _ in rows[2:10]] == list(EVENTS), way.splitlines()[0]
+        for _, _, tests in rows[2:]:
+            named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", tests)
+            assert named or tests in ("*not tested*", "-"), tests
+            assert_exist(named)
+
+
 @pytest.mark.parametrize(
     ("guide", "heading", "rows_min"),
     [
@@ -73,13 +108,7 @@ def test_each_row_of_table_names_tests_that_exist(guide: str, heading: str, rows
     for row in rows:
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
         assert named, row
-        for path, function in named:
-            functions = {
-                node.name
-                for node in ast.walk(ast.parse((ROOT / path).read_text()))
-                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            }
-            assert function in functions, f"{path}::{function}"
+        assert_exist(named)
 
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])

@@ -160,7 +160,7 @@ def test_install_lines_of_guide_install_the_wheel(wheel: Path, tmp_path: Path) -
     assert (found.packages / "dledger_core").is_dir()
 
 
-@pytest.mark.parametrize("extra", ["tls", "spark", "delta", "connect", "demo", "notebooks", "otel"])
+@pytest.mark.parametrize("extra", ["tls", "spark", "delta", "connect", "pipelines", "demo", "notebooks", "otel"])
 def test_install_command_names_packages_that_satisfy_the_extra(extra: str) -> None:
     program, verb, *named = shlex.split(install_command(extra))
     assert (program, verb, bool(named)) == ("pip", "install", True)

@@ -38,6 +38,7 @@ from dledger_core.ids import NodeId
 from dledger_core.net import messages
 from dledger_core.net.codec import record_payload
 from dledger_core.net.credentials import PLAINTEXT, Credentials
+from dledger_core.net.dialing import WrongNodeError
 from dledger_core.net.frame import Frame
 
 _ROUNDS_MAX: Final = 20
@@ -136,7 +137,8 @@ def _sorted_out(results: Mapping[NodeId, _T | DLedgerError]) -> tuple[dict[NodeI
 
 
 def _unreachable(failures: Mapping[NodeId, DLedgerError]) -> DLedgerError:
-    refused = next((error for error in failures.values() if isinstance(error, UnauthenticatedError)), None)
+    final = (UnauthenticatedError, WrongNodeError)
+    refused = next((error for error in failures.values() if isinstance(error, final)), None)
     if refused is not None:
         return refused
     return UnreachableError(

@@ -29,7 +29,8 @@ class AsyncProducer:
 
     Args:
         client: the client to append with.
-        producer_id: unique to this stream of appends, kept over restarts of the program.
+        producer_id: unique to this stream of appends, kept over restarts of the program. Two programs with one id and
+            one epoch are not fenced.
         epoch: a higher one fences instances with a lower one.
         once: the id is used once, for a job that never runs again: the log remembers it for a day instead of seven.
     """
@@ -121,7 +122,8 @@ class Producer:
 
     Args:
         client: the client to append with.
-        producer_id: unique to this stream of appends, kept over restarts of the program.
+        producer_id: unique to this stream of appends, kept over restarts of the program. Two programs with one id and
+            one epoch are not fenced.
         epoch: a higher one fences instances with a lower one.
         once: the id is used once, for a job that never runs again: the log remembers it for a day instead of seven.
     """

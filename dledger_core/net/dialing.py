@@ -8,7 +8,7 @@ import ssl
 from dataclasses import replace
 from typing import Any, Final
 
-from dledger_core.errors import DLedgerError, UnauthenticatedError, UnreachableError
+from dledger_core.errors import ConfigError, DLedgerError, UnauthenticatedError, UnreachableError
 from dledger_core.net.connection import ClosedEarlyError, Connection, Handler
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
@@ -18,6 +18,15 @@ from dledger_core.net.tls import handshake_error, speaks_tls
 
 _TRIAL_S: Final = 1.0
 """Time to find out whether a port that closes connections speaks TLS."""
+
+
+class WrongNodeError(ConfigError):
+    """The node at an address of a peers string has another id than the string says."""
+
+    @classmethod
+    def of(cls, found: str, expected: str, address: str) -> WrongNodeError:
+        """Return the error that names both ids."""
+        return cls(f"the node at this address is {found}, not {expected}", address, "correct the peers string")
 
 
 async def connect(
@@ -39,7 +48,7 @@ async def connect(
         handler: gets the frames.
         timeout_s: limit on the time for all of it, hello included.
         credentials: TLS and token.
-        identity: with TLS: the node id in the certificate of the other side; None = any node's.
+        identity: the other side's node id, with TLS also in its certificate; None = any node's.
 
     Returns:
         A connection whose hello was accepted; ``peer_hello`` is the response.
@@ -47,6 +56,7 @@ async def connect(
     Raises:
         UnreachableError: no connection, or no response in time.
         UnauthenticatedError: one side does not accept the certificate or the token of the other one.
+        WrongNodeError: the other side is another node.
         DLedgerError: the other side's response to hello.
     """
     try:
@@ -86,7 +96,7 @@ class Dialed:
     Args:
         hello: its introduction.
         handler: gets the frames.
-        identity: with TLS: the node id in the certificate of the other side; None = any node's.
+        identity: the other side's node id, see ``connect``.
     """
 
     def __init__(self, hello: Hello, handler: Handler, identity: str | None = "") -> None:
@@ -108,17 +118,24 @@ class Dialed:
         found = "" if certificate is None else certificate.identity
         # Any node will do: a certificate that other programs may have too, with a common name alone, is not enough.
         is_any = self._identity is None and certificate is not None and certificate.is_ours
-        if not found or not (found == self._identity or is_any):
-            connection.abort(
-                UnauthenticatedError(
-                    f"the certificate at this address is of {found or 'no node'}, not of {self._identity or 'a node'}",
-                    connection.peer_address,
-                    "correct the peers string, or the node's certificate",
-                )
+        if found and (found == self._identity or is_any):
+            return
+        if found and self._identity and certificate is not None and certificate.is_ours:
+            connection.abort(WrongNodeError.of(found, self._identity, connection.peer_address))
+            return
+        connection.abort(
+            UnauthenticatedError(
+                f"the certificate at this address is of {found or 'no node'}, not of {self._identity or 'a node'}",
+                connection.peer_address,
+                "correct the peers string, or the node's certificate",
             )
+        )
 
     def on_hello(self, connection: Connection, hello: Hello) -> None:
-        """See ``Side``."""
+        """See ``Side``. The requests for a node must not reach another one."""
+        if self._identity and hello.node_id != self._identity:
+            connection.abort(WrongNodeError.of(str(hello.node_id), self._identity, connection.peer_address))
+            return
         connection.accept(self._handler, hello)
 
     def on_other_protocol(self, connection: Connection) -> None:

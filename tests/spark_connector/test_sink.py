@@ -364,8 +364,17 @@ def kill_leader(cluster: LocalCluster, log: Client) -> None:
     cluster.restart(leader)
 
 
+def hang_leader(cluster: LocalCluster, log: Client) -> None:
+    leader = cluster.leader(log.group)
+    cluster.pause(leader)
+    try:
+        cluster.leader(log.group)
+    finally:
+        cluster.resume(leader)
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize("disturb", [change_leader, kill_leader])
+@pytest.mark.parametrize("disturb", [change_leader, kill_leader, hang_leader])
 def test_failover_in_middle_of_task(cluster: LocalCluster, query: Query, log: Client, disturb: Any) -> None:
     threads: list[threading.Thread] = []
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
 import time
 from collections import Counter, defaultdict
@@ -81,10 +83,10 @@ def settings(dledger: Any) -> Iterator[Callable[..., None]]:
 
 
 def failing_once(flag: Path) -> Any:
-    """Rows pass; the first attempt of each task has the reverse order, and fails after its last row."""
+    """Rows pass; the first attempt of each task has the reverse order, and fails or dies after its last row."""
 
     def passing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _, attempt = partition_and_attempt()
+        partition, attempt = partition_and_attempt()
         for batch in batches:
             order = list(range(batch.num_rows))
             if attempt == 0:
@@ -92,6 +94,8 @@ def failing_once(flag: Path) -> Any:
             yield batch.take(pa.array(order, pa.int64()))
         if attempt == 0:
             flag.touch()
+            if partition:
+                os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("the first attempt fails after all its rows")
 
     return lambda rows: rows.mapInArrow(passing, rows.schema)

@@ -21,7 +21,7 @@ from dledger_core.errors import (
 from dledger_core.net import messages
 from dledger_core.net.connection import Connection
 from dledger_core.net.credentials import PLAINTEXT, Credentials
-from dledger_core.net.dialing import connect
+from dledger_core.net.dialing import WrongNodeError, connect
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type
@@ -190,7 +190,7 @@ class Channel:
         return frozenset() if self._connection is None else self._connection.peer_hello.features
 
     async def open(self, timeout_s: float) -> None:
-        """Connect; raise UnreachableError, or the error that the node returned for hello."""
+        """Connect; raise UnreachableError, WrongNodeError, or the error that the node returned for hello."""
         self._connection = await connect(
             self.peer.host,
             self.peer.port,
@@ -315,6 +315,7 @@ class ChannelPool:
     ) -> None:
         self._credentials = credentials
         self.connected = False
+        self._are_configured = True
         self._watch = SilenceWatch(lambda: (*self._channels.values(), *self._retired), on_silent)
         self.peers = {str(peer.node_id): peer for peer in peers}
         self._channels: dict[str, Channel] = {}
@@ -328,11 +329,16 @@ class ChannelPool:
         """Requests without a response, on all connections."""
         return sum(channel.in_flight for channel in (*self._channels.values(), *self._retired))
 
-    async def update(self, peers: Sequence[Peer]) -> None:
+    async def update(self, peers: Sequence[Peer], *, are_configured: bool = False) -> None:
         """Set the nodes: new requests go to these, and idle connections to other addresses are closed.
 
         A connection with requests in flight stays for them: to lose it would leave their outcome unknown.
+
+        Args:
+            peers: the nodes.
+            are_configured: they are those of the peers string, and none that a node has reported.
         """
+        self._are_configured = are_configured
         self.peers = {str(peer.node_id): peer for peer in peers}
         left = [node for node, channel in self._channels.items() if self.peers.get(node) != channel.peer]
         self._retired += (self._channels.pop(node) for node in left)
@@ -368,7 +374,8 @@ class ChannelPool:
         """Return an open channel to the node.
 
         Raises:
-            UnreachableError: no connection in time, or the node is no longer a member.
+            UnreachableError: no connection in time, or the node is no longer a member, or it has moved.
+            WrongNodeError: the peers string names another node at its address.
             ClosedError: the pool is closed.
         """
         if self._closed:
@@ -396,7 +403,13 @@ class ChannelPool:
 
     async def _connect(self, peer: Peer) -> Channel:
         channel = Channel(peer, self._watch.start, self._credentials)
-        await channel.open(CONNECT_TIMEOUT_S)
+        try:
+            await channel.open(CONNECT_TIMEOUT_S)
+        except WrongNodeError as error:
+            if self._are_configured:
+                raise
+            # The nodes have moved since they reported their addresses: they report the new ones soon.
+            raise UnreachableError(*error.args) from None
         self.connected = True
         if self.peers.get(str(peer.node_id)) != peer:  # the members changed meanwhile
             await channel.close()

@@ -180,7 +180,7 @@ class KnownLog:
         known = {peer.node_id: peer for peer in members}
         # A configured peer without an id is one of the members; which one is not known.
         configured = {peer.node_id: peer for peer in self._configured if peer.has_id or not known}
-        await self.pool.update(tuple((configured | known).values()))
+        await self.pool.update(tuple((configured | known).values()), are_configured=not known)
         if self.leader not in self.pool.peers:
             self.leader = None
 

@@ -9,10 +9,11 @@ from typing import Final
 
 from dledger_core.client.routing.channel import Channel
 from dledger_core.client.routing.known_log import KnownLog
-from dledger_core.client.routing.node_queries import ASK_TIMEOUT_S, NodeQueries, majority
+from dledger_core.client.routing.node_queries import ASK_TIMEOUT_S, NodeQueries, majority, raise_wrong_node
 from dledger_core.client.routing.silence import CONNECT_S, WhenSilent
 from dledger_core.errors import BadRequestError, DLedgerError, NoLeaderError
 from dledger_core.net import messages
+from dledger_core.net.dialing import WrongNodeError
 
 SEEK_PAUSE_S: Final = 0.05
 SEEK_PAUSE_MAX_S: Final = 1.0
@@ -87,14 +88,29 @@ class LeaderSearch:
     async def learn_ids(self, timeout_s: float) -> None:
         """Ask for the members of the log if the id of a node is not known; a failure is left to the next request."""
         if self._log.lacks_ids:
-            with contextlib.suppress(DLedgerError):
-                await self.find(timeout_s)
+            await self._try_to_find(timeout_s)
+
+    async def learn_members(self, timeout_s: float) -> None:
+        """Ask for the members of the log if none are known, or the id of one is not, and so check the peers string.
+
+        Raises:
+            WrongNodeError: the peers string names another node at an address.
+        """
+        if self._log.lacks_ids or not self._log.is_known:
+            await self._try_to_find(timeout_s)
+
+    async def _try_to_find(self, timeout_s: float) -> None:
+        try:
+            await self.find(timeout_s)
+        except WrongNodeError:
+            raise
+        except DLedgerError:
+            pass  # left to the next request
 
     async def check_node(self, node_id: str, timeout_s: float) -> None:
         """Raise BadRequestError if neither the peers string nor the log names the node."""
         if node_id not in self._pool.peers:
-            with contextlib.suppress(DLedgerError):
-                await self.find(timeout_s)  # which learns the members
+            await self._try_to_find(timeout_s)  # which learns the members
         if node_id not in self._pool.peers:
             raise BadRequestError(f"no node {node_id!r}", "peers", f"the nodes are: {', '.join(self._pool.peers)}")
 
@@ -122,6 +138,7 @@ class LeaderSearch:
             node: response if isinstance(response, DLedgerError) else messages.METADATA_OK.decode(response.header)
             for node, response in responses.items()
         }
+        raise_wrong_node(described.values())
         found = (await self._log.learn(described)).values()
         leaders: dict[int, str | None] = {}
         for response in found:

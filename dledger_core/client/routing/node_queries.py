@@ -12,6 +12,7 @@ from dledger_core.client.routing.node_health import NodeHealth
 from dledger_core.client.routing.silence import WhenSilent
 from dledger_core.errors import BusyError, DLedgerError, RequestTimedOutError, UnknownGroupError
 from dledger_core.net import messages
+from dledger_core.net.dialing import WrongNodeError
 from dledger_core.net.frame import Frame
 
 ASK_TIMEOUT_S: Final = 1.0
@@ -42,6 +43,13 @@ def newest_leader(found: Mapping[str, Frame], nodes: int) -> bool:
         return False
     responses = [messages.METADATA_OK.decode(frame.header) for frame in found.values()]
     return max(responses, key=lambda response: response.term).leader in found
+
+
+def raise_wrong_node(responses: Iterable[object]) -> None:
+    """Raise the WrongNodeError among responses: a wrong peers string is an error whichever node responds first."""
+    for response in responses:
+        if isinstance(response, WrongNodeError):
+            raise response
 
 
 class NodeQueries:
@@ -77,8 +85,10 @@ class NodeQueries:
 
         Raises:
             UnreachableError: no node responded.
+            WrongNodeError: the peers string names another node at an address.
         """
         found = await self.ask_each(self._pool.peers, header, enough)
+        raise_wrong_node(found.values())
         if not any(isinstance(response, Frame) for response in found.values()):
             failures = [response for response in found.values() if isinstance(response, DLedgerError)]
             refused = next((error for error in failures if isinstance(error, (UnknownGroupError, BusyError))), None)

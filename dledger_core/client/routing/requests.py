@@ -205,10 +205,8 @@ class Requests:
             DLedgerError: the error that the replicas responded with.
         """
         timeouts = timeouts or self._timeouts
-        if not self._log.is_known:
-            self._leader.refresh()
         retry = Retry(timeouts, idempotent=True, connected=self._pool.connected, wait_s=wait_s)
-        await self._leader.learn_ids(retry.attempt_s)
+        await self._leader.learn_members(retry.attempt_s)
         failures: dict[str, DLedgerError] = {}
         while True:
             log_uuid = self._log.log_uuid  # as of this round: a search in the background may change it

@@ -263,7 +263,7 @@ def log_uuid_of(group: str, peers: str, index: int, term: int, crc: int, length:
         crc: CRC-32 of its body.
         length: bytes of its body.
     """
-    nodes = sorted(part.strip() for part in peers.split(";") if part.strip())
+    nodes = sorted(f"{peer.node_id}-{peer.address}" for peer in parse_peers(peers))
     return hashlib.sha256(repr((group, nodes, index, term, crc, length)).encode()).hexdigest()[:32]
 
 

@@ -11,7 +11,17 @@ from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.ready import HardState
 from dledger_core.record import Columns, ProposedBatch
 from dledger_core.storage import CommitLog, open_store
-from tests.rocketmq.convert.stores import STORES, converted, entries, files_of, manifest, snapshot, store_of, unpacked
+from tests.rocketmq.convert.stores import (
+    PEERS,
+    STORES,
+    converted,
+    entries,
+    files_of,
+    manifest,
+    snapshot,
+    store_of,
+    unpacked,
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +79,8 @@ def test_equal_logs_convert_to_equal_logs(golden: Path, tmp_path: Path) -> None:
         reports = []
         for node in ("n0", "n1", "n2"):
             source, _ = store_of(golden / name, node)
-            reports.append(converted(source, tmp_path / name / node, self_id=node))
+            peers = PEERS if node == "n0" else PEERS.replace(";", ",")
+            reports.append(converted(source, tmp_path / name / node, self_id=node, peers=peers))
         assert len({(report.digest, report.log_uuid) for report in reports}) == 1
         files = [files_of(tmp_path / name / node) for node in ("n0", "n1", "n2")]
         assert files[0] == files[1] == files[2]

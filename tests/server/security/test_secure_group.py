@@ -293,7 +293,7 @@ def test_node_certificate_of_clients_authority_grants_no_peer_role(tmp_path, mad
 def test_client_sends_nothing_to_another_node_than_it_dialed(tmp_path, made) -> None:
     async def test() -> None:
         async with SecureGroup(tmp_path, made) as group:
-            with pytest.raises(UnauthenticatedError):
+            with pytest.raises(ConfigError):
                 await group.dial(Hello(), Credentials(TlsOptions(ca=made.nodes_ca), "all"), identity="n1")
 
     run(test())

@@ -10,6 +10,7 @@ import pytest
 
 from dledger_core import AsyncClient, AsyncProducer
 from dledger_core.config import format_peers
+from dledger_core.errors import FencedError, SequenceConflictError
 from tests.support.server_group import TIMEOUT_S, RawClient, ServerGroup, run
 
 FAILED = (-1, -1)
@@ -85,5 +86,23 @@ def test_repeat_of_the_same_request_returns_the_same_ranges(tmp_path: Path) -> N
             first = await raw.produce(*appends)
             assert await raw.produce(*appends) == first
             assert (await client.read(0, 1 << 20)).num_rows == 15
+
+    run(work())
+
+
+def test_programs_with_one_id_and_epoch_conflict_and_equal_appends_count_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path, nodes=1) as group, client_of(group) as client:
+            first, second = AsyncProducer(client, "p"), AsyncProducer(client, "p")
+            await first.append([b"a"])
+            await second.append([b"b"])
+            with pytest.raises(SequenceConflictError):
+                await first.append([b"c"])
+            await first.append([b"c"])
+            await second.append([b"c"])  # the number of the other one's append: its repeat
+            await AsyncProducer(client, "p", epoch=1).append([b"d"])
+            with pytest.raises(FencedError):
+                await first.append([b"e"])
+            assert (await client.read(0, 100)).column("body").to_pylist() == [b"a", b"b", b"c", b"d"]
 
     run(work())
