@@ -1,4 +1,4 @@
-"""Filters of a batch query: the ranges and values that follow from them, and whether Spark must apply them again.
+"""Filters of a batch query: the ranges and values that follow from them. Spark applies all of them again.
 
 Index, term and append time never decrease within a log, so bounds of them are bounds of the range that is planned.
 """
@@ -18,7 +18,6 @@ from pyspark.sql.datasource import (
     GreaterThan,
     GreaterThanOrEqual,
     In,
-    IsNotNull,
     LessThan,
     LessThanOrEqual,
 )
@@ -50,28 +49,23 @@ class Pushed:
     numbers: dict[str, tuple[int, int]] = field(default_factory=dict)
     values: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
-    def take(self, given: Filter) -> bool:
-        """Use a filter as far as possible; return whether the planned ranges answer it exactly."""
-        if not isinstance(given, (*_COMPARED, In, IsNotNull)) or len(given.attribute) != 1:
-            return False
+    def take(self, given: Filter) -> None:
+        """Use a filter of the query, if bounds or values follow from it."""
+        if not isinstance(given, (*_COMPARED, In)) or len(given.attribute) != 1:
+            return
         column = given.attribute[0].lower()
-        if isinstance(given, IsNotNull):
-            return column in ("group", "index", "term")
         listed = tuple(given.value) if isinstance(given, In) else (given.value,)
         if column in ("index", "term", "timestamp"):
             numbers = [number for number in map(_number, listed) if number is not None]
-            if not numbers or len(numbers) < len(listed):
-                return False
-            self._bound(column, given, min(numbers), max(numbers))
-            # A list may have gaps. Logs that Java wrote have no append times, so nothing of them is left out by time.
-            return len(numbers) == 1 and column != "timestamp"
-        if isinstance(given, (*_EQUAL, In)) and column == "group":
+            if numbers and len(numbers) == len(listed):
+                self._bound(column, given, min(numbers), max(numbers))
+        elif not isinstance(given, (*_EQUAL, In)):
+            return
+        elif column == "group":
             self.groups = frozenset(listed) if self.groups is None else self.groups & frozenset(listed)
-            return True
-        if isinstance(given, (*_EQUAL, In)) and column in _OF_MESSAGES:
+        elif column in _OF_MESSAGES:
             # A body that is not a message has none of these values and is read: ``onDecodeError`` decides about it.
             self.values.append((column, tuple(value for value in listed if value is not None)))
-        return False
 
     def _bound(self, column: str, given: Filter, least: int, greatest: int) -> None:
         low, high = self.numbers.get(column, _ALL)

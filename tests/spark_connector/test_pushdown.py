@@ -1,4 +1,4 @@
-"""Filters that a batch reader takes: fewer entries are read, and the rows are those of Spark's own filter."""
+"""Filters that a batch reader takes: fewer entries are read, and no row that Spark's own filter leaves is missing."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def rows_of(reader: Any) -> list[dict[str, Any]]:
     return [row for partition in partitions for batch in reader.read(partition) for row in batch.to_pylist()]
 
 
-def filtered(store: StoreWriter, *filters: Filter, **options: Any) -> tuple[list[dict[str, Any]], list[Filter]]:
-    """Return the rows that are read for filters, and the filters that are left to Spark."""
+def filtered(store: StoreWriter, *filters: Filter, **options: Any) -> list[dict[str, Any]]:
+    """Return the rows that are read for filters."""
     reader = FilteredBatchReader(options_of(store, **options))
-    left = list(reader.pushFilters(list(filters)))
-    return rows_of(reader), left
+    assert list(reader.pushFilters(list(filters))) == list(filters), "Spark applies them again"
+    return rows_of(reader)
 
 
 @pytest.fixture
@@ -91,39 +91,32 @@ def terms(tmp_path: Path) -> Iterator[StoreWriter]:
         ([LessThanOrEqual(("term",), 0)], []),
         ([EqualTo(("group",), "default"), EqualTo(("index",), 7)], [7]),
         ([In(("group",), ("default", "other")), In(("group",), ("other",))], []),
+        ([In(("index",), (40, 12, 14))], range(12, 41)),
+        ([In(("term",), (4, 7))], range(20, 50)),
     ],
 )
-def test_filters_become_range_and_are_not_applied_again(
-    terms: StoreWriter, filters: list[Filter], expected: Any
-) -> None:
-    rows, left = filtered(terms, *filters)
-    assert [row["index"] for row in rows] == list(expected)
-    assert left == []
+def test_filters_limit_planned_range(terms: StoreWriter, filters: list[Filter], expected: Any) -> None:
+    assert [row["index"] for row in filtered(terms, *filters)] == list(expected)
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    "given",
     [
-        (In(("index",), (40, 12, 14)), range(12, 41)),
-        (In(("term",), (4, 7)), range(20, 50)),
-        (Not(EqualTo(("index",), 7)), range(60)),
-        (EqualTo(("position",), 0), range(60)),
-        (EqualTo(("body",), b"body-3"), range(60)),
-        (EqualTo(("index", "x"), 3), range(60)),
-        (IsNull(("term",)), range(60)),
-        (EqualNullSafe(("index",), None), range(60)),
-        (StringStartsWith(("group",), "x"), range(60)),
-        (EqualTo(("topic",), "a"), range(60)),
+        Not(EqualTo(("index",), 7)),
+        EqualTo(("position",), 0),
+        EqualTo(("body",), b"body-3"),
+        EqualTo(("index", "x"), 3),
+        IsNull(("term",)),
+        EqualNullSafe(("index",), None),
+        StringStartsWith(("group",), "x"),
+        EqualTo(("topic",), "a"),
     ],
 )
-def test_filter_that_range_does_not_answer_stays_with_spark(terms: StoreWriter, given: Filter, expected: Any) -> None:
-    rows, left = filtered(terms, given)
-    assert [row["index"] for row in rows] == list(expected)
-    assert len(left) == 1
-    assert left[0] is given
+def test_other_filters_limit_nothing(terms: StoreWriter, given: Filter) -> None:
+    assert len(filtered(terms, given)) == 60
 
 
-def test_any_filters_leave_the_rows_that_spark_would_leave(terms: StoreWriter) -> None:
+def test_any_filters_leave_rows_that_spark_leaves_without_pushdown(terms: StoreWriter) -> None:
     everything = rows_of(make_batch_reader(terms))
     chance = random.Random(46)
     moments = [row["timestamp"] + timedelta(microseconds=step) for row in everything[::10] for step in (-1, 0, 1)]
@@ -138,24 +131,24 @@ def test_any_filters_leave_the_rows_that_spark_would_leave(terms: StoreWriter) -
             value = tuple(chance.sample(values, 2)) if kind is In else chance.choice(values)
             made: Any = kind((column,), value)
             filters.append(Not(made) if chance.random() < 0.1 else made)
-        rows, left = filtered(terms, *filters)
-        found = [row for row in rows if all(passes(row, given) for given in left)]
-        assert found == [row for row in everything if all(passes(row, given) for given in filters)], filters
+        found, expected = [
+            [row for row in rows if all(passes(row, given) for given in filters)]
+            for rows in (filtered(terms, *filters), everything)
+        ]
+        assert found == expected, filters
 
 
-def test_times_limit_range_and_stay_with_spark(terms: StoreWriter) -> None:
+def test_times_limit_planned_range(terms: StoreWriter) -> None:
     times = [row["timestamp"] for row in rows_of(make_batch_reader(terms))[::10]]
     since, until = GreaterThan(("timestamp",), times[1]), LessThan(("timestamp",), times[3])
-    rows, left = filtered(terms, since, until)
-    assert [row["index"] for row in rows] == list(range(20, 30))
-    assert left == [since, until]
+    assert [row["index"] for row in filtered(terms, since, until)] == list(range(20, 30))
 
 
 def test_options_and_filters_limit_range_together(terms: StoreWriter) -> None:
     bounds = {"startingOffsets": '{"default": 25}', "endingOffsets": '{"default": 28}'}
-    rows, _ = filtered(terms, LessThan(("index",), 27), EqualTo(("term",), 4), **bounds)
+    rows = filtered(terms, LessThan(("index",), 27), EqualTo(("term",), 4), **bounds)
     assert [row["index"] for row in rows] == [25, 26]
-    rows, _ = filtered(terms, GreaterThan(("index",), 40), **bounds)
+    rows = filtered(terms, GreaterThan(("index",), 40), **bounds)
     assert rows == []
 
 
@@ -165,7 +158,7 @@ def test_lost_end_is_reported_to_filters_that_can_have_rows_there(terms: StoreWr
         with pytest.raises(OffsetBeyondEndError):
             filtered(terms, given, **beyond)
     for given in (LessThan(("term",), 2), LessThan(("index",), 10)):
-        assert len(filtered(terms, given, **beyond)[0]) == 10
+        assert len(filtered(terms, given, **beyond)) == 10
 
 
 def test_deleted_entries_are_lost_only_to_filters_that_want_them(tmp_path: Path) -> None:
@@ -174,14 +167,14 @@ def test_deleted_entries_are_lost_only_to_filters_that_want_them(tmp_path: Path)
             store.append_numbers(20)
         first = store.trim()
         assert first > 0
-        rows, _ = filtered(store, LessThan(("index",), first + 2))
+        rows = filtered(store, LessThan(("index",), first + 2))
         assert [row["index"] for row in rows] == [first, first + 1]
-        assert filtered(store, LessThan(("index",), first)) == ([], [])
-        rows, _ = filtered(store, GreaterThan(("index",), first), startingOffsets='{"default": 0}')
+        assert filtered(store, LessThan(("index",), first)) == []
+        rows = filtered(store, GreaterThan(("index",), first), startingOffsets='{"default": 0}')
         assert len(rows) == 199 - first
 
 
-def test_message_filters_skip_messages_and_stay_with_spark(store: StoreWriter) -> None:
+def test_filters_of_messages_skip_other_messages(store: StoreWriter) -> None:
     bodies = [b"body-%d" % number for number in range(6)]
     store.append(
         encode_messages(
@@ -197,10 +190,9 @@ def test_message_filters_skip_messages_and_stay_with_spark(store: StoreWriter) -
         (EqualNullSafe(("tags",), None), list(range(6))),
     ]
     for given, expected in cases:
-        rows, left = filtered(store, given, decode="message")
+        rows = filtered(store, given, decode="message")
         assert [row["index"] for row in rows] == [*expected, 6], "a body that is not a message stays"
-        assert left == [given]
-    both, _ = filtered(store, cases[0][0], EqualTo(("tags",), "x"), decode="message", topics="a,b")
+    both = filtered(store, cases[0][0], EqualTo(("tags",), "x"), decode="message", topics="a,b")
     assert [row["index"] for row in both] == [0, 6]
 
 
