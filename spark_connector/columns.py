@@ -151,7 +151,7 @@ def rows_of(batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema:
 
 
 def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> Selected:
-    """Return the entries whose messages have one of the topics and one of the tags of the options.
+    """Return the entries whose messages pass the topics and tags of the options and the pushed filters.
 
     A body that is not a message stays: ``onDecodeError`` decides about it.
 
@@ -159,19 +159,21 @@ def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> Selected:
         batch: entries with the column ``body``.
         options: the query's options.
     """
-    filters = {"topic": options.topics, "tags": options.tags}
-    named = {column: values for column, values in filters.items() if values}
+    filters = (("topic", options.topics), ("tags", options.tags), *options.pushed_values)
+    named = [(column, values) for column, values in filters if values]
     if not named or not batch.num_rows:
         return Selected(batch)
 
     def passes(_: pa.RecordBatch, found: pa.RecordBatch) -> Any:
         keep: Any = None
-        for column, values in named.items():
+        for column, values in named:
             fits = pc.is_in(found.column(column), pa.array(values, pa.string()))
             keep = fits if keep is None else pc.and_(keep, fits)
         return pc.or_(keep, found.column("topic").is_null())
 
-    return select_entries(batch, list({"topic", *named}), passes, opened_bytes_max=OPENED_BYTES_MAX)
+    return select_entries(
+        batch, list({"topic", *(column for column, _ in named)}), passes, opened_bytes_max=OPENED_BYTES_MAX
+    )
 
 
 def decoded(

@@ -195,7 +195,7 @@ Lowered = _of_text(str.lower)
 
 
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
-_INTERNAL: Final = frozenset({"columns", "default_group", "parallelism", "recorded_start"})
+_INTERNAL: Final = frozenset({"columns", "default_group", "parallelism", "pushed_values", "recorded_start"})
 """Fields without an option."""
 _IDEMPOTENT: Final = ("txn_app_id", "txn_version")
 _WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes", "first_batch_id", "on_replay_mismatch", *_IDEMPOTENT})
@@ -261,6 +261,8 @@ class DLedgerOptions(BaseModel):
         tags: with ``decode``: only messages with one of these tags; empty = all.
         on_decode_error: a body that is not a message becomes a row with the column ``error`` set, or fails the query.
         isolation: read_committed skips orphaned attempts and open transactions.
+        filter_pushdown: filters of a batch query: Spark alone applies them (none), or they limit the planned range
+            (one_query: the loaded DataFrame serves one query).
         fetch_max_bytes: bytes of one read and of one Arrow batch; None = 4 MiB from servers, 8 MiB from files.
         fetch_timeout_ms: timeout of one request.
         fetch_retry_ms: total timeout of a read or append with its retries on all replicas.
@@ -281,6 +283,7 @@ class DLedgerOptions(BaseModel):
         default_group: without ``group``, where the column ``group`` does not exist; not an option.
         columns: the columns of a user-given schema; None = all; not an option.
         parallelism: number of tasks that the cluster runs at once; None = not known; not an option.
+        pushed_values: columns of messages and their values in filters of the query; not an option.
         recorded_start: ``starting_offsets`` with the identity of the logs, if it is from a Spark checkpoint.
     """
 
@@ -321,6 +324,7 @@ class DLedgerOptions(BaseModel):
     isolation: Annotated[Literal["read_committed", "read_uncommitted"], Lowered] = Field(
         "read_committed", examples=["read_committed"]
     )
+    filter_pushdown: Annotated[Literal["none", "one_query"], Lowered] = Field("none", examples=["one_query"])
     fetch_max_bytes: Count | None = Field(None, le=16 << 20, examples=["4194304"])
     fetch_timeout_ms: Count = Field(10_000, examples=["10000"])
     fetch_retry_ms: Count = Field(60_000, examples=["60000"])
@@ -341,6 +345,7 @@ class DLedgerOptions(BaseModel):
     default_group: Group = "default"
     columns: tuple[str, ...] | None = None
     parallelism: int | None = None
+    pushed_values: tuple[tuple[str, tuple[str, ...]], ...] = ()
     recorded_start: StreamOffset | None = None
 
     @property

@@ -20,7 +20,7 @@ from spark_connector.columns import chosen_columns, ddl_of, schema_for
 from spark_connector.errors import OptionError, brief
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import core_count
-from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
+from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader, FilteredBatchReader
 from spark_connector.reading.tables import TABLES, TableReader
 from spark_connector.writing.writers import DLedgerBatchWriter, DLedgerStreamWriter
 
@@ -55,7 +55,7 @@ class DLedgerDataSource(DataSource):
         options = self._read_options(schema)
         if options.table is not None:
             return TableReader(options)
-        return DLedgerBatchReader(options)
+        return DLedgerBatchReader(options) if options.filter_pushdown == "none" else FilteredBatchReader(options)
 
     @brief
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -11,12 +11,12 @@ identity is checked before an offset is made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 
 from dledger_core import LogRange
 from spark_connector.errors import OptionError, RetentionError, brief, brief_rows
@@ -33,6 +33,7 @@ from spark_connector.reading.admission import (
     SupportsTriggerAvailableNow,
 )
 from spark_connector.reading.partitions import RangesPartition, read_partition
+from spark_connector.reading.pushdown import Pushed
 from spark_connector.reading.tracking import Tracker
 
 
@@ -41,6 +42,7 @@ class DLedgerBatchReader(DataSourceReader):
 
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
+        self._pushed = Pushed()
         # A batch that starts at the end, or ends at the start, has no rows, so the option is a mistake. Spark's Kafka
         # source rejects both too (test_batch_bounds_that_do_not_fit).
         _reject("startingOffsets", options.starting_offsets, "latest", LATEST)
@@ -62,6 +64,8 @@ class DLedgerBatchReader(DataSourceReader):
                     "",
                     "choose an ending offset after the starting offset",
                 )
+        # After the checks: bounds of the options that do not fit the log are errors, those of a filter have no rows.
+        starts, ends = self._pushed.narrowed(tracker, starts, ends, bounds)
         planned: list[InputPartition] = list(tracker.partitions(starts, ends, bounds))
         return planned
 
@@ -70,6 +74,23 @@ class DLedgerBatchReader(DataSourceReader):
         # Without partitions Spark passes one of its own.
         ranges = partition if isinstance(partition, RangesPartition) else None
         return brief_rows(read_partition(ranges, self._options))
+
+
+class FilteredBatchReader(DLedgerBatchReader):
+    """A batch reader that takes filters, for the option ``filterPushdown``.
+
+    A class of its own, because Spark refuses a reader with this method unless its setting
+    ``spark.sql.python.filterPushdown.enabled`` is on, which it is not by default.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Use the filters of the query; return all of them."""
+        for given in filters:
+            self._pushed.take(given)
+        self._options = self._options.model_copy(update={"pushed_values": tuple(self._pushed.values)})
+        # Spark gives this reader to every scan of the loaded DataFrame, also to one with other filters. Applied again,
+        # a filter never lets a row through that it excludes (test_filter_limits_planned_range_of_one_query_per_load).
+        return filters
 
 
 def _reject(name: str, spec: StartSpec | None, word: str, number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -270,6 +271,11 @@ class Tracker:
     def index_at_time(self, group: str, timestamp_ms: int, bounds: LogRange) -> int:
         """Return the first index of a group appended at or after a time, its end if there is none."""
         return self._logs[group].index_at_time(timestamp_ms, bounds)
+
+    def index_at_term(self, group: str, term: int, bounds: LogRange) -> int:
+        """Return the first index of a group with an entry of a term or a later one, its end if there is none."""
+        log, first = self._logs[group], bounds.first_index
+        return first + bisect_left(range(first, bounds.end), term, key=lambda index: log.record(index).check.term)
 
     def offset_at(self, ends: Mapping[str, int], bounds: Mapping[str, LogRange]) -> StreamOffset:
         """Return the offset at the given indexes, with term and check of the record before each."""

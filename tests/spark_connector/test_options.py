@@ -53,6 +53,7 @@ STORED = '{"groups":{"default":{"check":null,"log":null,"next":7,"term":-1}},"v"
         ("readFrom", "node:n1", "node:n1"),
         ("decode", "message", "message"),
         ("isolation", "read_uncommitted", "read_uncommitted"),
+        ("filterPushdown", "ONE_QUERY", "one_query"),
         ("fetchMaxBytes", "1000", 1000),
         ("groupsPattern", "orders-.*", "orders-.*"),
         ("maxRecordsPerPartition", "5000", 5000),

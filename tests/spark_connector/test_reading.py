@@ -12,11 +12,13 @@ import tarfile
 import threading
 import zlib
 from collections.abc import Generator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import LessThan
 
 from dledger_core import READ_SCHEMA, BehindError, open_store
 from dledger_core.client import NODE_HEALTH
@@ -27,7 +29,7 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
 from spark_connector.reading.logs import Chunk
 from spark_connector.reading.partitions import RangesPartition, read_partition
-from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
+from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader, FilteredBatchReader
 from tests.spark_connector.engine import (
     ALL,
     Engine,
@@ -104,6 +106,13 @@ def test_uncommitted_entries_of_store_need_read_uncommitted(java: GrowingStore) 
         end = 10
     for isolation, visible in (("read_committed", end), ("read_uncommitted", total)):
         assert read_batch(DLedgerBatchReader(options(java, isolation=isolation))) == data_indexes(java, visible)
+
+
+def test_filter_by_time_limits_nothing_where_java_wrote_the_store(java: GrowingStore) -> None:
+    java.hold(len(java.rows))
+    reader = FilteredBatchReader(options(java))
+    reader.pushFilters([LessThan(("timestamp",), datetime(2001, 1, 1, tzinfo=UTC))])
+    assert read_batch(reader) == data_indexes(java, len(java.rows))
 
 
 def test_tasks_share_view_and_see_later_entries(store: StoreWriter) -> None:
