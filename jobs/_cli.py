@@ -372,7 +372,7 @@ def _kinds() -> dict[str, int]:
 
 
 def _all_nodes(failure: Failure, source: Mapping[str, str], remedy: str) -> UnreachableError:
-    groups = source.get("groups", "")
+    groups = source.get("groups", source.get("groupsPattern", ""))
     what = f"all nodes of group{'s' if ',' in groups else ''} {groups} stopped responding"
     last = failure.text.partition("] ")[2].partition("; ")[0]
     return UnreachableError(what, source.get("peers", ""), remedy, {"last": last})

@@ -8,9 +8,10 @@ Usage::
         register(spark)
         ...
 
-Under plain ``python`` Delta's jar comes through ``spark.jars.packages``; under spark-submit the user names it with
-``--packages``, and the user's settings win over the ones here. A session that is already active (a notebook, a test)
-is used as it is and left running.
+Under plain ``python`` the first start fetches Delta's jars through ``spark.jars.packages``, and records their paths;
+later starts name them with ``spark.jars``, which saves Ivy's run. Under spark-submit the user names Delta with
+``--packages``, and the user's settings win over the ones here. A session that is already active (a notebook, a test) is
+used as it is and left running.
 
 ``run_stoppable`` and ``follow`` end Spark jobs and streaming queries cleanly on SIGTERM and Ctrl-C. An exception that a
 signal raises during a call into the JVM would leave Python's connection to it out of step, so the work runs in a thread
@@ -27,7 +28,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from importlib import metadata
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -36,7 +38,7 @@ from dledger_core import ConfigError
 from dledger_core.cli import say, stop_requests
 from dledger_core.config import parse_duration
 from dledger_core.environment import DELTA_VERSION, SPARK_VERSION, find_java
-from spark_connector import planned_offset
+from spark_connector import local_path, planned_offset
 from spark_connector.reading.tracking import Tracker
 
 from ._cli import StoppedError
@@ -143,7 +145,7 @@ def _under_spark_submit() -> bool:
 
 
 def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: bool) -> SparkSession:
-    """Start Spark's JVM below this process, with Delta's jar through ``spark.jars.packages``."""
+    """Start Spark's JVM below this process, with Delta's recorded jars or through ``spark.jars.packages``."""
     from delta import configure_spark_with_delta_pip
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -152,12 +154,15 @@ def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: 
     if master == "local" or master.startswith("local["):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings = _LOCAL | settings
-    builder = SparkSession.builder.appName(app_name).config(map=settings).master(master)
+    builder = SparkSession.builder.appName(app_name).config(map=settings).master(master).config(_STACK_TRACES, "true")
+    record = None if _has_own_settings() else _jars_record()
+    jars = recorded_jars(record)
     if announce:
-        say("starting Spark; its first start fetches Delta's jars")
+        say("starting Spark" if jars else "starting Spark; its first start fetches Delta's jars")
+    builder = builder.config("spark.jars", jars) if jars else configure_spark_with_delta_pip(builder)
     try:
         with nullcontext() if verbose else held_back():
-            return configure_spark_with_delta_pip(builder.config(_STACK_TRACES, "true")).getOrCreate()
+            spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
@@ -166,6 +171,44 @@ def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: 
             f"spark.jars.packages={_DELTA_PACKAGE}",
             "the first start fetches Delta's jars: connect to the network once, or set spark.jars.repositories",
         ) from None
+    if record is not None and not jars:
+        _record_jars(record, spark.conf.get("spark.jars", "") or "")
+    return spark
+
+
+def _has_own_settings() -> bool:
+    """Whether the user has settings for Spark, whose jars and packages Spark must merge with Delta's."""
+    import pyspark
+
+    home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
+    defaults = Path(os.environ.get("SPARK_CONF_DIR") or Path(home) / "conf") / "spark-defaults.conf"
+    return "PYSPARK_SUBMIT_ARGS" in os.environ or defaults.exists()
+
+
+def _jars_record() -> Path:
+    """Return the file with the paths of the jars of these versions of Spark and Delta."""
+    import pyspark
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "dledger" / f"delta-{metadata.version('delta-spark')}-spark-{pyspark.__version__}.jars"
+
+
+def recorded_jars(record: Path | None) -> str:
+    """Return the value of ``spark.jars`` that an earlier start recorded; empty without one, or if a jar was deleted."""
+    if record is None or not record.is_file():
+        return ""
+    jars = record.read_text(encoding="utf-8").strip()
+    paths = [local_path(jar) for jar in jars.split(",")]
+    return jars if all(path is not None and path.is_file() for path in paths) else ""
+
+
+def _record_jars(record: Path, jars: str) -> None:
+    if "delta-spark" in jars:
+        with suppress(OSError):  # a home that cannot be written: the next start fetches them again
+            record.parent.mkdir(parents=True, exist_ok=True)
+            made = record.with_name(f"{record.name}.{os.getpid()}")  # another job may start now
+            made.write_text(jars, encoding="utf-8")
+            made.replace(record)
 
 
 def _start_submitted(app_name: str, settings: dict[str, str]) -> SparkSession:

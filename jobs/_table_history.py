@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Final
 
 from spark_connector import local_path
 from spark_connector.errors import TableMismatchError
+
+from ._delta_log import newest_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +33,7 @@ __all__ = [
     "QueryProgress",
     "Removal",
     "TableHistory",
+    "batch_metadata",
     "batches_of",
     "contents_of",
     "query_progress",
@@ -202,19 +206,35 @@ def _restored(commit: Commit, commits: Sequence[Commit]) -> int:
 
 
 def batches_of(query_id: str) -> Callable[[Commit], int | None]:
-    """Return a function for ``contents_of`` that finds the micro-batches which a query streams into the table."""
+    """Return a function for ``contents_of`` that finds the micro-batches which a query adds to the table."""
 
     def batch_of(commit: Commit) -> int | None:
-        if commit.operation != "STREAMING UPDATE" or commit.parameters.get("queryId") != query_id:
+        if commit.parameters.get("queryId") != query_id:
             return None
         return int(commit.parameters["epochId"] or 0)
 
     return batch_of
 
 
+def batch_metadata(query_id: str, number: int) -> str:
+    """Return Delta's ``userMetadata`` of a micro-batch that ``foreachBatch`` writes.
+
+    The history shows such a commit as a WRITE, which alone does not name the query and the micro-batch.
+    """
+    return json.dumps({"queryId": query_id, "epochId": str(number)})
+
+
+def _parameters(of_operation: Mapping[str, str | None] | None, metadata: str | None) -> Mapping[str, str | None]:
+    """Return the parameters of a commit, with those in a ``batch_metadata``."""
+    try:
+        added = json.loads(metadata or "{}")
+    except ValueError:
+        added = {}
+    return {**(of_operation or {}), **(added if isinstance(added, dict) and "queryId" in added else {})}
+
+
 _HISTORY_MIN: Final = 1000
-_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint.*\.(parquet|json)")
-_COMMIT: Final = re.compile(r"(\d{20})\.json")
+_PARAMETERS: Final = ("operationParameters", "userMetadata")
 _CREATED: Final = "CREATE"
 _TXN: Final = "txn struct<appId: string, version: bigint>"
 
@@ -226,12 +246,14 @@ class TableHistory:
         spark: the session.
         table: its directory.
         checkpoint: directory of the Spark checkpoint.
+        option: the option that names the table.
     """
 
-    def __init__(self, spark: SparkSession, table: str, checkpoint: str) -> None:
+    def __init__(self, spark: SparkSession, table: str, checkpoint: str, option: str = "--table") -> None:
         self._spark = spark
         self._table = table
         self._checkpoint = checkpoint
+        self._option = option
 
     def check(self, groups: Sequence[str], starts: Mapping[str, int]) -> None:
         """Check a table into which a query streams entries: the committed micro-batches are there, and no others.
@@ -276,16 +298,28 @@ class TableHistory:
         if found is not None:
             raise self._mismatch(progress, found, None)
 
+    def check_start(self, starts: Mapping[str, int]) -> None:
+        """Check a table that has rows of some entries only: a new checkpoint reads none of them again.
+
+        Args:
+            starts: by group, the first index that the query reads.
+
+        Raises:
+            TableMismatchError: the table has rows that the query would add again.
+        """
+        if query_progress(self._spark, self._checkpoint) is None:
+            self._check_new(starts, is_new=True)
+
     def _check_new(self, starts: Mapping[str, int], *, is_new: bool) -> None:
         ends = self._next_indexes(starts) if starts else {}
         for group, start in sorted(starts.items()):
             if start < ends.get(group, 0):
                 what = f"--checkpoint {self._checkpoint} starts group {group!r} at index {start}, and the table has its"
                 what += f" rows up to index {ends[group] - 1}: they would be in it twice"
-                ways = f"use the checkpoint that wrote them, add{_starting(ends)}, or name a new --table"
+                ways = f"use the checkpoint that wrote them, add{_starting(ends)}, or name a new {self._option}"
                 if not is_new:  # --starting-offsets has no effect
                     ways = "use the checkpoint that wrote them, or leave the group out"
-                raise TableMismatchError(what, f"--table {self._table}", ways)
+                raise TableMismatchError(what, f"{self._option} {self._table}", ways)
 
     def _has_any(self, progress: QueryProgress) -> bool:
         return self._exists() and self.recorded_batch(progress.query_id) >= 0
@@ -345,22 +379,35 @@ class TableHistory:
 
         table, limit = DeltaTable.forPath(self._spark, self._table), _HISTORY_MIN
         while True:
-            rows = table.history(limit).select("version", "timestamp", "operation", "operationParameters").collect()
-            found = [Commit(row[0], row[1], row[2] or "", row[3] or {}) for row in rows]
+            rows = table.history(limit).select("version", "timestamp", "operation", *_PARAMETERS).collect()
+            found = [Commit(row[0], row[1], row[2] or "", _parameters(row[3], row[4])) for row in rows]
             if len(found) < limit or is_enough(found):
                 return sorted(found, key=lambda commit: commit.version)
             limit *= 10
 
-    def recorded_batch(self, query_id: str) -> int:
-        """Return the newest micro-batch of a query that the table's log records, -1 if there is none.
+    def seconds_since(self, operation: str, most: float) -> float:
+        """Return the time since the newest commit of an operation, or since the oldest commit if there is none.
 
-        Read from the newest checkpoint of the log and the commits after it, by Delta's published protocol.
+        Args:
+            operation: as in the table's history.
+            most: a longer time does not matter, so older commits are not read.
         """
+
+        def age(commit: Commit) -> float:
+            return time.time() - commit.time.timestamp()
+
+        def is_enough(found: Sequence[Commit]) -> bool:
+            return any(each.operation == operation or age(each) >= most for each in found)
+
+        if not self._exists():
+            return 0.0
+        commits = self.commits(is_enough)
+        return age(next((each for each in reversed(commits) if each.operation == operation), commits[0]))
+
+    def recorded_batch(self, query_id: str) -> int:
+        """Return the newest micro-batch of a query that the table's log records, -1 if there is none."""
         log = f"{self._table}/_delta_log"
-        names = _names(self._spark, log)
-        newest = max((found[1] for name in names if (found := _CHECKPOINT.fullmatch(name))), default="")
-        parts = [name for name in names if newest and name.startswith(newest) and _CHECKPOINT.fullmatch(name)]
-        later = [name for name in names if (found := _COMMIT.fullmatch(name)) and found[1] > newest]
+        parts, later = newest_files(_names(self._spark, log))
         chosen = {
             "parquet": [name for name in parts if name.endswith(".parquet")],
             "json": [*(name for name in parts if name.endswith(".json")), *later],

@@ -1,7 +1,7 @@
 """Streams logs into a Delta table, each entry exactly once.
 
 Delta's sink records the micro-batches of a query, and the Spark checkpoint records the next index of each log. So a
-killed run continues without loss and without duplicates. The table has the columns of the source.
+killed run continues without loss and without duplicates. The table has the columns of the source, and may have others.
 
 Usage::
 
@@ -18,17 +18,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 if __package__ in (None, ""):  # started as a script: run the package's module, which finds its parts
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     import_module(f"{Path(__file__).resolve().parent.name}.ingest").main()
 
 import click
-from pydantic import AfterValidator, BeforeValidator
+from click.core import ParameterSource
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from dledger_core import ConfigError
-from dledger_core.cli import examples, stop_requests
+from dledger_core.cli import DurationType, examples, stop_requests
 from dledger_core.config import parse_groups
 from spark_connector import LagReport, lag_reports, planned_offset, register
 from spark_connector.columns import schema_for
@@ -38,6 +39,7 @@ from spark_connector.reading.tracking import Tracker
 
 from ._cli import (
     EXIT_INCOMPLETE,
+    EXIT_OK,
     NodeAccess,
     Outcome,
     dry_run_option,
@@ -51,6 +53,10 @@ from ._cli import (
     verbose_option,
 )
 from ._directories import check_apart, check_checkpoint, check_file, check_table
+from ._ingest.columns import TargetTable
+from ._ingest.compaction import Compaction
+from ._ingest.dead_letters import DEAD_LETTERS, MessagesAndDeadLetters
+from ._ingest.source_options import passed_on, source_options
 from ._session import AVAILABLE_NOW, check_resume, check_versions, follow, parse_trigger, spark_session
 from ._table_history import TableHistory
 
@@ -61,8 +67,6 @@ if TYPE_CHECKING:
 
 __all__ = ["IngestOptions", "command", "main"]
 
-_ADDED: Final = {"batch_index": "INT"}
-"""Columns, with their types, that tables of earlier releases lack."""
 _REPORT_EVERY_S: Final = 2.0
 _CONTINUE: Final = "start them and run the same command again: it continues where the checkpoint ends"
 
@@ -71,9 +75,7 @@ class IngestOptions(NodeAccess):
     """The command's options."""
 
     peers: str
-    groups: Annotated[
-        tuple[str, ...], BeforeValidator(lambda text: parse_groups("default" if text is None else text, "--groups"))
-    ]
+    groups: Annotated[tuple[str, ...], BeforeValidator(lambda text: parse_groups(text, "--groups"))] | None
     table: Annotated[str, AfterValidator(check_table)]
     checkpoint: Annotated[str, AfterValidator(check_checkpoint)]
     decode: Literal["none", "message"]
@@ -88,13 +90,25 @@ class IngestOptions(NodeAccess):
     commit_probe: bool
     lag_json: Annotated[str, AfterValidator(lambda path: check_file(path, "--lag-json"))] | None
     lag_prometheus: str | None
+    dead_letters: Annotated[str, AfterValidator(lambda path: check_table(path, "--dead-letters"))] | None
+    optimize_every: float | None
+    passed_on: dict[str, str]
     insecure: bool
     verbose: bool
     dry_run: bool
 
+    @model_validator(mode="after")
+    def _check_dead_letters(self) -> Self:
+        if self.dead_letters is not None and self.decode != "message":
+            raise ConfigError("--dead-letters: bodies that are not decoded cannot fail", "", "add --decode message")
+        if self.dead_letters is not None and self.passed_on.get("onDecodeError", "column").lower() != "column":
+            raise ConfigError("--dead-letters has no effect with --on-decode-error fail", "", "leave one of them out")
+        return self
+
     def source(self) -> dict[str, str]:
         """Return the options of the data source."""
         given = {
+            "groups": None if self.groups is None else ",".join(self.groups),
             "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
             "maxBytesPerTrigger": self.max_bytes_per_trigger,
             "protocol": None if self.protocol == "dledger" else self.protocol,
@@ -103,14 +117,22 @@ class IngestOptions(NodeAccess):
         }
         return {
             "peers": self.peers,
-            "groups": ",".join(self.groups),
             "decode": self.decode,
             "startingOffsets": self.starting_offsets,
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
             "fetchRetryMs": str(self.retry_for * 1000),
             **{name: str(value) for name, value in given.items() if value is not None},
+            **self.passed_on,
             **self.access.of_source,
         }
+
+    def check_tables(self, spark: SparkSession | None = None) -> list[str] | None:
+        """Check the columns of both tables; return those to write to the table, None if that needs a session."""
+        columns = TargetTable("--table", self.table, schema_for(self.decode, self.protocol)).columns(spark)
+        if self.dead_letters is None:
+            return columns
+        found = TargetTable("--dead-letters", self.dead_letters, DEAD_LETTERS).columns(spark)
+        return columns if found is not None else None
 
     def lag_outputs(self) -> dict[str, Any]:
         """Return the given outputs of ``spark_connector.monitor``."""
@@ -184,6 +206,9 @@ _EXAMPLES = examples(
     "# two logs of RocketMQ messages, from an index of one and the end of the other",
     "ingest.py --peers 'n0-host:40911;n1-host:40911' --groups a,b --decode message \\",
     """  --starting-offsets '{"a": 7, "b": -1}' --table messages --checkpoint messages.checkpoint""",
+    "# bodies that are not messages go to a table of their own; small files are compacted",
+    "ingest.py --peers 'n0-host:40911;n1-host:40911' --decode message --table messages --checkpoint c \\",
+    "  --trigger '10 seconds' --dead-letters dead_letters --optimize-every 1h",
     "# a live group of Java nodes; the column committed is null, see dledger_core/rocketmq/remoting/README.md",
     "ingest.py --peers 'n0-host:40911;n1-host:40911' --protocol dledger-java --groups g --table events --checkpoint c",
 )
@@ -214,6 +239,17 @@ _EXAMPLES = examples(
     default=AVAILABLE_NOW,
     show_default=True,
     help='Interval of micro-batches as "10 seconds", or available-now.',
+)
+@click.option(
+    "--dead-letters",
+    metavar="DELTA",
+    help="With --decode message, write bodies that cannot be decoded to this Delta table instead.",
+)
+@click.option(
+    "--optimize-every",
+    type=DurationType(1),
+    metavar="TIME",
+    help="Compact the table with Delta's OPTIMIZE, during the query or after its end, if the last one is this old.",
 )
 @click.option("--max-offsets-per-trigger", type=click.IntRange(min=1), help="Limit of the indexes in a micro-batch.")
 @click.option(
@@ -252,18 +288,36 @@ _EXAMPLES = examples(
     "--safety-lag", metavar="TIME", help="With dledger-java, read up to the end observed this long ago.  [default: 10s]"
 )
 @click.option("--commit-probe", is_flag=True, help="With dledger-java, append a probe entry to find the committed end.")
+@source_options
 @format_option
 @verbose_option
 @dry_run_option
 def command(**given: Any) -> Outcome:
     """Stream logs into a Delta table, each entry exactly once."""
     check_versions()
-    options = IngestOptions.parse(servers_or_stores(given))
+    options = IngestOptions.parse(_chosen(given))
     available, starts = _check(options)
+    columns = options.check_tables()
     if options.dry_run:
         return Outcome({"status": "ok", "dry_run": True, "available": available, "table": options.table})
     with spark_session("dledger-ingest", verbose=options.verbose) as spark, stop_requests() as stop:
-        return _run(spark, options, starts, stop)
+        columns = options.check_tables(spark) if columns is None else columns
+        assert columns is not None, "Spark can read both tables"
+        history = TableHistory(spark, options.table, options.checkpoint)
+        history.check(list(available), starts)
+        if options.dead_letters is not None:
+            TableHistory(spark, options.dead_letters, options.checkpoint, "--dead-letters").check_start(starts)
+        return _run(spark, options, columns, history, stop)
+
+
+def _chosen(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of ``IngestOptions``; with a pattern only groups of the command line count."""
+    source = passed_on(given)
+    chosen = servers_or_stores(given) | {"passed_on": source}
+    origin = click.get_current_context().get_parameter_source("groups")
+    if "groupsPattern" in source and origin is not ParameterSource.COMMANDLINE:
+        return chosen | {"groups": None}
+    return chosen | {"groups": "default" if chosen["groups"] is None else chosen["groups"]}
 
 
 def _check(options: IngestOptions) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
@@ -272,7 +326,8 @@ def _check(options: IngestOptions) -> tuple[dict[str, dict[str, int]], dict[str,
     Returns:
         Per group the readable range; and the first index of each group that the checkpoint does not have.
     """
-    check_apart({"--table": options.table, "--checkpoint": options.checkpoint})
+    outputs = {"--table": options.table, "--dead-letters": options.dead_letters, "--checkpoint": options.checkpoint}
+    check_apart(outputs)
     target = None if options.lag_prometheus is None else parse_target(options.lag_prometheus, insecure=options.insecure)
     if isinstance(target, str):
         check_file(target, "--lag-prometheus")
@@ -290,57 +345,72 @@ def _check(options: IngestOptions) -> tuple[dict[str, dict[str, int]], dict[str,
     return available, {group: view.first_index for group, view in bounds.items() if group not in known.groups}
 
 
-def _run(spark: SparkSession, options: IngestOptions, starts: dict[str, int], stop: threading.Event) -> Outcome:
+def _run(
+    spark: SparkSession, options: IngestOptions, columns: list[str], history: TableHistory, stop: threading.Event
+) -> Outcome:
     from pyspark.errors import StreamingQueryException
 
     from spark_connector import monitor
 
     register(spark)
-    columns = _check_columns(spark, options)
-    TableHistory(spark, options.table, options.checkpoint).check(options.groups, starts)
     began = time.monotonic()
     totals, outcome = _Totals(), Outcome({"exit_reason": "available data read"})
     with ExitStack() as stack:
         if options.lag_outputs():
             stack.enter_context(monitor(spark, log=False, insecure=options.insecure, **options.lag_outputs()))
-        rows = spark.readStream.format("dledger").options(**options.source()).load().select(*columns)
-        writer = rows.writeStream.format("delta").outputMode("append").trigger(**options.trigger)
-        query = writer.option("checkpointLocation", options.checkpoint).start(options.table)
+        compaction = None
+        if options.optimize_every is not None:
+            since = history.seconds_since("OPTIMIZE", options.optimize_every)
+            compaction = Compaction(spark, options.table, options.optimize_every, since)
+        tables = None
+        if options.dead_letters is not None:
+            tables = MessagesAndDeadLetters(options.table, columns, options.dead_letters)
+        query = _start(spark, options, columns, tables)
+
+        def report() -> None:
+            totals.add(query)
+            if compaction is not None:
+                compaction.run_if_due()
+
         try:
-            if follow(query, stop, lambda: totals.add(query)):
+            if follow(query, stop, report):
                 outcome = Outcome({"status": "stopped", "exit_reason": "stopped"}, EXIT_INCOMPLETE)
         except StreamingQueryException as error:
             outcome = _failed(error, options.source())
         finally:
             query.stop()
-    totals.add(query)
+        totals.add(query)
+        if compaction is not None:
+            if outcome.exit_code == EXIT_OK:
+                compaction.run_if_due()
+            else:
+                stop.set()
+            compaction.end(stop)
     more: dict[str, Any] = {"query_id": str(query.id), "table": options.table, "checkpoint": options.checkpoint}
+    if tables is not None:
+        more |= {"dead_letters": tables.count}
+    if compaction is not None:
+        more |= {"optimize": {"files_removed": compaction.removed, "files_added": compaction.added}}
     more["duration_s"] = round(time.monotonic() - began, 3)
     return Outcome({**totals.summary(), **outcome.summary, **more}, outcome.exit_code)
 
 
-def _check_columns(spark: SparkSession, options: IngestOptions) -> list[str]:
-    """Return the columns to write; reject a table whose columns differ from those of the source.
-
-    A table of an earlier release lacks columns that were added since, and keeps its own.
-    """
-    from delta.tables import DeltaTable
-
-    names: list[str] = schema_for(options.decode, options.protocol).names
-    if not DeltaTable.isDeltaTable(spark, options.table):
-        return names
-    found = spark.read.format("delta").load(options.table).columns
-    kept = [name for name in names if name in found or name not in _ADDED]
-    if found and [name for name in found if name not in _ADDED] != [name for name in names if name not in _ADDED]:
-        values = {"columns": ",".join(found)}
-        remedy = "name another directory, or use the --decode of the table"
-        raise ConfigError(f"--table {options.table} has other columns than the source", "", remedy, values)
-    if not found or len(kept) == len(names):
-        return names
-    for name in (name for name in names if name not in kept):
-        add = f"ALTER TABLE delta.`{options.table}` ADD COLUMN {name} {_ADDED[name]}"
-        progress(f"note: the table has no column {name}; to add it, run in Spark SQL: {add}")
-    return kept
+def _start(
+    spark: SparkSession, options: IngestOptions, columns: list[str], tables: MessagesAndDeadLetters | None
+) -> StreamingQuery:
+    """Start the query; without dead letters Delta's sink writes the table, without a second read of the rows."""
+    source = spark.readStream.format("dledger").options(**options.source())
+    if tables is None:
+        writer = source.load().select(*columns).writeStream.format("delta").option("path", options.table)
+    else:
+        rows = source.schema(tables.schema(schema_for(options.decode, options.protocol))).load()
+        writer = rows.writeStream.foreachBatch(tables.write)
+    query = (
+        writer.outputMode("append").trigger(**options.trigger).option("checkpointLocation", options.checkpoint).start()
+    )
+    if tables is not None:
+        tables.query.set_result(str(query.id))
+    return query
 
 
 def _failed(error: Exception, source: dict[str, str]) -> Outcome:

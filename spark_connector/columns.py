@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from dledger_core import READ_SCHEMA, rocketmq
@@ -28,7 +29,16 @@ from spark_connector.errors import DecodeError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
 
-__all__ = ["ENTRY_SCHEMA", "MESSAGE_SCHEMA", "chosen_columns", "ddl_of", "decoded", "rows_of", "schema_for"]
+__all__ = [
+    "ENTRY_SCHEMA",
+    "MESSAGE_SCHEMA",
+    "STORED_BODY",
+    "chosen_columns",
+    "ddl_of",
+    "decoded",
+    "rows_of",
+    "schema_for",
+]
 
 ENTRY_SCHEMA: Final = pa.schema([pa.field("group", pa.string()), *READ_SCHEMA])
 """Columns with ``decode = none``."""
@@ -39,6 +49,9 @@ MESSAGE_SCHEMA: Final = pa.schema(
 )
 """Columns with ``decode = message``."""
 
+STORED_BODY: Final = pa.field("stored_body", pa.binary())
+"""With ``decode = message``, and only if a user-given schema names it: the bytes of an entry whose ``error`` is set."""
+
 _COMMITTED: Final = pa.field("committed", pa.bool_())
 """Of a Java group: true if a probe proved it, else null."""
 
@@ -48,7 +61,12 @@ def schema_for(decode: str, protocol: str = "dledger", columns: Sequence[str] | 
     schema = MESSAGE_SCHEMA if decode == "message" else ENTRY_SCHEMA
     if protocol == "dledger-java":
         schema = schema.append(_COMMITTED)
-    return schema if columns is None else pa.schema([schema.field(name.lower()) for name in columns])
+    return schema if columns is None else pa.schema([_offered(schema).field(name.lower()) for name in columns])
+
+
+def _offered(schema: pa.Schema) -> pa.Schema:
+    """Return all columns that a user-given schema may name."""
+    return schema.append(STORED_BODY) if "error" in schema.names else schema
 
 
 def with_names(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
@@ -110,7 +128,7 @@ def chosen_columns(schema: StructType, offered: pa.Schema) -> tuple[str, ...]:
     Raises:
         SchemaError: a column is unknown, has another type or is named twice, or there is none.
     """
-    known = {field.name: _type_name(field.type) for field in offered}
+    known = {field.name: _type_name(field.type) for field in _offered(offered)}
     names = tuple(schema.names)
     fit = all(known.get(column.name.lower()) == column.dataType.simpleString() for column in schema.fields)
     if not fit or not names or len(set(map(str.lower, names))) < len(names):
@@ -188,7 +206,7 @@ def decoded(
 
     Args:
         batch: entries with the column ``body``.
-        names: columns of the messages; without ``body`` none is decompressed.
+        names: columns of the messages, perhaps with STORED_BODY; without ``body`` none is decompressed.
         fail: raise if a body is not a message or cannot be decompressed.
         group: the log, for the error.
         opened_bytes_max: limit of the decompressed bodies of one chunk.
@@ -196,12 +214,29 @@ def decoded(
     Raises:
         DecodeError: such a body was found.
     """
-    asked = [*names, "error"] if fail and "error" not in names else names
+    of_messages = [name for name in names if name != STORED_BODY.name]
+    needs_error = (fail or STORED_BODY.name in names) and "error" not in names
+    asked = [*of_messages, "error"] if needs_error else of_messages
     for chunk, found in decode_chunks(batch, asked, opened_bytes_max=opened_bytes_max):
         if fail:
             _check(found.column("error"), chunk.column("index"), group)
         columns = {name: chunk.column(name) for name in chunk.schema.names}
-        yield pa.RecordBatch.from_pydict(columns | {name: found.column(name) for name in names})
+        columns |= {name: found.column(name) for name in of_messages}
+        if STORED_BODY.name in names:
+            columns[STORED_BODY.name] = _stored_bodies(batch, chunk.column("index"), found.column("error"))
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def _stored_bodies(batch: pa.RecordBatch, indexes: pa.Array, errors: pa.Array) -> pa.Array:
+    """Return for each entry its body in its first row with an error, else null.
+
+    In each such row of an inner batch a few bytes would become gigabytes.
+    """
+    wrong = np.flatnonzero(errors.is_valid())
+    entries, firsts = np.unique(np.asarray(indexes)[wrong], return_index=True)
+    rows = np.full(len(errors), -1)
+    rows[wrong[firsts]] = np.searchsorted(np.asarray(batch.column("index")), entries)
+    return batch.column("body").take(pa.array(rows, mask=rows < 0))
 
 
 def _check(errors: pa.Array, indexes: pa.Array, group: str) -> None:

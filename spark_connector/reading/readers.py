@@ -102,6 +102,8 @@ def _reject(name: str, spec: StartSpec | None, word: str, number: int) -> None:
 _log = logging.getLogger(__name__)
 _POLL_MS_MAX: Final = 1_000
 _PIN_MS: Final = 600_000
+_UNLIMITED: Final = ReadMaxRows((1 << 63) - 1)
+"""The default limit without a limit in the options: ``ReadAllAvailable`` is Trigger.Once alone."""
 
 
 class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -152,7 +154,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(options.max_bytes_per_trigger)
         if options.min_offsets_per_trigger is not None:
             return ReadMinRows(options.min_offsets_per_trigger)
-        return ReadAllAvailable()
+        return _UNLIMITED
 
     @brief
     def initialOffset(self) -> dict[str, Any]:
@@ -209,8 +211,13 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # new entries either and must not end an AvailableNow run (test_every_entry_once_and_in_order).
         if self._pin_due:
             self._pin_due = False
-            if begin == self._initial:
+            if begin == self._initial and not isinstance(limit, ReadAllAvailable):
                 return start
+            # Trigger.Once has this micro-batch only, so it has the rows. It ends where the logs ended when the start
+            # was chosen, so a replay that starts at a later end loses no entry
+            # (test_once_reads_to_end_at_its_start_in_one_batch).
+            if begin == self._initial:
+                self._targets = dict(self._ends)
         # Spark calls `latestOffset` in a loop, so an idle query waits here
         # (test_idle_stream_sends_two_requests_per_second_for_any_groups). AvailableNow never waits: its ends are fixed.
         if self._targets is None and start == self._last_end and not self._changed(begin):

@@ -16,6 +16,7 @@ from jobs.ingest import command
 from spark_connector import ddl_of
 from spark_connector.columns import schema_for
 from tests.cli.command import ErrorLine
+from tests.jobs.test_ingest_options import field, write_log
 from tests.support.run_job import run_in_process, start_job, wait_for
 from tests.support.slow_elections import SLOW_ELECTIONS
 
@@ -24,7 +25,7 @@ run = partial(run_in_process, command)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with LocalCluster(3, groups=("a", "b", "c"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
+    with LocalCluster(3, groups=("a", "b", "c", "d"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
         yield running
 
 
@@ -64,9 +65,12 @@ def test_second_ingest_adds_only_new_entries(
     assert told[0]["lag_records"] == 90
     assert "dledger_query_active" in lag["lag.prom"].read_text()
     append(cluster, "a", b"a-090")
-    code, second, _ = run(capsys, *arguments)
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMN more STRING")
+    code, second, _ = run(capsys, *arguments, "--optimize-every", "1s")
     assert (code, second["rows"]) == (0, 1)
     assert second["offsets"]["a"]["from"] == first["offsets"]["a"]["to"]
+    assert second["optimize"]["files_removed"] > second["optimize"]["files_added"] > 0
+    assert spark.read.format("delta").load(str(table)).where("more is not null").count() == 0
     expected = [("a", b"a-%03d" % number) for number in range(91)] + [("b", b"b-%03d" % number) for number in range(30)]
     assert in_table(spark, table) == expected
     code, failed, err = run(capsys, *arguments[:3], "b", *arguments[4:])
@@ -112,31 +116,47 @@ def test_stream_without_nodes_fails_and_is_continued_by_next_run(
         assert in_table(spark, table) == [("a", b"%05d" % number) for number in range(4000)]
 
 
-@pytest.mark.spark
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("columns", "decode"),
-    [
-        ("1 as id", "none"),
-        ("`group`, `index`, term, position, timestamp, body, 1 as more", "none"),
-        ("body, `group`, `index`, term, position, timestamp", "none"),
-        ("`group`, `index`, term, position, timestamp, body", "message"),
-    ],
-)
 def test_table_with_other_columns_is_rejected_unchanged(
-    spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: str, decode: str
+    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "table"
-    row = "select 'a' as `group`, 0L as `index`, 1L as term, 0L as position, now() as timestamp, X'00' as body"
-    spark.sql(row).selectExpr(*columns.split(", ")).write.format("delta").save(str(table))
-    before = sorted(table.rglob("*"))
-    arguments = ["--peers", cluster.peers, "--groups", "a", "--table", str(table), "--decode", decode]
+    write_log(table, [field("id")])
+    arguments = ["--peers", cluster.peers, "--groups", "a", "--table", str(table)]
     code, summary, err = run(capsys, *arguments, "--checkpoint", str(tmp_path / "checkpoint"))
     assert (code, summary["error"]) == (3, "CONFIG")
     [line] = err.splitlines()
     assert f"--table {table}" in line
-    assert sorted(table.rglob("*")) == before
     assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+def test_bodies_that_cannot_be_decoded_are_in_dead_letters_once(
+    spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, dead, checkpoint = tmp_path / "table", tmp_path / "dead", tmp_path / "checkpoint"
+    arguments = ["--peers", cluster.peers, "--groups-pattern", "d", "--table", str(table), "--decode", "message"]
+    arguments += ["--checkpoint", str(checkpoint), "--dead-letters", str(dead)]
+    good = encode_messages("T", 0, [b"one", b"two"]).to_pylist()
+    append(cluster, "d", good[0], b"not a message", good[1])
+    code, summary, _ = run(capsys, *arguments)
+    assert (code, summary["rows"], summary["dead_letters"]) == (0, 3, 1)
+    append(cluster, "d", b"another", good[0])
+    code, summary, _ = run(capsys, *arguments)
+    assert (code, summary["rows"], summary["dead_letters"]) == (0, 2, 1)
+    newest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+    for name in (str(newest), f".{newest}.crc"):  # as after a crash before the checkpoint's commit
+        (checkpoint / "commits" / name).unlink()
+    code, _, _ = run(capsys, *arguments)
+    assert code == 0
+    assert in_table(spark, table) == [("d", b"one"), ("d", b"two"), ("d", b"one")]
+    rows = spark.read.format("delta").load(str(dead)).orderBy("index").collect()
+    assert [(row["group"], bytes(row["body"])) for row in rows] == [("d", b"not a message"), ("d", b"another")]
+    assert all(row["reason"] and row["term"] is not None and row["index"] > 0 for row in rows)
+    spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF 1")
+    code, summary, _ = run(capsys, *arguments)
+    assert (code, summary["error"]) == (3, "DLEDGER_TABLE")
 
 
 @pytest.mark.spark

@@ -35,6 +35,19 @@ def test_check_versions_rejects_another_java(tmp_path: Path, monkeypatch: pytest
     assert caught.value.remedy
 
 
+def test_recorded_jars_are_used_while_all_of_them_exist(tmp_path: Path) -> None:
+    record, jars = tmp_path / "record", [tmp_path / name for name in ("delta.jar", "storage.jar")]
+    assert not _session.recorded_jars(None)
+    assert not _session.recorded_jars(record)
+    for jar in jars:
+        jar.touch()
+    text = ",".join(f"file://{jar}" for jar in jars)
+    record.write_text(f"{text}\n")
+    assert _session.recorded_jars(record) == text
+    jars[1].unlink()
+    assert not _session.recorded_jars(record)
+
+
 @pytest.fixture
 def tracker(tmp_path: Path) -> Tracker:
     with StoreWriter(tmp_path / "store") as writer:

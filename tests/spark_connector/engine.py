@@ -7,14 +7,17 @@ import pickle
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.spark_connector.store_writer import StoreWriter
 
 QUICK = {"pollMs": "1", "fetchRetryMs": "1"}
-ALL = ReadAllAvailable()
+ALL = ReadMaxRows((1 << 63) - 1)
+"""The limit of a reader without limits."""
+ONCE = ReadAllAvailable()
+"""The limit that Spark passes with Trigger.Once."""
 
 
 def options_of(store: StoreWriter, **options: Any) -> DLedgerOptions:

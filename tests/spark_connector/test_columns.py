@@ -15,6 +15,7 @@ from spark_connector import ddl_of
 from spark_connector.columns import MESSAGE_SCHEMA, chosen_columns, decoded, schema_for
 from spark_connector.errors import DecodeError, SchemaError
 from spark_connector.reading.readers import DLedgerBatchReader
+from tests.rocketmq.test_inner_batches import batch
 from tests.spark_connector.engine import options_of
 from tests.spark_connector.store_writer import StoreWriter
 
@@ -116,6 +117,20 @@ def test_other_body_fails_query_on_request(store: StoreWriter, columns: list[str
     with pytest.raises(DecodeError) as caught:
         read_messages(store, columns, onDecodeError="fail")
     assert caught.value.values["index"] == 2
+
+
+def test_entry_with_error_has_its_stored_body_on_request(store: StoreWriter) -> None:
+    damaged = bytearray(batch(3, "BABA"))
+    damaged[100] ^= 1
+    store.append([batch(0, "AAB"), bytes(damaged), *MESSAGES])
+    found = read_messages(store, ["index", "stored_body"])
+    assert [row["index"] for row in found] == [0, 0, 0, 1, 2, 3, 4]
+    assert [row["stored_body"] for row in found] == [None, None, None, bytes(damaged), None, None, MESSAGES[2]]
+    assert "stored_body" not in read_messages(store)[0]
+    chosen = StructType([StructField("stored_body", BinaryType())])
+    assert chosen_columns(chosen, schema_for("message")) == ("stored_body",)
+    with pytest.raises(SchemaError):
+        chosen_columns(chosen, schema_for("none"))
 
 
 @pytest.mark.parametrize(

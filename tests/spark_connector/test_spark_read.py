@@ -164,6 +164,20 @@ def test_some_columns_of_messages_as_batch_stream_and_view(
     dledger.catalog.dropTempView("some")
 
 
+def test_each_once_run_reads_to_end_in_one_micro_batch(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
+    rows = []
+    for count in (50, 20, 0):
+        if count:
+            log.append([b"x"] * count)
+        stream = source(dledger.readStream, cluster, log.group, startingOffsets="earliest", maxOffsetsPerTrigger=7)
+        writer = stream.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(once=True).start()
+        query.awaitTermination()
+        rows.append([batch["numInputRows"] for batch in query.recentProgress])
+    assert [sum(each) for each in rows] == [50, 20, 0]
+    assert all(len(each) <= 1 for each in rows)
+
+
 @pytest.mark.parametrize(
     ("options", "schema", "error"),
     [

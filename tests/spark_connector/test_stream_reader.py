@@ -39,6 +39,7 @@ from spark_connector.reading.logs import StoreLog
 from spark_connector.reading.readers import DLedgerStreamReader
 from tests.spark_connector.engine import (
     ALL,
+    ONCE,
     Engine,
     indexes,
     make_batch_reader,
@@ -163,6 +164,22 @@ def test_available_now_reads_to_end_at_its_start_in_bounded_batches(store: Store
     assert list(map(next_of, engine.offsets)) == [0, 10, 20, 25]
 
 
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("starting", ["earliest", "latest"])
+def test_once_reads_to_end_at_its_start_in_one_batch(store: StoreWriter, starting: str, crash: bool) -> None:
+    store.append_numbers(25)
+    engine, options = Engine(ONCE), {"startingOffsets": starting, "maxOffsetsPerTrigger": 10}
+    reader = make_reader(store, **options)
+    reader.initialOffset()
+    store.append_numbers(5)
+    engine.start(reader, crash_before_commit=crash)
+    assert list(map(next_of, engine.offsets)) == [25]
+    for _ in range(3):
+        engine.start(make_reader(store, **options))
+    assert list(map(next_of, engine.offsets)) == [25, 30]
+    assert engine.read == list(range(0 if starting == "earliest" else 25, 30))
+
+
 def test_reader_of_spark_4_1_starts_where_it_was(store: StoreWriter) -> None:
     """Spark 4.1 passes no start and no limit; a restarted query plans an empty range at its last offset first."""
     store.append_numbers(25)
@@ -256,7 +273,7 @@ def test_whichever_limit_comes_first(store: StoreWriter, entries: int, nbytes: i
     reader = make_reader(store, maxOffsetsPerTrigger=entries, maxBytesPerTrigger=nbytes)
     begin = pin_batch(reader)
     assert next_of(reader.latestOffset(begin, reader.getDefaultReadLimit())) == expected
-    assert next_of(reader.latestOffset(begin, ALL)) == 10  # Trigger.Once
+    assert next_of(reader.latestOffset(begin, ONCE)) == 10
 
 
 def test_minimum_of_entries_delays_micro_batch(store: StoreWriter) -> None:

@@ -1,0 +1,150 @@
+"""The options of the ingest job, and the columns of its tables; all of it without a JVM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from dledger_core import ConfigError
+from jobs import ingest
+from jobs._delta_log import stored_schema
+from jobs._ingest.columns import TargetTable
+from jobs._ingest.dead_letters import DEAD_LETTERS
+from jobs._ingest.source_options import PASSED_ON
+from spark_connector import ddl_of
+from spark_connector.columns import schema_for
+from spark_connector.options import DLedgerOptions
+from tests.support.run_job import run_in_process
+
+NAMES = {"bigint": "long", "int": "integer"}
+OWN = {"startingOffsets", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "fetchRetryMs", "safetyLag"}
+OWN |= {"peers", "groups", "decode", "protocol", "commitProbe", "tls.ca", "tls.cert", "tls.key", "token.file"}
+OWN |= {"client.config"}
+OF_STORES_AND_TABLES = {"path", "table"}
+
+
+def test_every_option_of_source_is_option_of_job() -> None:
+    fields = [field for field in DLedgerOptions.model_fields.values() if field.examples]
+    names = {str(field.validation_alias) for field in fields}
+    with_all = dict.fromkeys(names, "x")
+    written = {"group", "appendMaxBytes", "firstBatchId", "onReplayMismatch", "txnAppId", "txnVersion"}
+    assert with_all.keys() - written == OWN | OF_STORES_AND_TABLES | set(PASSED_ON)
+    options = {name for parameter in ingest.command.params for name in parameter.opts}
+    assert {"--groups-pattern", "--starting-timestamp", "--min-partitions", "--topics"} <= options
+
+
+def field(name: str, kind: Any = "string", *, nullable: bool = True) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": nullable, "metadata": {}}
+
+
+def fields_of(schema: pa.Schema) -> list[dict[str, Any]]:
+    """Return an Arrow schema as Delta stores it."""
+    found = []
+    for each in schema:
+        kind = ddl_of(pa.schema([pa.field("x", each.type)])).removeprefix("`x` ")
+        of_map = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
+        found.append(field(each.name, of_map if kind.startswith("map") else NAMES.get(kind, kind)))
+    return found
+
+
+def write_log(table: Path, fields: list[dict[str, Any]], *, version: int = 0) -> None:
+    """Write a commit that sets the columns of a table."""
+    (table / "_delta_log").mkdir(parents=True, exist_ok=True)
+    metadata = {"metaData": {"id": "x", "schemaString": json.dumps({"type": "struct", "fields": fields})}}
+    lines = [{"commitInfo": {"note": '"metaData"'}}, metadata, {"add": {"path": "part"}}]
+    text = "\n".join(map(json.dumps, lines))
+    (table / "_delta_log" / f"{version:020}.json").write_text(text)
+
+
+def test_schema_is_that_of_newest_commit_or_checkpoint(tmp_path: Path) -> None:
+    log = tmp_path / "_delta_log"
+    assert stored_schema(tmp_path) is None
+    write_log(tmp_path, [field("old")])
+    write_log(tmp_path, [field("new")], version=3)
+    (log / f"{4:020}.json").write_text(json.dumps({"add": {"path": "part"}}))
+    assert stored_schema(tmp_path) == {"type": "struct", "fields": [field("new")]}
+    text = json.dumps({"type": "struct", "fields": [field("kept")]})
+    rows = [{"metaData": None, "add": {"path": "a"}}, {"metaData": {"id": "x", "schemaString": text}, "add": None}]
+    parquet.write_table(pa.Table.from_pylist(rows), log / f"{4:020}.checkpoint.parquet")
+    assert stored_schema(tmp_path) == {"type": "struct", "fields": [field("kept")]}
+    write_log(tmp_path, [field("newest")], version=5)
+    assert stored_schema(tmp_path) == {"type": "struct", "fields": [field("newest")]}
+
+
+ENTRIES, MESSAGES = fields_of(schema_for("none")), fields_of(schema_for("message"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "decode", "names"),
+    [
+        ([], "none", schema_for("none").names),
+        (ENTRIES, "none", schema_for("none").names),
+        (ENTRIES[::-1], "none", schema_for("none").names),
+        ([*ENTRIES, field("more"), field("topic")], "none", schema_for("none").names),
+        ([field("BODY", "binary"), *ENTRIES[:-1]], "none", schema_for("none").names),
+        (MESSAGES[:-1], "message", schema_for("message").names[:-1]),
+    ],
+    ids=["no column", "same", "another order", "more columns", "another case", "earlier release"],
+)
+def test_table_with_more_columns_is_accepted(
+    fields: list[dict[str, Any]], decode: str, names: list[str], tmp_path: Path
+) -> None:
+    write_log(tmp_path, fields)
+    assert TargetTable("--table", str(tmp_path), schema_for(decode)).columns() == names
+
+
+@pytest.mark.parametrize(
+    ("fields", "decode", "name"),
+    [
+        (ENTRIES[1:], "none", "group"),
+        ([*ENTRIES[:-1], field("body")], "none", "body"),
+        ([*ENTRIES, field("more", nullable=False)], "none", "more"),
+        (ENTRIES, "message", "topic"),
+        (MESSAGES, "none", "decode"),
+    ],
+    ids=["missing", "another type", "not null", "not decoded", "decoded"],
+)
+def test_table_with_other_columns_is_rejected_without_jvm(
+    fields: list[dict[str, Any]], decode: str, name: str, tmp_path: Path
+) -> None:
+    write_log(tmp_path, fields)
+    with pytest.raises(ConfigError, match=name) as caught:
+        TargetTable("--table", str(tmp_path), schema_for(decode)).columns()
+    assert caught.value.remedy
+
+
+def test_only_spark_reads_table_elsewhere() -> None:
+    assert TargetTable("--dead-letters", "s3a://bucket/table", DEAD_LETTERS).columns() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["--dead-letters", "dead"], ["--dead-letters", "--decode message"]),
+        (["--dead-letters", "dead", "--decode", "message", "--on-decode-error", "fail"], ["--on-decode-error"]),
+        (["--dead-letters", "table", "--decode", "message"], ["--table", "--dead-letters"]),
+        (["--optimize-every", "soon"], ["--optimize-every"]),
+        (["--min-partitions", "0"], ["minPartitions"]),
+        (["--topics", "a"], ["topics"]),
+        (["--groups", "a", "--groups-pattern", "b.*"], ["groups", "groupsPattern"]),
+        (["--trigger", "once"], ["--trigger", "available-now"]),
+    ],
+)
+def test_wrong_option_is_named(
+    arguments: list[str],
+    names: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["--peers", "n0-127.0.0.1:1", "--table", "table", "--checkpoint", "checkpoint", *arguments]
+    code, summary, err = run_in_process(ingest.command, capsys, *given)
+    assert (code, summary["status"]) == (3, "error")
+    assert [name for name in names if name not in err] == []
+    assert not list(tmp_path.iterdir())
