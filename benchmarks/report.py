@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -223,8 +224,9 @@ def picture(results: Results) -> str:
             ]
             bars = panel.barh([side.title for side, _, _ in shown], [value for _, value, _ in shown], color=colors)
             panel.bar_label(bars, [cell for _, _, cell in shown], padding=2)
-            panel.set_title(f"{line.title}\n{unit(line)}, {'more' if unit(line) == 'entries/s' else 'less'} is better")
-            panel.margins(x=0.3)
+            title = textwrap.fill(line.title, 45)
+            panel.set_title(f"{title}\n{unit(line)}, {'more' if unit(line) == 'entries/s' else 'less'} is better")
+            panel.margins(x=0.4)
             panel.set_xticks([])
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
