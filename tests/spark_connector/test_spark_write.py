@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -290,3 +291,25 @@ def test_batch_write_of_any_body_type_is_complete_and_failing_one_invisible(
     binary = dledger.range(30_000, 30_010, 1, 2).selectExpr("CAST(CONCAT('row-', id) AS BINARY) AS body")
     sink(binary.write, cluster, log).mode("append").save()
     assert Counter(read_all(log)) == Counter(b"row-%d" % number for number in range(30_010))
+
+
+def test_statements_of_sql_guide_read_and_write_as_printed(dledger: Any, cluster: Any, log: Any) -> None:
+    guide = GUIDE.with_name("SQL.md").read_text()
+    log.append([b"one"])
+    for section in ("Read", "Metadata", "Write"):
+        for block in blocks(guide, section, "sql"):
+            text = block.replace("127.0.0.1:40911,127.0.0.1:40912,127.0.0.1:40913", cluster.peers.replace(";", ","))
+            text = re.sub(r"(groups?) 'default'", rf"\1 '{log.group}'", text)
+            for statement in filter(str.strip, text.split(";\n")):
+                dledger.sql(statement).collect()
+    # The view shows the log as of its first query.
+    assert sorted(read_all(log)) == [b"copy of one", b"one", b"order 1", b"order 2"]
+    options = f"OPTIONS (peers '{cluster.peers}', groups '{log.group}')"
+    with pytest.raises(Exception, match=r"\[DLEDGER_OPTION\].*CREATE TEMPORARY VIEW"):
+        dledger.sql(f"CREATE TABLE of_log USING dledger {options}")
+    dledger.sql(f"CREATE TABLE of_log (body STRING) USING dledger {options}")
+    try:
+        with pytest.raises(Exception, match=r"\[DLEDGER_OPTION\].*CREATE TEMPORARY VIEW"):
+            dledger.sql("SELECT * FROM of_log").collect()
+    finally:
+        dledger.sql("DROP TABLE of_log")
