@@ -34,18 +34,18 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from dledger_core import ConfigError
+from dledger_core import ConfigError, DLedgerError
 from dledger_core.cli import say, stop_requests
 from dledger_core.config import parse_duration
 from dledger_core.environment import DELTA_VERSION, SPARK_VERSION, find_java
 from spark_connector import local_path, planned_offset
 from spark_connector.reading.tracking import Tracker
 
-from ._cli import StoppedError
+from ._cli import StoppedError, find_failure
 from ._jvm_messages import held_back
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 
@@ -281,6 +281,25 @@ def parse_trigger(text: str) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"wrong --trigger {text!r}", "", f'use {AVAILABLE_NOW} or "10 seconds"') from error
     return {"processingTime": f"{milliseconds} milliseconds"}
+
+
+def with_short_errors(write: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+    """Return a function for ``foreachBatch`` whose errors of Spark have one line.
+
+    Spark looks for an interruption in the text of such an error, with a regular expression that overflows its stack if
+    the text is long. Then the query ends without an error, as if it had written everything.
+    """
+
+    def write_batch(rows: DataFrame, number: int) -> None:
+        try:
+            write(rows, number)
+        except Exception as error:
+            failure = None if isinstance(error, DLedgerError) else find_failure(error)
+            if failure is None:
+                raise
+            raise RuntimeError(failure.text) from None
+
+    return write_batch
 
 
 def check_resume(checkpoint: str, tracker: Tracker) -> None:

@@ -57,7 +57,15 @@ from ._ingest.columns import TargetTable
 from ._ingest.compaction import Compaction
 from ._ingest.dead_letters import DEAD_LETTERS, MessagesAndDeadLetters
 from ._ingest.source_options import passed_on, source_options
-from ._session import AVAILABLE_NOW, check_resume, check_versions, follow, parse_trigger, spark_session
+from ._session import (
+    AVAILABLE_NOW,
+    check_resume,
+    check_versions,
+    follow,
+    parse_trigger,
+    spark_session,
+    with_short_errors,
+)
 from ._table_history import TableHistory
 
 if TYPE_CHECKING:
@@ -404,7 +412,7 @@ def _start(
         writer = source.load().select(*columns).writeStream.format("delta").option("path", options.table)
     else:
         rows = source.schema(tables.schema(schema_for(options.decode, options.protocol))).load()
-        writer = rows.writeStream.foreachBatch(tables.write)
+        writer = rows.writeStream.foreachBatch(with_short_errors(tables.write))
     query = (
         writer.outputMode("append").trigger(**options.trigger).option("checkpointLocation", options.checkpoint).start()
     )

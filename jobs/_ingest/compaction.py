@@ -70,6 +70,8 @@ class Compaction:
     def _optimize(self) -> tuple[int, int]:
         from delta.tables import DeltaTable
 
+        if not DeltaTable.isDeltaTable(self._spark, self._table):  # before the first micro-batch of a new one
+            return 0, 0
         self._spark.sparkContext.setJobGroup(self._jobs, f"OPTIMIZE {self._table}")
         done = DeltaTable.forPath(self._spark, self._table).optimize().executeCompaction()
         counts = done.select("metrics.numFilesRemoved", "metrics.numFilesAdded").first()

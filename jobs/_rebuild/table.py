@@ -34,7 +34,7 @@ from dledger_core import ConfigError
 from spark_connector import ddl_of
 
 from .._cli import progress
-from .._session import AVAILABLE_NOW, parse_trigger
+from .._session import AVAILABLE_NOW, parse_trigger, with_short_errors
 from .slots import QUEUE, Queue, Queues, advanced, count_units, place, queues_of
 from .units import (
     ALL_ENTRIES,
@@ -236,7 +236,7 @@ class TableStream:
             ends = {group: end for group, (_, end) in self._plan.ranges.items()}
             options["endingOffsets"] = json.dumps(ends)
         rows = self._spark.readStream.format(UnitSource.name()).schema(DECODED_SCHEMA).options(**options).load()
-        writer = rows.writeStream.foreachBatch(self._take).option("checkpointLocation", checkpoint)
+        writer = rows.writeStream.foreachBatch(with_short_errors(self._take)).option("checkpointLocation", checkpoint)
         query = writer.trigger(**parse_trigger(self._plan.trigger)).start()
         try:
             self._query.set_result(str(query.id))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from dledger_core import ConfigError, environment
 from jobs import _session
@@ -33,6 +35,23 @@ def test_check_versions_rejects_another_java(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ConfigError) as caught:
         _session.check_versions()
     assert caught.value.remedy
+
+
+def test_long_error_in_micro_batch_has_one_line() -> None:
+    def fail(_rows: Any, number: int) -> None:
+        raise (Py4JError("o1.save failed\n" + "\tat Some.method\n" * 1000), ConfigError("wrong"), ValueError("a\nb"))[
+            number
+        ]
+
+    write = _session.with_short_errors(fail)
+    rows: Any = None
+    with pytest.raises(RuntimeError) as caught:
+        write(rows, 0)
+    assert "o1.save failed" in str(caught.value)
+    assert "\n" not in "".join(traceback.format_exception_only(caught.value)).strip()
+    for number, error in ((1, ConfigError), (2, ValueError)):
+        with pytest.raises(error):
+            write(rows, number)
 
 
 def test_recorded_jars_are_used_while_all_of_them_exist(tmp_path: Path) -> None:
