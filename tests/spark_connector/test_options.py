@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -290,3 +291,11 @@ def test_wrong_file_of_client_config_is_an_error_of_the_option(tmp_path: Path, c
     with pytest.raises(OptionError) as caught:
         DLedgerOptions.for_reading({"client.config": client_config})
     assert caught.value.remedy.startswith("chmod 600 ")
+
+
+@pytest.mark.parametrize("parse", [DLedgerOptions.for_reading, DLedgerOptions.for_writing])
+@pytest.mark.parametrize("given", [{}, {"provider": "dledger", "option.peers": "h:1", "peers": "h:1", "owner": "o"}])
+def test_table_of_a_catalog_is_refused_with_the_statement_of_a_view(parse: Any, given: dict[str, str]) -> None:
+    with pytest.raises(OptionError) as raised:
+        parse(given)
+    assert "CREATE TEMPORARY VIEW" in raised.value.remedy

@@ -304,12 +304,3 @@ def test_statements_of_sql_guide_read_and_write_as_printed(dledger: Any, cluster
                 dledger.sql(statement).collect()
     # The view shows the log as of its first query.
     assert sorted(read_all(log)) == [b"copy of one", b"one", b"order 1", b"order 2"]
-    options = f"OPTIONS (peers '{cluster.peers}', groups '{log.group}')"
-    with pytest.raises(Exception, match=r"\[DLEDGER_OPTION\].*CREATE TEMPORARY VIEW"):
-        dledger.sql(f"CREATE TABLE of_log USING dledger {options}")
-    dledger.sql(f"CREATE TABLE of_log (body STRING) USING dledger {options}")
-    try:
-        with pytest.raises(Exception, match=r"\[DLEDGER_OPTION\].*CREATE TEMPORARY VIEW"):
-            dledger.sql("SELECT * FROM of_log").collect()
-    finally:
-        dledger.sql("DROP TABLE of_log")
