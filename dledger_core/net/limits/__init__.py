@@ -14,7 +14,7 @@ headers of clients    bytes, lists and maps, lengths claimed                    
 unfinished frames     memory from the first byte: BUSY; seconds, then closed          ``budget`` (PayloadCharge),
                                                                                       ``deadlines``
 idle connections      seconds, then closed                                            ``deadlines``
-the event loop        0.5 ms per principal or address and iteration, then in turn     ``fair_queue`` (Fairness)
+the event loop        0.5 ms (alone: 3) per principal or address and iteration        ``fair_queue`` (Fairness)
 batches of appends    in turn, one connection after the other                         ``fair_queue``, by
                                                                                       ``server.services.appends``
 appends in memory     bytes per node: BUSY; per connection: it is not read meanwhile  ``budget``, ``client_flow``
