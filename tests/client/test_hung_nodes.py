@@ -172,6 +172,19 @@ async def test_bounds_wait_for_a_slow_leader_and_not_for_a_follower(health):
         assert health.unresponsive() == ()
 
 
+async def test_one_response_of_three_is_no_majority(health):
+    async with connected(health) as (group, client):
+        slow = group.nodes.n0, group.nodes.n1
+        for node in slow:
+            node.frozen = True
+        asking = asyncio.ensure_future(client.groups())
+        await group.until(lambda: all(node.asked(Type.ALIVE) for node in slow))
+        assert not asking.done()
+        for node in slow:
+            node.thaw()
+        await asking
+
+
 async def test_unresponsive_leader_is_waited_for_a_moment_only(health):
     async with connected(health) as (group, client):
         group.nodes.n1.frozen = True
