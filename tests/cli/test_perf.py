@@ -47,7 +47,7 @@ def test_append_reports_rates_and_latencies(
 
 def test_rate_is_kept_and_latency_counts_from_the_due_time(cluster: LocalCluster) -> None:
     found = result_of("perf", "append", *given(cluster), "--separate", "--rate", "50", "--seconds", "1")
-    assert 25 <= found["entries"] <= 50
+    assert 25 <= found["entries"] <= 51  # the last one may be due just before the end
 
 
 def test_own_nodes_show_cost_syncs_and_groups() -> None:

@@ -44,6 +44,9 @@ class Load:
     body_bytes: int = 0
     took_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
+    _due_s: float = field(default=0.0, init=False)
+    _newest: int = field(default=1, init=False)
+    """Entries of the request that ended last."""
 
     async def run(self) -> None:
         """Keep all requests in flight until the measurement ends."""
@@ -57,26 +60,24 @@ class Load:
         await asyncio.to_thread(self.cost.stop)
 
     async def _phase(self, seconds: float) -> None:
-        begun = time.perf_counter()
-        senders = (self._sender(request, begun, begun + seconds, at) for at, request in enumerate(self.requests))
-        await asyncio.gather(*senders)
+        begun = self._due_s = time.perf_counter()
+        await asyncio.gather(*(self._sender(request, begun + seconds) for request in self.requests))
         if self.rate is not None:  # the last entry may have been due before the end
             await asyncio.sleep(max(0.0, begun + seconds - time.perf_counter()))
 
-    async def _sender(self, request: Request, due: float, end: float, at: int) -> None:
-        if self.rate is not None:
-            due += at / self.rate
-        while (begun := time.perf_counter()) < end and due < end:
+    async def _sender(self, request: Request, end: float) -> None:
+        while (begun := time.perf_counter()) < end and self._due_s < end:
             if self.rate is not None:
-                # From the moment at which it was due: a load that waits for a slow log would hide how slow it is.
+                # The senders take the due times in turn, one interval apart: a burst of all of them would measure how
+                # long they wait for each other (test_requests_at_a_rate_are_due_one_after_the_other).
+                due, self._due_s = self._due_s, self._due_s + self._newest / self.rate
                 await asyncio.sleep(max(0.0, due - begun))
+                # From the moment at which it was due: a load that waits for a slow log would hide how slow it is.
                 begun = due
-            entries, body_bytes = await request()
+            self._newest, body_bytes = await request()
             self.latencies_s.append(time.perf_counter() - begun)
-            self.entries += entries
+            self.entries += self._newest
             self.body_bytes += body_bytes
-            if self.rate is not None:
-                due += entries * len(self.requests) / self.rate
 
     def results(self, *, writes: bool) -> dict[str, Any]:
         """Return the results of a load that ``writes``, or only reads."""
