@@ -583,7 +583,8 @@ async def test_one_group_with_store_of_another_cluster_is_refused_alone(tmp_path
         await RawClient(await other.channel(await other.leader("g2")), "g2").append([b"of another cluster"])
         await eventually(lambda: other.hosted("n0", "g2").replica.log.log_uuid)
     async with ServerGroup(tmp_path / "ours", groups=groups) as cluster:
-        leaders = {group: await cluster.leader(group) for group in groups}
+        for group in groups:
+            await cluster.leader(group)
         nodes = ("n0", "n1", "n2")
         await eventually(lambda: all(cluster.hosted(n, group).replica.log_uuid for n in nodes for group in groups))
         await cluster.stop("n0")
@@ -598,11 +599,16 @@ async def test_one_group_with_store_of_another_cluster_is_refused_alone(tmp_path
             await eventually(lambda: "attach refused by peer: group=g2" in caplog.text)
         assert not n1.is_attached("g2", member["g2"])
         assert set(n0.links.connected()) == {"n1", "n2"}
-        leaders = {group: await cluster.leader(group) for group in groups}
         for group in groups:
-            client = RawClient(await cluster.channel(leaders[group]), group)
-            first, _, _ = await client.append([b"the group continues"])
-            reached = cluster.hosted("n0" if group != "g2" else "n1", group).replica
+            # The store of the other cluster is a group of one: n0 leads it, and follows no entry of this cluster's.
+            members = nodes if group != "g2" else nodes[1:]
+            leader = await eventually(
+                lambda group=group, members=members: next(
+                    (node for node in members if cluster.hosted(node, group).replica.leader_ready), None
+                )
+            )
+            first, _, _ = await RawClient(await cluster.channel(leader), group).append([b"the group continues"])
+            reached = cluster.hosted(members[0], group).replica
             await eventually(lambda reached=reached, first=first: reached.readable_end > first)
         assert all(OtherLogError.name in line for line in caplog.text.splitlines() if "attach refused by peer" in line)
 
