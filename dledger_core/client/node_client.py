@@ -29,7 +29,7 @@ from dledger_core.client.protocol import (
 )
 from dledger_core.client.reads import PrefixFormat, Reader
 from dledger_core.client.routing.cluster_view import ClusterView
-from dledger_core.client.routing.known_log import Described
+from dledger_core.client.routing.known_log import Described, described_by
 from dledger_core.client.routing.node_health import NODE_HEALTH, NodeHealth
 from dledger_core.client.routing.node_queries import Enough, everyone, majority, newest_leader
 from dledger_core.client.routing.requests import Requests
@@ -278,11 +278,7 @@ class NodeClient:
         return await with_retries(lambda: self._view.ask_all(request, enough), self._timeouts, connected=connected)
 
     async def _described(self, request: Mapping[str, Any], enough: Enough) -> Described:
-        responses = await self._ask_all(request, enough)
-        described = {
-            node: response if isinstance(response, DLedgerError) else messages.METADATA_OK.decode(response.header)
-            for node, response in responses.items()
-        }
+        described = described_by(await self._ask_all(request, enough))
         ours = await self._log.learn(described)
         # Where no node has the log now, the caller receives the one that is there, with its uuid.
         return ours if any(isinstance(each, messages.MetadataResponse) for each in ours.values()) else described

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from dledger_core.client.routing.channel import ChannelPool
@@ -36,6 +36,14 @@ _NOTHING: Final = (-2, -2)
 """Before every (term, index) of a configuration."""
 Described = dict[str, messages.MetadataResponse | DLedgerError]
 """The nodes' responses to METADATA."""
+
+
+def described_by(responses: Mapping[str, Frame | DLedgerError]) -> Described:
+    """Return the decoded responses to METADATA; errors stay."""
+    return {
+        node: response if isinstance(response, DLedgerError) else messages.METADATA_OK.decode(response.header)
+        for node, response in responses.items()
+    }
 
 
 def _configuration(response: messages.MetadataResponse) -> tuple[int, int]:

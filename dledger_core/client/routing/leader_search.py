@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dledger_core.client.routing.channel import Channel
-from dledger_core.client.routing.known_log import KnownLog
+from dledger_core.client.routing.known_log import KnownLog, described_by
 from dledger_core.client.routing.node_queries import ASK_TIMEOUT_S, NodeQueries, majority, raise_wrong_node
 from dledger_core.client.routing.silence import CONNECT_S, WhenSilent
 from dledger_core.errors import BadRequestError, DLedgerError, NoLeaderError
@@ -133,11 +133,7 @@ class LeaderSearch:
         costs no second.
         """
         nodes = [node for node in self._pool.peers if not self._pool.is_silent(node)] or list(self._pool.peers)
-        responses = await self._nodes.ask_each(nodes, self._log.metadata_request(), majority)
-        described = {
-            node: response if isinstance(response, DLedgerError) else messages.METADATA_OK.decode(response.header)
-            for node, response in responses.items()
-        }
+        described = described_by(await self._nodes.ask_each(nodes, self._log.metadata_request(), majority))
         raise_wrong_node(described.values())
         found = (await self._log.learn(described)).values()
         leaders: dict[int, str | None] = {}

@@ -104,6 +104,9 @@ def open_store(
 class StoreReader:
     """A read-only view of one store; made by ``open_store``. Reads are safe from any thread.
 
+    It has many methods because each question about a store is one, and all share one view of its files. They are short:
+    the work is in ``log_queries``, ``gaps`` and ``visibility``.
+
     Attributes:
         path: the store's directory.
         writer: program that writes the store: this one, or Java's generation A or B.
