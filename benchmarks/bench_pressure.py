@@ -4,7 +4,7 @@ Method, each part in one run on this machine, three nodes on loopback, entries o
 
 * cold: one store of ``--megabytes``; each round evicts its data files from the page cache, reads them with ``dd``,
   evicts them again and reads all entries with all checks. The median of the ratios of ``--rounds`` rounds counts.
-* full: 6 requests in flight for ``--minutes``, with retention; RSS of each node, every 5 seconds. ``growth`` is the
+* full: 6 requests in flight for ``--minutes``, with retention; RSS of each node, every second. ``growth`` is the
   median of the last fifth divided by that of the second fifth: the first one fills buffers.
 * larger: with ``--cgroup DIR`` the nodes are in this memory cgroup, whose limit the user has set; one reader reads the
   log from its start again and again while entries are appended. Appends per second once the log is three times the
@@ -136,7 +136,7 @@ def full(options: argparse.Namespace) -> dict[str, Any]:
             while not loading.done():
                 for node in running.node_ids:
                     samples.setdefault(node, []).append(_rss(running.pid(node)))
-                await asyncio.wait([loading], timeout=5)
+                await asyncio.wait([loading], timeout=1)
             return await loading
 
     with cluster(retain_bytes=RETAINED, data_segment_bytes=256 << 20) as running:
