@@ -32,7 +32,7 @@ from dledger_core import (
     OtherLogError,
     UnreachableError,
 )
-from dledger_core.client import EntryCheck, OpenTransaction, check_of, record_at
+from dledger_core.client import RECORD_COLUMNS, EntryCheck, OpenTransaction, record_at
 from spark_connector.connections import client_for, forget_client, store_for
 from spark_connector.errors import (
     LossPolicy,
@@ -117,7 +117,14 @@ class Log(Protocol):
     def pin(self, name: str, start: int, seconds: float) -> None:
         """Pin the entries from ``start`` on against retention; 0 s releases the pin. No effect without servers."""
 
-    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+    def read(
+        self,
+        part: Range,
+        start: int,
+        replica: int = 0,
+        max_bytes: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Chunk:
         """Return entries from ``start`` on, up to the end of the range; advance by at least one index.
 
         Args:
@@ -125,6 +132,7 @@ class Log(Protocol):
             start: index at which to continue.
             replica: spreads tasks over the replicas.
             max_bytes: limit of the records read; default ``fetchMaxBytes``.
+            columns: the needed columns, of entries or of messages; a store returns entries with all of their columns.
 
         Raises:
             RetentionError: all replicas have deleted ``start``.
@@ -176,13 +184,21 @@ class _ClientLog:
         """See ``Log``."""
         # `min_commit`: a replica that lags has to respond BEHIND. Its shorter log would look like a lost end
         # (test_read_waits_until_min_commit_itself_is_readable).
-        return _info_of(self._client.records(index, index + 1, max_bytes=1, min_commit=index).batch, index, self.group)
+        found = self._client.records(index, index + 1, max_bytes=1, min_commit=index, columns=RECORD_COLUMNS)
+        return _info_of(found.batch, index, self.group)
 
     def split_points(self, part: Range, positions: Sequence[int]) -> Sequence[int]:
         """See ``Log``."""
         return self._client.split_points(part.start, part.end, positions)
 
-    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+    def read(
+        self,
+        part: Range,
+        start: int,
+        replica: int = 0,
+        max_bytes: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Chunk:
         """See ``Log``."""
         self._use_log(part.log)
         try:
@@ -196,6 +212,7 @@ class _ClientLog:
                 min_commit=part.min_commit,
                 min_end=part.end,
                 spread=replica,
+                columns=columns,
                 **self._fetch,
             )
         except IndexOutOfRangeError as error:
@@ -400,8 +417,16 @@ class StoreLog:
     def pin(self, name: str, start: int, seconds: float) -> None:
         """Do nothing: a store is read without a node."""
 
-    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
-        """See ``Log``."""
+    def read(
+        self,
+        part: Range,
+        start: int,
+        replica: int = 0,
+        max_bytes: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Chunk:
+        """See ``Log``; the files contain complete records, so ``columns`` would save nothing."""
+        del replica, columns
         most = max_bytes or self._options.read_bytes(files=True)
         try:
             found = self._fetch(part, start, most)
@@ -453,8 +478,7 @@ def check_history(log: Log, part: Range) -> None:
 
 def _info_of(batch: pa.RecordBatch, index: int, group: str) -> RecordInfo:
     row = record_at(batch, index, f"group {group!r}")
-    check = EntryCheck(row["term"], check_of(index, row["term"], row["position"], row["body"]))
-    return RecordInfo(check, row["position"], row["end_position"], row["timestamp"])
+    return RecordInfo(row["check"], row["position"], row["end_position"], row["timestamp"])
 
 
 class Pin:
