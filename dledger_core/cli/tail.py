@@ -148,11 +148,9 @@ def _print_range(
     position: int,
     end: _End,
 ) -> None:
-    if view.full:
-        return
     columns = filters.columns if filters.of_messages and client.in_loop.protocol == "dledger" else None
     light = None if columns is None else list(dict.fromkeys([*columns, "position", "length", "timestamp"]))
-    for batch in client.tail(*indexes, columns=light):
+    for batch in client.tail(*indexes, columns=light) if not view.full else ():
         found = end.before(ending_after(batch, position))
         for part in [found] if light is None else _near(client, filters, found):
             for shown in view.of(part):
