@@ -305,7 +305,7 @@ def _open_store(
         raise CorruptRecordError(
             "the end of this log was lost, with entries that its node may have acknowledged",
             str(store),
-            "convert another node's store, or let this node catch up first; 'dledger salvage' copies the readable entries",
+            "convert another node's store, or let this node catch up first; 'dledger salvage' copies the rest",
         )
     return ConversionSource(
         kind,
