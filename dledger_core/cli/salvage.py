@@ -27,10 +27,10 @@ from dledger_core.rocketmq.convert import ConvertRequest, convert, store_directo
 @click.argument("dest", type=click.Path(path_type=Path))
 @option("--group", default="salvaged", show_default=True, metavar="NAME", help="Group of the new log.")
 @option("--self-id", default="n0", show_default=True, metavar="NODE", help="Node that can serve the new store.")
-@option("--dry-run", is_flag=True, help="Read everything and list what is lost; write nothing.")
+@option("--dry-run", is_flag=True, help="Read everything and list the lost entries; write nothing.")
 @format_option
 def salvage(store: Path, dest: Path, group: str, self_id: str, dry_run: bool, output: Format) -> int:
-    """Copy everything readable of a damaged store into a new one, and list what is lost.
+    """Copy everything readable of a damaged store into a new one, and list the lost entries.
 
     STORE is a store of this project or of Java DLedger: with missing or torn files, damaged records, a damaged
     index. It is only read, and must not change meanwhile. This command is for the last copy: while another replica
