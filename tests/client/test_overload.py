@@ -162,11 +162,11 @@ async def test_append_above_the_window_is_sent_alone():
 
 async def test_slow_responses_lower_the_bound_and_fast_ones_raise_it(monkeypatch):
     monkeypatch.setattr(send_window, "WINDOW_BYTES_MIN", 1)
-    window, large, loop = SendWindow("node"), send_window.WINDOW_BYTES, asyncio.get_running_loop()
+    window, large = SendWindow("node"), send_window.WINDOW_BYTES
 
     async def respond(nbytes, took_s, *, committed=True):
         sent = await window.enter(nbytes, 0)
-        window.leave(sent._replace(at=loop.time() - took_s), 8.0, committed=committed)
+        window.leave((*sent[:2], sent[2] - took_s), 8.0, committed=committed)
 
     async def fits(nbytes):
         one = await window.enter(1, 0)

@@ -15,7 +15,8 @@ Invariant: an append waits here in the first half of its call's time alone, so t
 from __future__ import annotations
 
 import asyncio
-from typing import Final, NamedTuple
+import time
+from typing import Final, TypeAlias
 
 from dledger_core.errors import OverloadedError, UnreachableError
 
@@ -27,12 +28,8 @@ REQUEST_BYTES: Final = 8 << 10
 TARGET_SHARE: Final = 8
 
 
-class Sent(NamedTuple):
-    """A request in the window: its bytes, those in flight when it was sent, its own included, and when that was."""
-
-    nbytes: int
-    in_flight: int
-    at: float
+Sent: TypeAlias = tuple[int, int, float]
+"""A request in the window: its bytes, those in flight when it was sent, its own included, and when that was."""
 
 
 class SendWindow:
@@ -62,7 +59,7 @@ class SendWindow:
             self._taken += nbytes
         else:
             await self._turn(nbytes, wait_s)
-        return Sent(nbytes, self._taken, asyncio.get_running_loop().time())
+        return nbytes, self._taken, time.monotonic()
 
     async def _turn(self, nbytes: int, wait_s: float) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,14 +83,16 @@ class SendWindow:
             timeout_s: the client's, for a request.
             committed: whether its entries are.
         """
-        self._taken -= sent.nbytes
-        took_s, target_s = max(asyncio.get_running_loop().time() - sent.at, 1e-6), timeout_s / TARGET_SHARE
+        nbytes, in_flight, at = sent
+        self._taken -= nbytes
+        took_s, target_s = time.monotonic() - at, timeout_s / TARGET_SHARE
         is_slow = took_s > target_s
-        if is_slow or committed:
-            wanted = int(sent.in_flight * target_s / took_s)
+        if is_slow or (committed and self._limit < WINDOW_BYTES):
+            wanted = int(in_flight * target_s / max(took_s, 1e-6))
             if is_slow or wanted > self._limit:  # a fast response with little in flight says nothing about more
                 self._limit = max(WINDOW_BYTES_MIN, min(wanted, WINDOW_BYTES))
-        self._admit()
+        if self._waiting:
+            self._admit()
 
     def _admit(self) -> None:
         while self._waiting:
