@@ -318,6 +318,7 @@ class LogClient(Protocol):
 
         Raises:
             BadRequestError: nothing was sent.
+            OverloadedError: the client appends faster than the log commits; nothing was sent.
             RequestTimedOutError, LeadershipLostError: the outcome is unknown.
             ProducerError: the producer table rejects the append.
         """
