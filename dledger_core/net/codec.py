@@ -99,6 +99,31 @@ def parse_columns(payload: Buffer, n: int) -> Columns:
     return Columns(lengths, np.frombuffer(view, "<u4", n, 4 * n), view[8 * n :])
 
 
+def parse_appends(frames: Sequence[Frame]) -> Columns:
+    """Return the columns of the entries of appends, whose headers are checked; one append as ``parse_columns`` does.
+
+    Raises:
+        ProtocolError: the lengths of one do not add up.
+    """
+    if len(frames) == 1:
+        return parse_columns(frames[0].payload, frames[0].header["n"])
+    lengths, crcs, bodies = [], [], []
+    for header, payload in frames:
+        end = 4 * header["n"]
+        lengths.append(payload[:end])
+        crcs.append(payload[end : 2 * end])
+        bodies.append(payload[2 * end :])
+    counts, column, crc_column = [header["n"] for header, _ in frames], b"".join(lengths), b"".join(crcs)
+    found, sums = Columns.empty(), list[int]()
+    # Each has all of its lengths and CRCs, else ``reduceat`` would count those of another one.
+    if len(column) == len(crc_column) == 4 * sum(counts):
+        found = Columns(np.frombuffer(column, "<u4"), np.frombuffer(crc_column, "<u4"), b"".join(bodies))
+        sums = np.add.reduceat(found.lengths, np.cumsum([0, *counts[:-1]]), dtype=np.int64).tolist()
+    if not found.count or sums != list(map(len, bodies)):
+        raise ProtocolError("body lengths do not add up", "columns", "", {"appends": len(frames)})
+    return found
+
+
 def parts_payload(parts: Sequence[Part]) -> list[Buffer]:
     """Return the payload of a commit: its parts."""
     return [np.array(parts, "<i8").tobytes()]
