@@ -234,6 +234,7 @@ class Connection(asyncio.BufferedProtocol):
         self._session.accept(theirs, self._payloads)
         self._cancel_timer()
         self.peer_hello, self._handler = theirs, handler
+        self._output.is_prompt = self._session.serves_client or self._session.is_between_nodes
         if self._session.serves_client:
             if fairness is not None:
                 source = self.principal or self.source
