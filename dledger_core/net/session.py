@@ -50,7 +50,6 @@ class Session(FrameDecoder):
     __slots__ = (
         "_awaits_preface",
         "_hello",
-        "_read_ahead",
         "_takes_others",
         "is_between_nodes",
         "serves_client",
@@ -62,7 +61,6 @@ class Session(FrameDecoder):
         self._hello = hello
         self._takes_others = takes_others
         self._awaits_preface = hello is None
-        self._read_ahead: Frame | None = None
         self.version = 0
         self.serves_client = False
         self.is_between_nodes = False
@@ -145,16 +143,6 @@ class Session(FrameDecoder):
         else:
             self.raise_limit(FRAME_BYTES_MAX, takes_pieces=self.is_between_nodes)
 
-    @property
-    def is_inside_frame(self) -> bool:
-        """Whether a frame has begun and not ended, or waits for ``next_frame``."""
-        return self._read_ahead is not None or super().is_inside_frame
-
-    def next_frame(self) -> Frame | None:
-        """See ``FrameDecoder``."""
-        frame, self._read_ahead = self._read_ahead, None
-        return super().next_frame() if frame is None else frame
-
     def next_appends(self, most: int) -> list[Frame]:
         """Return the next frames if they are plain appends to one log; none if the next one is anything else.
 
@@ -173,8 +161,9 @@ class Session(FrameDecoder):
             if len(found) >= most or nbytes > APPENDS_BYTES_MAX:
                 return found
             try:
-                frame = super().next_frame()
+                frame = self.next_frame()
             except ProtocolError:  # raised again by the next call, which finds the same bytes
                 return found
-        self._read_ahead = frame
+        if frame is not None:
+            self.put_back(frame)
         return found
