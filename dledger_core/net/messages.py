@@ -15,6 +15,7 @@ own, a map or pairs by name as ``conditions`` of MEMBER: earlier readers ignore 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -169,6 +170,23 @@ class AppendRequest:
     )
     traceparent: str | None = wire(
         "tp", "str", "the client's span as W3C traceparent, if it traces appends", default=None, optional=True
+    )
+
+
+_PLAIN_KEYS: Final = frozenset({"t", "r", "g", "lu", "n"})
+
+
+def is_plain_append(header: Mapping[str, Any]) -> bool:
+    """Whether a request is a well-formed append with no field but its number of entries, and names its group."""
+    if header["t"] != Type.APPEND or not header.keys() <= _PLAIN_KEYS:
+        return False
+    number, count = header.get("r"), header.get("n")
+    return (
+        type(number) is int
+        and 0 < number <= INT64_MAX
+        and type(count) is int
+        and 0 < count <= INT64_MAX
+        and type(header.get("g")) is str
     )
 
 
