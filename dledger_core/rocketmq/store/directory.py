@@ -253,7 +253,7 @@ class LogDirectory:
                 if isinstance(found, Damaged):
                     yield self._note(found)
                     continue
-                batch = to_arrow(found, magic=True)
+                batch = to_arrow(found, schema=RECORD_SCHEMA)
                 if records:
                     batch = batch.append_column("record", binary_column(found.data, found.sizes))
                 if shown is not None:
