@@ -66,7 +66,7 @@ class NodeClient:
         group: the group's name.
         timeouts: limits of requests and calls.
         prefix: checks messages of a commitlog prefix; without it ``fetch_at`` does not read them.
-        messages: decodes messages; without it ``fetch`` has no columns of them.
+        message_fields: decodes messages; without it ``fetch`` has no columns of them.
         log_uuid: the log; None = the one that is found first.
         credentials: TLS files and token.
         health: of the nodes; by default as this process has seen it.
@@ -81,7 +81,7 @@ class NodeClient:
         timeouts: Timeouts,
         *,
         prefix: PrefixFormat | None = None,
-        messages: MessageFields | None = None,
+        message_fields: MessageFields | None = None,
         log_uuid: str | None = None,
         credentials: Credentials = PLAINTEXT,
         health: NodeHealth = NODE_HEALTH,
@@ -91,7 +91,7 @@ class NodeClient:
         self._view = ClusterView(peers, group, log_uuid, credentials, health)
         self._log = self._view.log
         self._requests = Requests(self._view, timeouts)
-        reads = Reader(self._log, self._requests, timeouts, prefix, messages)
+        reads = Reader(self._log, self._requests, timeouts, prefix, message_fields)
         self.fetch, self.records, self.get, self.fetch_at = reads.fetch, reads.records, reads.get, reads.fetch_at
         self.offset_for_time, self.wait_for_entries = reads.offset_for_time, reads.wait_for_entries
         self.split_points = reads.split_points

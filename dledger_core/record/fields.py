@@ -28,7 +28,7 @@ class MessageFields(Protocol):
         """Return columns of the first entries, a row for each of their messages.
 
         Args:
-            entries: with the column ``body``; one that is no message has null in the columns of messages.
+            entries: with the column ``body``; one that is not a message has null in the columns of messages.
             names: columns of the entries or of ``schema``.
             bytes_max: about the largest size of the columns.
 

@@ -507,7 +507,7 @@ class ClassicLog:
         return True
 
     def pin(self, name: str, start: int, seconds: float) -> None:
-        """Do nothing: a broker deletes expired files whoever reads them."""
+        """Do nothing: a broker deletes expired files even while they are read."""
 
     def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
         """See ``Log``."""

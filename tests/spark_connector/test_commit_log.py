@@ -24,7 +24,7 @@ NO_LIMIT = ReadMaxRows((1 << 63) - 1)
 
 @pytest.fixture
 def commitlog(tmp_path: Path) -> Path:
-    """A CommitLog of 100 messages in files of 4 KiB; the last one has room left."""
+    """A CommitLog of 100 messages in files of 4 KiB; the last one is not full."""
     return classic(tmp_path / "broker-a")[0]
 
 

@@ -118,7 +118,7 @@ class Retry:
         idempotent: the call may take effect twice without harm (reads, producers, transactions).
         connected: a node has responded to this client before.
         wait_s: time that a node may wait before it responds, in addition to every limit.
-        effect: returns what an error with an unknown outcome says about the request.
+        effect: returns the effect of the request for an error with an unknown outcome.
     """
 
     __slots__ = (
@@ -189,7 +189,7 @@ class Retry:
         elif not error.retriable:
             raise error
         elif isinstance(error, OverloadedError) and not self.room_s:
-            raise error if self._unknown is None else unknown(self._unknown, self._effect)
+            raise error if self._unknown is None else unknown(self._unknown, self._effect())
         pause = self._next_pause(error)
         if self.expired(pause):
             raise error if self._unknown is None else unknown(self._unknown, self._effect())

@@ -88,7 +88,7 @@ class CommitLogView:
                     known = last.end  # a BLANK, or damage
                 case _:
                     known = _end_of(found)
-        # A file that is damaged may be complete at the next look: its broker writes it.
+        # A file that is damaged may be complete at the next call: its broker writes it.
         self._end = (last, known) if known < last.end else None
         return self._files[0].position, known
 
@@ -162,7 +162,7 @@ class CommitLogView:
         Store times do not decrease, unless the broker's clock was set back.
         """
         files = self._files
-        # The first file whose first message is that late: the message is in it, or in the one before.
+        # The first file whose first message is that late: the message is in it, or in the previous file.
         late = bisect_right(files, timestamp_ms - 1, key=self._first_time)
         for file in files[max(0, late - 1) :]:
             for found in file.scan():
@@ -230,6 +230,6 @@ def _end_of(batch: pa.RecordBatch) -> int:
 
 
 def _times(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the store times in ms; of a record that is no message 0."""
+    """Return the store times in ms; 0 for a record that is not a message."""
     found = decode_messages(batch.column("body"), [_TIME]).column(0)
     return np.asarray(found.cast(pa.int64()).fill_null(0)) // (1 if found.type.unit == "ms" else 1000)
