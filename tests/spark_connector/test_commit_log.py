@@ -124,6 +124,7 @@ def test_stream_follows_broker_across_restarts_and_files(tmp_path: Path) -> None
                 start = reader.initialOffset()
             more, start = micro_batches(reader, start)
             found += more
+            assert reader.reportLatestOffset() is not None
         path.write_bytes(content)
     assert start is not None
     more, start = micro_batches(DLedgerStreamReader(options(growing)), start)
@@ -172,3 +173,18 @@ def test_damage_is_an_error_and_no_fewer_rows(commitlog: Path, damage: str) -> N
     else:
         with pytest.raises(CorruptRecordError):
             batch_rows(commitlog)
+
+
+@pytest.mark.spark
+def test_spark_reads_and_streams_commitlog(spark: Any, commitlog: Path, tmp_path: Path) -> None:
+    source = {"decode": "message", "startingOffsets": "earliest", "minPartitions": "3"}
+    table = spark.read.format("dledger").options(**source).load(str(commitlog))
+    assert [row["position"] for row in table.orderBy("position").collect()] == starts_of(commitlog)
+    assert table.where("index is not null or term is not null").count() == 0
+    stream = spark.readStream.format("dledger").options(**source, maxBytesPerTrigger="5000").load(str(commitlog))
+    written = stream.writeStream.format("parquet").trigger(availableNow=True)
+    written.option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(tmp_path / "rows")).awaitTermination(
+        120
+    )
+    rows = spark.read.parquet(str(tmp_path / "rows")).orderBy("position").collect()
+    assert [row["position"] for row in rows] == starts_of(commitlog)
