@@ -98,12 +98,14 @@ class Requests:
             idempotent=idempotent,
             connected=self._pool.connected,
             wait_s=wait_s,
-            effect=effect_of(header),
+            effect=lambda: effect_of(header),
         )
         while True:
             channel: Channel | None = None
             try:
-                channel = await self._leader.channel(retry.attempt_s)
+                channel = self._leader.present
+                if channel is None:
+                    channel = await self._leader.channel(retry.attempt_s)
                 when_silent = WhenSilent.FOLLOW if idempotent else WhenSilent.WAIT
                 if not payload:
                     return await self._request(channel, header, payload, retry.attempt_s, when_silent, feature)

@@ -1,14 +1,14 @@
 """Backpressure: the bytes of one connection's appends that have no response yet are bounded.
 
 A client that sends faster than the log commits would otherwise fill the queues before the leader, until every append
-in them is older than its timeout: the log then commits only what its callers have given up. Above the bound calls wait
+in them is older than its timeout: the log then commits only what its callers have given up. Above the limit calls wait
 here, in order, with nothing sent, as those of Kafka's producer wait for its ``buffer.memory``.
 
 The bound follows the log's speed: bytes in flight are what the log commits in the time that a response takes (Little's
 law), so each response says how many bytes the log commits in ``TARGET_SHARE`` of the timeout. That many may be in
 flight. Other clients that append to the log make responses slower, and so the bound lower.
 
-Invariant: an append waits here in the first half of its call's time alone, so that what is sent can be answered in time
+Invariant: an append waits here in the first half of its call's time alone, so that a sent one can be answered in time
 (``test_appends_beyond_window_wait_and_fail_unsent``).
 """
 

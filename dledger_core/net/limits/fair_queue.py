@@ -26,6 +26,8 @@ ALONE_TURN_S: Final = 0.003
 """The same while no other source has used time for ``ALONE_S``. Each turn that has an append costs a batch: with 64
 requests in flight on one connection, short turns took twice the processor time of the followers."""
 ALONE_S: Final = 0.2
+APPEND_S: Final = 0.00001
+"""Time of a plain append among others of its connection, roughly."""
 RECEIVE_S: Final = 0.001 / (1 << 20)
 """Time of a received byte, roughly: the loop has copied it, and decrypted it if the port speaks TLS."""
 
@@ -161,6 +163,12 @@ class FairShare:
         self._on_waiting = on_waiting
         self.is_waiting = False
         self.ends = 0.0
+
+    def appends_max(self) -> int:
+        """Return how many plain appends to handle together: at least one, then as many as the turn has time for."""
+        # Time is counted after they are handled: without this bound each connection of a source that has none left
+        # would take as much (``test_appends_of_source_without_time_are_handled_one_by_one``).
+        return max(1, int((self.ends - time.perf_counter()) / APPEND_S))
 
     def received(self, nbytes: int) -> None:
         """Deliver frames for as long as the source has time."""
