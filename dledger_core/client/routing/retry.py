@@ -188,10 +188,8 @@ class Retry:
             raise unknown(self._unknown, self._effect())  # an attempt before the close may have taken effect
         elif not error.retriable:
             raise error
-        elif isinstance(error, OverloadedError) and not self.room_s:
-            raise error if self._unknown is None else unknown(self._unknown, self._effect())
         pause = self._next_pause(error)
-        if self.expired(pause):
+        if self.expired(pause) or (isinstance(error, OverloadedError) and not self.room_s):
             raise error if self._unknown is None else unknown(self._unknown, self._effect())
         if pause:
             await asyncio.sleep(pause)
