@@ -17,7 +17,7 @@ from dledger_core.rocketmq.convert import ConvertRequest, Step, read_commitlog, 
 from dledger_core.rocketmq.convert import convert as run_conversion
 
 
-class _Watch:
+class ConversionWatch:
     """Show each step, and stop the conversion after the step in which a signal arrived.
 
     The first phase only reads and has no steps: a signal interrupts it at once.
@@ -29,6 +29,7 @@ class _Watch:
         self._stop: threading.Event | None = None
 
     def __call__(self, step: Step) -> None:
+        """Take a step of the conversion."""
         if self._stop is None and step.phase != "check":
             self._stop = self._stack.enter_context(stop_requests())
         if self._stop is not None and self._stop.is_set():
@@ -170,7 +171,7 @@ def convert(
     )
     with ExitStack() as stack:
         progress = stack.enter_context(Progress("checking", unit="bytes"))
-        report = run_conversion(request, _Watch(progress, stack, dry_run=dry_run))
+        report = run_conversion(request, ConversionWatch(progress, stack, dry_run=dry_run))
     summary = dataclasses.asdict(report)
     if output == "table":
         summary = {name: value for name, value in summary.items() if name != "notes"}

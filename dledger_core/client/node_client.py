@@ -52,7 +52,7 @@ from dledger_core.net.codec import columns_payload, parts_payload
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import PRODUCE
-from dledger_core.record import Columns, Isolation
+from dledger_core.record import Columns, Isolation, MessageFields
 from dledger_core.tracing import append_call, current_traceparent
 
 
@@ -66,6 +66,7 @@ class NodeClient:
         group: the group's name.
         timeouts: limits of requests and calls.
         prefix: checks messages of a commitlog prefix; without it ``fetch_at`` does not read them.
+        message_fields: decodes messages; without it ``fetch`` has no columns of them.
         log_uuid: the log; None = the one that is found first.
         credentials: TLS files and token.
         health: of the nodes; by default as this process has seen it.
@@ -80,6 +81,7 @@ class NodeClient:
         timeouts: Timeouts,
         *,
         prefix: PrefixFormat | None = None,
+        message_fields: MessageFields | None = None,
         log_uuid: str | None = None,
         credentials: Credentials = PLAINTEXT,
         health: NodeHealth = NODE_HEALTH,
@@ -89,7 +91,7 @@ class NodeClient:
         self._view = ClusterView(peers, group, log_uuid, credentials, health)
         self._log = self._view.log
         self._requests = Requests(self._view, timeouts)
-        reads = Reader(self._log, self._requests, timeouts, prefix)
+        reads = Reader(self._log, self._requests, timeouts, prefix, message_fields)
         self.fetch, self.records, self.get, self.fetch_at = reads.fetch, reads.records, reads.get, reads.fetch_at
         self.offset_for_time, self.wait_for_entries = reads.offset_for_time, reads.wait_for_entries
         self.split_points = reads.split_points

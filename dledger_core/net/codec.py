@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgpack
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from dledger_core.bootstrap import BootstrapRecord
 from dledger_core.checksum import Buffer, crc32
@@ -21,7 +22,7 @@ from dledger_core.errors import BadRequestError, CorruptRecordError, DLedgerErro
 from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
 from dledger_core.lineage import RecoveryRecord
 from dledger_core.net.fields import Field, Table, int_field
-from dledger_core.net.frame import Frame, encode_frame
+from dledger_core.net.frame import LARGE_PAYLOAD_BYTES, Frame, encode_frame
 from dledger_core.net.protocol import Type
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.messages import (
@@ -76,6 +77,30 @@ def parse_records(payload: Buffer, n: int) -> Records:
         values = {"bytes": len(view), "count": n, "sizes_sum": total}
         raise ProtocolError("record sizes do not add up", "records", "", values)
     return Records(sizes, view[4 * n :])
+
+
+def fields_payload(batch: pa.RecordBatch) -> memoryview:
+    """Return the payload of READ_OK with columns."""
+    return memoryview(batch.serialize())
+
+
+def parse_fields(payload: Buffer, schema: pa.Schema, crc: int) -> pa.RecordBatch:
+    """Return the columns of READ_OK, which share the payload's memory.
+
+    Raises:
+        CorruptRecordError: the payload does not match its CRC.
+        ProtocolError: it has no such columns.
+    """
+    if crc32(payload) != crc:
+        raise CorruptRecordError("columns arrived damaged", "", "retry")
+    try:
+        # Arrow aligns to 8 bytes from the start, and a small payload starts anywhere in the receive buffer.
+        memory = pa.py_buffer(payload if len(payload) > LARGE_PAYLOAD_BYTES else bytes(payload))
+        batch = pa.ipc.read_record_batch(memory, schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise ProtocolError(f"columns are malformed: {error}", "columns") from None
+    return batch
 
 
 def columns_payload(columns: Columns) -> list[Buffer]:

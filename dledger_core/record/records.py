@@ -257,6 +257,13 @@ class Records:
         found: npt.NDArray[np.bool_] = (self.column("flags") != 0) | (self.column("crc") != 0)
         return found
 
+    def body_crcs(self) -> _U32:
+        """Return the CRC-32 of each body, of checked records; computed for those whose record has none."""
+        crcs = self.column("crc")
+        if self.verifiable().all():
+            return crcs
+        return checksum.crc32_column(self.bodies, self.column("length").astype(np.int64))
+
     def first_bad_body(self, *, gather: bool = False) -> int | None:
         """Return the row of the first body that does not match its CRC, or None."""
         crcs = self.column("crc")

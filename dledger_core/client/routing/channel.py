@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Seque
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from dledger_core.checksum import Buffer
+from dledger_core.client.routing.send_window import SendWindow
 from dledger_core.client.routing.silence import CONNECT_S, PROBE_TICKS, SILENT_TICKS, Silence, SilenceWatch, WhenSilent
 from dledger_core.config import Peer
 from dledger_core.errors import (
@@ -168,12 +169,16 @@ class Channel:
         peer: the node.
         on_request: called with each request.
         credentials: this side's TLS files and token.
+
+    Attributes:
+        window: the appends that are sent, and those that wait to be sent.
     """
 
     def __init__(
         self, peer: Peer, on_request: Callable[[], None] = lambda: None, credentials: Credentials = PLAINTEXT
     ) -> None:
         self.peer = peer
+        self.window = SendWindow(peer.address)
         self._credentials = credentials
         self._on_request = on_request
         self._silence = Silence()
@@ -230,8 +235,9 @@ class Channel:
         return self._unanswered.has(kind)
 
     def abandon(self, kind: WhenSilent) -> None:
-        """Fail all requests of a kind, because the node is silent."""
+        """Fail all requests of a kind, and those that are not sent yet, because the node is silent."""
         self._unanswered.left(kind)
+        self.window.abandon()
 
     async def request(
         self,

@@ -30,6 +30,7 @@ from dledger_core.errors import (
     LeadershipLostError,
     NoLeaderError,
     NotLeaderError,
+    OverloadedError,
     RequestTimedOutError,
     UnreachableError,
 )
@@ -117,7 +118,7 @@ class Retry:
         idempotent: the call may take effect twice without harm (reads, producers, transactions).
         connected: a node has responded to this client before.
         wait_s: time that a node may wait before it responds, in addition to every limit.
-        effect: returns what an error with an unknown outcome says about the request.
+        effect: returns the effect of the request for an error with an unknown outcome.
     """
 
     __slots__ = (
@@ -167,6 +168,11 @@ class Retry:
         longest = min(self._attempt_s, self._attempt_max_s) if self._idempotent else self._attempt_max_s
         return min(self.left_s, longest + self._wait_s)
 
+    @property
+    def room_s(self) -> float:
+        """Time in which an append may wait to be sent: the rest of the first half of the call's time."""
+        return max(0.0, self._deadline.left_s - self._call_s / 2)
+
     def expired(self, pause_s: float = 0.0) -> bool:
         """Whether too little time is left for another attempt; its timeout would hide a more specific earlier error."""
         return self._deadline.left_s - pause_s < min(LAST_ATTEMPT_S, self._call_s / 4)
@@ -182,6 +188,8 @@ class Retry:
             raise unknown(self._unknown, self._effect())  # an attempt before the close may have taken effect
         elif not error.retriable:
             raise error
+        elif isinstance(error, OverloadedError) and not self.room_s:
+            raise error if self._unknown is None else unknown(self._unknown, self._effect())
         pause = self._next_pause(error)
         if self.expired(pause):
             raise error if self._unknown is None else unknown(self._unknown, self._effect())

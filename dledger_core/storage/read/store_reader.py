@@ -27,6 +27,7 @@ from dledger_core.record import (
     DESCRIPTIONS,
     MAGIC_DATA,
     READ_SCHEMA,
+    RECORD_SCHEMA,
     Fetch,
     Isolation,
     Records,
@@ -382,7 +383,7 @@ class StoreReader:
             IndexOutOfRangeError: ``start`` is not in the log.
             CorruptRecordError: a record is damaged.
         """
-        return to_arrow(self.raw(start, end, max_bytes), magic=True)
+        return to_arrow(self.raw(start, end, max_bytes), schema=RECORD_SCHEMA)
 
     def messages(
         self,

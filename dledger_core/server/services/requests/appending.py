@@ -34,7 +34,7 @@ class _AppendReply:
         call: the first request.
         frames: all of them, in the order of their entries.
         span: of the request, if appends are traced.
-        settle_row: ends what the request adds to the tables.
+        settle_row: ends the additions of the request to the tables.
     """
 
     __slots__ = ("_call", "_frames", "_nbytes", "_settle_row", "_span")
