@@ -28,7 +28,8 @@ requests in flight on one connection, short turns took twice the processor time 
 ALONE_S: Final = 0.2
 APPEND_S: Final = 0.00001
 """Time of a plain append among others of its connection, roughly."""
-_TOGETHER_MAX: Final = 1024
+TOGETHER_MAX: Final = 64
+"""Plain appends that are handled together: one by one, because one is wrong, they take about ``ALONE_TURN_S``."""
 RECEIVE_S: Final = 0.001 / (1 << 20)
 """Time of a received byte, roughly: the loop has copied it, and decrypted it if the port speaks TLS."""
 
@@ -175,7 +176,7 @@ class FairShare:
 
     def handled(self, *, together: bool) -> None:
         """Record whether appends could be handled together: if not the next ones are few, and then twice as many."""
-        self._together = min(2 * self._together, _TOGETHER_MAX) if together else 1
+        self._together = min(2 * self._together, TOGETHER_MAX) if together else 1
 
     def received(self, nbytes: int) -> None:
         """Deliver frames for as long as the source has time."""
