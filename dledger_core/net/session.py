@@ -158,7 +158,7 @@ class Session(FrameDecoder):
                 break
             found.append(frame)
             nbytes += len(frame.payload)
-            # No large frame is begun: complete, its payload is charged to nobody until it is handled.
+            # No large frame is begun: once it is complete, its payload has no charge until it is handled.
             if len(found) >= most or nbytes > APPENDS_BYTES_MAX or not self.has_small_frame:
                 return found
             try:
