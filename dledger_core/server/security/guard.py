@@ -74,7 +74,8 @@ class Guard:
             self._check(connection, frames[0])
         except DLedgerError:
             for frame in frames:
-                self.on_frame(connection, frame)
+                if connection.is_open:
+                    self.on_frame(connection, frame)
             return False
         return self._service.on_appends(connection, frames)
 
