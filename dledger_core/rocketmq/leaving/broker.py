@@ -176,7 +176,7 @@ def not_converted(broker: Path | None) -> list[str]:
     return [
         f"not converted: {name}/, {what}"
         for name, what in _NOT_CONVERTED.items()
-        if (broker / name).is_dir() and any((broker / name).iterdir())
+        if (broker / name).is_dir() and any(each.is_dir() for each in (broker / name).iterdir())
     ]
 
 

@@ -305,7 +305,7 @@ class LeaveState:
         references: number of messages in the file of references.
         references_moved: see ``LeaveReport``.
         id_bytes: bytes of the id map.
-        copied: whether all messages are copied.
+        phase: ``copy``, ``rest`` (all messages are copied), or ``publish`` (everything is written).
     """
 
     request: dict[str, Any]
@@ -323,7 +323,7 @@ class LeaveState:
     references: int = 0
     references_moved: int = 0
     id_bytes: int = 0
-    copied: bool = False
+    phase: Literal["copy", "rest", "publish"] = "copy"
 
     def save(self, files: Files, path: Path) -> None:
         """Replace the file, atomically and durably."""
@@ -381,5 +381,5 @@ _PLAIN: Final = (
     "references",
     "references_moved",
     "id_bytes",
-    "copied",
+    "phase",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -43,6 +44,7 @@ from dledger_core.rocketmq.leaving.plan import (
 )
 from dledger_core.rocketmq.leaving.queue_files import QueueFiles, is_file_name
 from dledger_core.rocketmq.leaving.rewrite import Messages, Rewriter, Units, keys_of
+from dledger_core.rocketmq.store.broker_conf import read_broker_conf
 from dledger_core.rocketmq.store.consume_queue import UNIT, UNIT_BYTES
 from dledger_core.storage.files.file_system import Files, OsFiles
 
@@ -54,8 +56,6 @@ _SUFFIX: Final = ".converting"
 _STATE: Final = "state.converting"
 _LOCK: Final = "lock.converting"
 _REFERENCES: Final = "references.converting"
-_PARTS: Final = ("config", "consumequeue", "index", "timerlog", "checkpoint", "commitlog")
-"""Directories of a broker in the order in which they get their names: without a CommitLog a broker finds no log."""
 _RUN_AGAIN: Final = "run the same command again, or remove the directory"
 
 
@@ -136,7 +136,7 @@ class _Run:
 
     def _write(self) -> LeaveReport:
         state = LeaveState.load(self._files, self._root / _STATE)
-        resumed = state is not None and state.stamp == self._source.stamp
+        resumed = state is not None and (state.phase == "publish" or state.stamp == self._source.stamp)
         if state is None:
             self._check_vacant()
         elif state.request != self._request.saved():
@@ -149,12 +149,15 @@ class _Run:
             state = self._surveyed()
             self._check_space(self._needed(state))
             self._save(state)
-        if not state.copied:
+        if state.phase == "copy":
             self._copy(state)
-        self._write_rest(state)
-        if self._request.verify:
-            self._verify(state)
-        self._check_unchanged(state)
+        if state.phase == "rest":
+            self._write_rest(state)
+            if self._request.verify:
+                self._verify(state)
+            self._check_unchanged(state)
+            state.phase = "publish"
+            self._save(state)
         report = self._report(state, resumed=resumed)
         self._publish()
         return report
@@ -227,8 +230,6 @@ class _Run:
 
     def _remove_parts(self) -> None:
         """Remove what a run of another source state has written; nothing of it has its name yet."""
-        import shutil
-
         for name in self._files.listdir(self._root) or ():
             if name.endswith(_SUFFIX) and name not in (_LOCK, _STATE):
                 path = self._root / name
@@ -254,10 +255,10 @@ class _Run:
 
     def _surveyed(self) -> LeaveState:
         """Read and check everything once."""
+        began, survey = time.monotonic(), Survey()
         self._on_step(Step("check", 0, 0, self._source.data_bytes))
         notes = [note for note in self._source.notes if "the CommitLog was not converted" not in note]
         notes += self._source.check(cut_tail=self._request.cut_tail, leave_out=self._request.drop)
-        began, survey = time.monotonic(), Survey()
         rewriter = self._rewriter(0, QueueCounters())
         for chunk, keep, part in self._entries(SourceCursor()):
             self._count_dropped(survey, chunk, keep)
@@ -314,8 +315,9 @@ class _Run:
                 )
             holes = queue.holes()
             if holes and not (self._request.fill_holes or self._request.drop):
+                low, high = holes[0]
                 raise ConfigError(
-                    f"queue {queue_id} of topic {topic} lacks the messages at offsets {holes[0][0]} to {holes[0][1] - 1}",
+                    f"queue {queue_id} of topic {topic} lacks the messages at offsets {low} to {high - 1}",
                     str(self._source.path),
                     "convert a replica that has them, or let consumers skip them with --fill-holes",
                     where,
@@ -400,7 +402,7 @@ class _Run:
                 if isinstance(part, ClassicPart):
                     self._link(part, log)
 
-            def save(*, copied: bool = False) -> None:
+            def save() -> None:
                 log.sync()
                 queues.flush()
                 keys.flush()
@@ -409,7 +411,7 @@ class _Run:
                     ids.sync()
                     state.id_bytes = ids.size
                 state.position, state.keys = rewriter.position, keys.current
-                state.references, state.copied = references.count, copied
+                state.references = references.count
                 state.used = {queue: found.used for queue, found in slots.items()}
                 self._save(state)
 
@@ -434,8 +436,8 @@ class _Run:
                 if unsaved > self._request.save_bytes or time.monotonic() - saved_at > _SAVE_S:
                     save()
                     saved_at, unsaved = time.monotonic(), 0
-            save(copied=True)
-        log.close()
+            state.phase = "rest"
+            save()
 
     def _slots(self, survey: Survey, used: dict[Queue, int]) -> dict[Queue, QueueSlots]:
         mode = self._request.on_duplicate or "first"
@@ -517,14 +519,10 @@ class _Run:
 
     def _publish(self) -> None:
         """Give everything its name, the CommitLog last; then remove the state."""
-        for name in (*sorted(self._files.listdir(self._root) or ()), f"commitlog{_SUFFIX}"):
-            if name == f"commitlog{_SUFFIX}" and (self._root / "commitlog").is_dir():
-                continue
-            if name.endswith(_SUFFIX) and name not in (_LOCK, _STATE, _REFERENCES, f"commitlog{_SUFFIX}"):
-                self._files.rename(self._root / name, name.removesuffix(_SUFFIX))
-        commitlog = self._path("commitlog")
-        if commitlog.is_dir():
-            self._files.rename(commitlog, "commitlog")
+        kept = (_LOCK, _STATE, _REFERENCES)
+        names = [name for name in self._files.listdir(self._root) or () if name.endswith(_SUFFIX) and name not in kept]
+        for name in sorted(names, key=lambda name: name.startswith("commitlog")):
+            self._files.rename(self._root / name, name.removesuffix(_SUFFIX))
         if self._request.id_map is not None and self._id_part.exists():
             self._files.rename(self._id_part, self._request.id_map.name)
         for name in (_REFERENCES, _STATE):
@@ -573,8 +571,8 @@ class _Run:
         if survey.of_other_queues:
             topics = ", ".join(sorted(self._other_topics))
             notes.append(
-                f"not converted: the queues of {survey.of_other_queues} messages of batch topics ({topics}); consumers do "
-                "not get these messages, which are in the CommitLog"
+                f"not converted: the queues of {survey.of_other_queues} messages of batch topics ({topics}); consumers "
+                "do not get these messages, which are in the CommitLog"
             )
         return LeaveReport(
             kind=self._source.kind,
@@ -596,7 +594,7 @@ class _Run:
             end_position=survey.end_position,
             keys=survey.keys,
             needed_bytes=self._needed(state),
-            estimated_seconds=round(survey.seconds * (3 if self._request.verify else 2), 1)
+            estimated_seconds=round(survey.seconds * (4 if self._request.verify else 3), 1)
             if self._request.dry_run
             else None,
             verified=self._request.verify and not self._request.dry_run,
@@ -604,6 +602,23 @@ class _Run:
             dry_run=self._request.dry_run,
             notes=tuple(notes),
         )
+
+
+def group_of_log(source: Path, broker_conf: Path | None) -> tuple[str, bool]:
+    """Return the group of the log at ``source``, and whether Java wrote it.
+
+    Raises:
+        ConfigError: the store does not name its group, and no broker's configuration does.
+    """
+    with closing(open_source(source)) as opened:
+        meta = opened.meta
+    if meta is not None:
+        return meta.group, False
+    if broker_conf is None:
+        raise ConfigError(
+            "a Java store does not name its group", str(source), "name the broker's configuration with --broker-conf"
+        )
+    return read_broker_conf(broker_conf).group, True
 
 
 def _device(path: Path) -> int:
