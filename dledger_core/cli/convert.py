@@ -56,11 +56,8 @@ def _print_fingerprint(context: click.Context, _parameter: click.Parameter, valu
 
 _STORE: Final = "Options of --to store"
 _COMMITLOG: Final = "Options of --to commitlog"
-_NEEDED: Final = {
-    "group": "name the new log's group or set DLEDGER_GROUP",
-    "self_id": "name the node that will serve the new store",
-    "peers": "list the group's nodes or set DLEDGER_PEERS",
-}
+_NEEDED: Final = ("group", "self_id", "peers")
+"""Options that --to store needs."""
 
 
 class _RangeType(click.ParamType[tuple[int, int]]):
@@ -101,12 +98,14 @@ class _RangeType(click.ParamType[tuple[int, int]]):
     envvar="DLEDGER_GROUP",
     metavar="NAME",
     section=_STORE,
+    missing="name the new log's group or set DLEDGER_GROUP",
     help="Group of the new log.",
 )
 @option(
     "--self-id",
     metavar="NODE",
     section=_STORE,
+    missing="name the node that will serve the new store",
     help="Node that will serve the new store.",
 )
 @peers_option(required=False, needs_ids=True)
@@ -201,7 +200,7 @@ class _RangeType(click.ParamType[tuple[int, int]]):
     multiple=True,
     metavar="START-END",
     section=_COMMITLOG,
-    help="Leave out these entries, END included; repeatable.",
+    help="Leave out these entries, END included; may be given several times.",
 )
 @option(
     "--id-map",
@@ -241,7 +240,7 @@ def convert(
 
 
 def _check_given(context: click.Context, to: str) -> None:
-    """Raise ConfigError for an option of the other kind of destination, or a missing one."""
+    """Raise an error for an option of the other kind of destination, or for a missing one."""
     other = _COMMITLOG if to == "store" else _STORE
     for parameter in context.command.params:
         explicit = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
@@ -249,9 +248,8 @@ def _check_given(context: click.Context, to: str) -> None:
             option_name = parameter.opts[0]
             wanted = "commitlog" if to == "store" else "store"
             raise ConfigError(f"{option_name} has no meaning with --to {to}", "", f"leave it out, or use --to {wanted}")
-    for name, remedy in _NEEDED.items() if to == "store" else ():
-        if context.params[name] is None:
-            raise ConfigError(f"missing --{name.replace('_', '-')}", "", remedy)
+        if to == "store" and parameter.name in _NEEDED and context.params[parameter.name] is None:
+            raise click.MissingParameter(ctx=context, param=parameter)
 
 
 def _convert_to_store(

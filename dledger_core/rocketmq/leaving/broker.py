@@ -159,7 +159,7 @@ def _levels(text: str | None, conf: Path | None) -> tuple[int, ...]:
 
 
 def other_queue_topics(broker: Path | None) -> frozenset[str]:
-    """Return the topics whose queues are of another kind than files of 20-byte units."""
+    """Return the topics whose consume queues are not files of 20-byte units."""
     configs = (topic_configs(broker) or {}) if broker is not None else {}
     found = set()
     for topic, config in configs.items():

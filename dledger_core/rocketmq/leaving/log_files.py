@@ -71,7 +71,7 @@ class LogFiles:
         )
 
     def _runs(self, messages: Messages) -> list[tuple[int, bytes | memoryview]]:
-        """Return what is written: contiguous messages of one file, and a BLANK before the first of the next file."""
+        """Return the bytes to write: contiguous messages of a file, and a BLANK before the first of the next one."""
         positions, ends = messages.positions, messages.positions + messages.sizes
         offsets = np.cumsum(messages.sizes) - messages.sizes
         breaks = np.flatnonzero(positions[1:] != ends[:-1]) + 1

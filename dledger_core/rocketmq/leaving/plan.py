@@ -101,7 +101,7 @@ class LeaveReport:
         verified: whether everything was read again and compared.
         resumed: an interrupted run was finished.
         dry_run: nothing was written.
-        notes: remarks for the owner: what is not converted, and why.
+        notes: remarks for the owner: parts that are not converted, and why.
     """
 
     kind: str
@@ -233,7 +233,7 @@ class QueueSlots:
 
 
 @dataclass(slots=True)
-class Survey:
+class Totals:
     """Results of the first read.
 
     Attributes:
@@ -276,8 +276,8 @@ class Survey:
         return plain | {"queues": queues}
 
     @classmethod
-    def restored(cls, saved: dict[str, Any]) -> Survey:
-        """Return the survey from the result of ``saved``."""
+    def restored(cls, saved: dict[str, Any]) -> Totals:
+        """Return the totals from the result of ``saved``."""
         queues = {
             (topic, queue_id): QueueRanges(ranges, renumbered)
             for topic, queue_id, renumbered, ranges in saved["queues"]
@@ -293,7 +293,7 @@ class LeaveState:
         request: the request; another one does not resume this state.
         stamp: of the source.
         started_ms: time of the start, which names index files.
-        survey: of the first read.
+        totals: of the first read.
         notes: of the checks.
         cursor: the point at which reading continues.
         position: end of the last message.
@@ -311,7 +311,7 @@ class LeaveState:
     request: dict[str, Any]
     stamp: str
     started_ms: int
-    survey: Survey
+    totals: Totals
     notes: list[str]
     cursor: SourceCursor = field(default_factory=SourceCursor)
     position: int = 0
@@ -330,7 +330,7 @@ class LeaveState:
         plain = {name: getattr(self, name) for name in _PLAIN}
         special = {
             "version": _VERSION,
-            "survey": self.survey.saved(),
+            "totals": self.totals.saved(),
             "cursor": asdict(self.cursor),
             "counters": self.counters.saved(),
             "ends": [[*queue, end] for queue, end in self.ends.items()],
@@ -355,7 +355,7 @@ class LeaveState:
                 raise ValueError(f"version {found['version']}")
             return cls(
                 **{name: found[name] for name in _PLAIN},
-                survey=Survey.restored(found["survey"]),
+                totals=Totals.restored(found["totals"]),
                 cursor=SourceCursor(**found["cursor"]),
                 counters=QueueCounters.restored(found["counters"]),
                 ends={(topic, queue_id): end for topic, queue_id, end in found["ends"]},

@@ -21,7 +21,7 @@ from dledger_core.rocketmq.convert.messages import QueueCounters, located_in, pa
 from dledger_core.rocketmq.convert.parts import Chunk
 from dledger_core.rocketmq.message.columns import binary_column, join_chunks, text_column
 from dledger_core.rocketmq.message.decode import expanded_queue_columns
-from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA, in_queue
+from dledger_core.rocketmq.message.layout import INNER_BATCH, PHYSICAL_OFFSET_DELTA, in_queue
 from dledger_core.rocketmq.message.properties import java_hash, parse_properties
 from dledger_core.rocketmq.message.records import Located
 from dledger_core.rocketmq.store.dispatch import NAMED_AGAIN, with_further_units
@@ -78,7 +78,7 @@ class References(Protocol):
 
 
 class Rewriter:
-    """Places messages one after the other.
+    """Gives messages contiguous positions.
 
     Args:
         file_bytes: size of a CommitLog file.
@@ -219,14 +219,13 @@ class Units:
         skipped = pa.nulls(len(positions), pa.string())
         table = pa.RecordBatch.from_arrays(
             [*columns.columns, pa.array(positions), skipped], names=[*names, "position", "skipped"]
-        ).filter(pa.array(queued))
-        self.in_no_queue = int(len(positions) - queued.sum())
+        )
+        other = np.asarray((flags & INNER_BATCH) != 0)
         if left_out:
-            other = pc.is_in(table.column("topic"), pa.array(sorted(left_out), pa.string()))
-            self.of_other_queues = int(pc.sum(other).as_py() or 0)
-            table = table.filter(pc.invert(other))
-        else:
-            self.of_other_queues = 0
+            other |= np.asarray(pc.is_in(table.column("topic"), pa.array(sorted(left_out), pa.string())))
+        self.in_no_queue = int((~queued).sum())
+        self.of_other_queues = int((queued & other).sum())
+        table = table.filter(pa.array(queued & ~other))
         units, _ = with_further_units(table, np.ones(table.num_rows, np.bool_))
         self._again = np.asarray(pc.equal(pc.fill_null(units.column("skipped"), ""), NAMED_AGAIN))
         self._topics = units.column("topic").dictionary_encode()

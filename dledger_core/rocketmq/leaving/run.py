@@ -1,4 +1,4 @@
-"""One run out of DLedger mode: check, survey, copy, and publish; each step can be interrupted and resumed."""
+"""One run out of DLedger mode: check, count, copy, and publish; each step can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from dledger_core.rocketmq.leaving.plan import (
     Queue,
     QueueRanges,
     QueueSlots,
-    Survey,
+    Totals,
 )
 from dledger_core.rocketmq.leaving.queue_files import QueueFiles, is_file_name
 from dledger_core.rocketmq.leaving.rewrite import Messages, Rewriter, Units, keys_of
@@ -122,7 +122,7 @@ class _Run:
                 "audit the stopped replicas with jobs/audit_replicas.py, then add --replica-checked",
             )
         if self._request.dry_run:
-            return self._report(self._surveyed(), resumed=False)
+            return self._report(self._read_first(), resumed=False)
         self._check_apart()
         self._files.mkdir(self._root)
         try:
@@ -130,9 +130,11 @@ class _Run:
         except BlockingIOError:
             raise StoreBusyError("another process converts to this directory", str(self._root), "wait for it") from None
         with closing(lock):
-            report = self._write()
-            self._files.unlink(self._root / _LOCK)
-        return report
+            try:
+                return self._write()
+            finally:
+                if _STATE not in (self._files.listdir(self._root) or ()):  # refused, or complete
+                    self._files.unlink(self._root / _LOCK)
 
     def _write(self) -> LeaveReport:
         state = LeaveState.load(self._files, self._root / _STATE)
@@ -145,8 +147,8 @@ class _Run:
             )
         if state is None or not resumed:
             self._remove_parts()
-            self._check_space(self._source.data_bytes)
-            state = self._surveyed()
+            self._check_space(sum(part.data_bytes for part in self._parts if isinstance(part, LogPart)))
+            state = self._read_first()
             self._check_space(self._needed(state))
             self._save(state)
         if state.phase == "copy":
@@ -223,7 +225,6 @@ class _Run:
     def _check_vacant(self) -> None:
         names = set(self._files.listdir(self._root) or ()) - {_LOCK, f"{_STATE}.tmp"}
         if names:
-            self._files.unlink(self._root / _LOCK)
             raise StoreMismatchError(
                 "the destination is not empty", str(self._root), "name a directory that does not exist yet"
             )
@@ -246,60 +247,70 @@ class _Run:
             )
 
     def _needed(self, state: LeaveState) -> int:
-        survey = state.survey
-        index = self._settings.index_slots * 4 + 20 * min(survey.keys, self._settings.index_units)
-        files = -(-survey.keys // max(1, self._settings.index_units - 1))
+        totals = state.totals
+        index = self._settings.index_slots * 4 + 20 * min(totals.keys, self._settings.index_units)
+        files = -(-totals.keys // max(1, self._settings.index_units - 1))
         linked = sum(part.data_bytes for part in self._parts if isinstance(part, ClassicPart))
         same = linked and self._root.exists() and _device(self._root) == _device(self._source.path)
-        return survey.body_bytes + survey.units * UNIT_BYTES + files * index + (0 if same else linked)
+        return totals.body_bytes + totals.units * UNIT_BYTES + files * index + (0 if same else linked)
 
-    def _surveyed(self) -> LeaveState:
+    def _read_first(self) -> LeaveState:
         """Read and check everything once."""
-        began, survey = time.monotonic(), Survey()
+        began, totals = time.monotonic(), Totals()
         self._on_step(Step("check", 0, 0, self._source.data_bytes))
         notes = [note for note in self._source.notes if "the CommitLog was not converted" not in note]
-        notes += self._source.check(cut_tail=self._request.cut_tail, leave_out=self._request.drop)
+        notes += self._check_source()
         rewriter = self._rewriter(0, QueueCounters())
         for chunk, keep, part in self._entries(SourceCursor()):
-            self._count_dropped(survey, chunk, keep)
+            self._count_dropped(totals, chunk, keep)
             messages = rewriter.rewrite(chunk, keep, move=isinstance(part, LogPart))
             if messages is not None:
-                self._survey_messages(survey, messages)
-            self._step("check", survey.messages, survey.body_bytes)
-        survey.seconds = time.monotonic() - began
-        survey.end_position = rewriter.position
+                self._count_messages(totals, messages)
+            self._step("check", totals.messages, totals.body_bytes)
+        totals.seconds = time.monotonic() - began
+        totals.end_position = rewriter.position
         state = LeaveState(
             self._request.saved(),
             self._source.stamp,
             time.time_ns() // 1_000_000,
-            survey,
+            totals,
             [*notes, *not_converted(self._broker)],
         )
-        self._check_queues(survey, state)
+        self._check_queues(totals, state)
         return state
 
-    def _survey_messages(self, survey: Survey, messages: Messages) -> None:
+    def _check_source(self) -> list[str]:
+        try:
+            return self._source.check(cut_tail=self._request.cut_tail, leave_out=self._request.drop)
+        except CorruptRecordError as error:
+            start, end = (error.values.get(name) for name in ("start", "end"))
+            if not isinstance(start, int) or not isinstance(end, int) or "--cut-tail" in error.remedy:
+                raise
+            remedy = f"convert an intact replica, or leave the entries out with --drop-damaged {start}-{end - 1}"
+            raise CorruptRecordError(error.what, error.where, remedy, error.values) from None
+
+    def _count_messages(self, totals: Totals, messages: Messages) -> None:
         units = Units(messages, self._settings.delay_levels_ms, self._other_topics)
         for queue, rows, again in units.by_queue():
-            found = survey.queues.setdefault(queue, QueueRanges())
+            found = totals.queues.setdefault(queue, QueueRanges())
             found.add(units.offsets[rows])
             found.renumbered |= again
-        survey.in_no_queue += units.in_no_queue
-        survey.of_other_queues += units.of_other_queues
-        survey.messages += len(messages.positions)
-        survey.body_bytes += int(messages.sizes.sum()) if messages.moved else 0
-        survey.keys += len(keys_of(messages).hashes)
-        survey.last_stored_ms = max(survey.last_stored_ms, int(messages.located.number("store_timestamp").max()))
+        totals.in_no_queue += units.in_no_queue
+        totals.of_other_queues += units.of_other_queues
+        totals.messages += len(messages.positions)
+        totals.body_bytes += int(messages.sizes.sum()) if messages.moved else 0
+        totals.keys += len(keys_of(messages).hashes)
+        totals.last_stored_ms = max(totals.last_stored_ms, int(messages.located.number("store_timestamp").max()))
 
-    def _count_dropped(self, survey: Survey, chunk: Chunk, keep: npt.NDArray[np.bool_]) -> None:
+    def _count_dropped(self, totals: Totals, chunk: Chunk, keep: npt.NDArray[np.bool_]) -> None:
         control = int((~keep & (chunk.magics != MAGIC_DATA)).sum())
-        survey.control_dropped += control
-        survey.hidden_dropped += int((~keep).sum()) - control
+        totals.control_dropped += control
+        totals.hidden_dropped += int((~keep).sum()) - control
 
-    def _check_queues(self, survey: Survey, state: LeaveState) -> None:
+    def _check_queues(self, totals: Totals, state: LeaveState) -> None:
         """Decide about queues that are not plain; set the start of the CommitLog."""
         prefilled, per_file = False, self._settings.queue_bytes // UNIT_BYTES
-        for (topic, queue_id), queue in survey.queues.items():
+        for (topic, queue_id), queue in totals.queues.items():
             where = {"topic": topic, "queue_id": queue_id}
             if not is_file_name(topic) or queue_id < 0:
                 raise CorruptRecordError(
@@ -327,7 +338,7 @@ class _Run:
         classic = [part for part in self._parts if isinstance(part, ClassicPart)]
         if classic:
             state.start_position = classic[0].files[0].position
-            if prefilled and state.start_position == 0 and any(queue.holes() for queue in survey.queues.values()):
+            if prefilled and state.start_position == 0 and any(queue.holes() for queue in totals.queues.values()):
                 raise ConfigError(
                     "a queue lacks messages, and the CommitLog starts at 0: consumers would skip messages after them",
                     str(self._source.path),
@@ -336,7 +347,7 @@ class _Run:
         else:
             # A broker takes a pre-fill unit for a message at position 0: there must be none.
             state.start_position = self._settings.commit_log_bytes if prefilled else 0
-            survey.end_position += state.start_position
+            totals.end_position += state.start_position
         state.position = state.start_position
 
     # --- entries ---------------------------------------------------------------------------------------------
@@ -355,15 +366,25 @@ class _Run:
 
     def _log_chunks(self, part: LogPart, cursor: SourceCursor) -> Iterator[Chunk]:
         edges = [cursor.at]
-        for start, stop in sorted(self._request.drop):
-            if stop > cursor.at and start < self._end.index:
-                edges += [max(start, cursor.at), stop]
+        for start, stop in self._dropped(cursor.at):
+            edges += [start, stop]
         for begin, end in zip(edges[::2], [*edges[1::2], self._end.index], strict=True):
             at = begin
             while at < min(end, self._end.index):
                 records = part.reader.raw(at, min(end, self._end.index), _CHUNK_BYTES)
                 at += records.count
                 yield chunk_of(records, SourceCursor(cursor.part, at, at), np.zeros(records.count, np.uint32))
+
+    def _dropped(self, first: int) -> list[tuple[int, int]]:
+        """Return the ranges [start, stop) of entries from ``first`` on to leave out, merged and sorted."""
+        found: list[tuple[int, int]] = []
+        for start, stop in sorted(self._request.drop):
+            begin, end = max(start, first), min(stop, self._end.index)
+            if found and begin <= found[-1][1]:
+                found[-1] = found[-1][0], max(found[-1][1], end)
+            elif begin < end:
+                found.append((begin, end))
+        return found
 
     def _kept(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
         keep = np.asarray(chunk.magics == MAGIC_DATA)
@@ -395,7 +416,7 @@ class _Run:
         )
         ids = None if self._request.id_map is None else IdMap(self._files, self._id_part, state.id_bytes)
         rewriter = self._rewriter(state.position, state.counters)
-        slots = self._slots(state.survey, state.used)
+        slots = self._slots(state.totals, state.used)
         saved_at, unsaved, done, count = time.monotonic(), 0, state.position - state.start_position, 0
         with closing(ReferenceFile(self._files, self._root / _REFERENCES, state.references)) as references:
             for part in self._parts:
@@ -439,11 +460,11 @@ class _Run:
             state.phase = "rest"
             save()
 
-    def _slots(self, survey: Survey, used: dict[Queue, int]) -> dict[Queue, QueueSlots]:
+    def _slots(self, totals: Totals, used: dict[Queue, int]) -> dict[Queue, QueueSlots]:
         mode = self._request.on_duplicate or "first"
         return {
             queue: QueueSlots(ranges, mode, used.get(queue, 0))
-            for queue, ranges in survey.queues.items()
+            for queue, ranges in totals.queues.items()
             if not ranges.is_plain
         }
 
@@ -481,7 +502,7 @@ class _Run:
         log = LogFiles(self._files, self._path("commitlog"), self._settings.commit_log_bytes)
         queues = QueueFiles(self._files, self._path("consumequeue"), self._settings.queue_bytes, {})
         rewriter = self._rewriter(state.start_position, QueueCounters())
-        slots = self._slots(state.survey, {})
+        slots = self._slots(state.totals, {})
         count = done = 0
         with closing(self._references(state)) as references:
             for chunk, keep, part in self._entries(SourceCursor()):
@@ -494,9 +515,9 @@ class _Run:
                     queues.compare(queue, at, units)
                 count, done = count + len(messages.positions), done + int(messages.sizes.sum())
                 self._step("verify", count, done)
-        if (count, rewriter.position) != (state.survey.messages, state.position):
+        if (count, rewriter.position) != (state.totals.messages, state.position):
             raise CorruptRecordError(
-                f"the source has {count} messages, and {state.survey.messages} before",
+                f"the source has {count} messages, and {state.totals.messages} before",
                 str(self._source.path),
                 "stop the process that writes there, remove the destination, and convert again",
             )
@@ -513,7 +534,7 @@ class _Run:
             state.references_moved += moved
             if lost:
                 state.notes.append(f"{lost} timers name messages that are not in the log; they do nothing, as before")
-        write_checkpoint(self._path("checkpoint"), state.survey.last_stored_ms, state.position, self._files)
+        write_checkpoint(self._path("checkpoint"), state.totals.last_stored_ms, state.position, self._files)
         proposal = self._settings.proposal(self._root)
         self._files.replace(self._root / "broker.conf.proposed", proposal.encode())
 
@@ -556,45 +577,43 @@ class _Run:
         self._on_step(Step(phase, messages, done, max(self._source.data_bytes, done)))
 
     def _report(self, state: LeaveState, *, resumed: bool) -> LeaveReport:
-        survey = state.survey
+        totals = state.totals
         mode = self._request.on_duplicate or "first"
         left_out = 0
-        for ranges in survey.queues.values():
+        for ranges in totals.queues.values():
             if not ranges.is_plain:
                 kept = QueueSlots(ranges, mode).take(sum(units for _, units in ranges.ranges))[1]
                 left_out += int((~kept).sum())
-        holes = sum(high - low for ranges in survey.queues.values() for low, high in ranges.holes())
-        dropped = sum(
-            min(stop, self._end.index) - start for start, stop in self._request.drop if start < self._end.index
-        )
+        holes = sum(high - low for ranges in totals.queues.values() for low, high in ranges.holes())
+        dropped = sum(stop - start for start, stop in self._dropped(self._source.first_index))
         notes = list(state.notes)
-        if survey.of_other_queues:
-            topics = ", ".join(sorted(self._other_topics))
+        if totals.of_other_queues:
+            topics = ", ".join(sorted(self._other_topics)) or "unknown without the broker's config/topics.json"
             notes.append(
-                f"not converted: the queues of {survey.of_other_queues} messages of batch topics ({topics}); consumers "
+                f"not converted: the queues of {totals.of_other_queues} messages of batch topics ({topics}); consumers "
                 "do not get these messages, which are in the CommitLog"
             )
         return LeaveReport(
             kind=self._source.kind,
             destination=str(self._root),
-            messages=survey.messages,
+            messages=totals.messages,
             last_index=self._end.index - 1,
             ends_because=self._end.because,
             entries_left_out=self._end.left_out,
-            control_dropped=survey.control_dropped,
-            hidden_dropped=survey.hidden_dropped,
+            control_dropped=totals.control_dropped,
+            hidden_dropped=totals.hidden_dropped,
             damaged_dropped=dropped,
-            queues=len(survey.queues),
-            units=survey.units - left_out,
+            queues=len(totals.queues),
+            units=totals.units - left_out,
             duplicates_left_out=left_out,
             holes_filled=holes,
-            in_no_queue=survey.in_no_queue,
+            in_no_queue=totals.in_no_queue,
             references_moved=state.references_moved,
             start_position=state.start_position,
-            end_position=survey.end_position,
-            keys=survey.keys,
+            end_position=totals.end_position,
+            keys=totals.keys,
             needed_bytes=self._needed(state),
-            estimated_seconds=round(survey.seconds * (4 if self._request.verify else 3), 1)
+            estimated_seconds=round(totals.seconds * (4 if self._request.verify else 3), 1)
             if self._request.dry_run
             else None,
             verified=self._request.verify and not self._request.dry_run,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import struct
 import tarfile
 from collections.abc import Callable
@@ -18,9 +19,11 @@ import pytest
 
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFullError, DLedgerError, StoreMismatchError
 from dledger_core.rocketmq import ClassicCommitLog, decode_messages, decode_units, java_hash
+from dledger_core.rocketmq import leaving as leaving_package
 from dledger_core.rocketmq.leaving import LeaveReport, LeaveRequest, leave
 from dledger_core.rocketmq.leaving.key_files import KEY_UNIT
-from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.file_system import OsFiles, write_checked
+from tests.cli.command import error_of, run
 from tests.rocketmq import golden
 from tests.rocketmq.convert.stores import snapshot, store_of, unpacked
 from tests.rocketmq.convert.test_moved import OwnLog, message_bodies
@@ -440,3 +443,65 @@ def test_proposed_configuration_drops_dledger_and_keeps_rest(tmp_path: Path) -> 
     assert not [name for name in settings if "dledger" in name.lower() or "dleger" in name.lower()]
     assert (settings["brokerRole"], settings["maxIndexNum"]) == ("ASYNC_MASTER", "4000")
     assert settings["storePathRootDir"] == str(tmp_path / "new")
+
+
+def test_damaged_entries_are_left_out_only_on_request(tmp_path: Path) -> None:
+    source, conf = broker(THREE, tmp_path)
+    position = list(messages(THREE))[300] - 48
+    path = source / "dledger-n0/data" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[position : position + 4] = bytes(4)
+    path.write_bytes(data)
+    with pytest.raises(CorruptRecordError) as refused:
+        left(source, tmp_path / "no", conf)
+    assert "--drop-damaged 300-324" in refused.value.remedy, "the rest of the file"
+    report = left(source, tmp_path / "new", conf, drop=((310, 320), (300, 325)))
+    assert (report.messages, report.damaged_dropped, report.holes_filled) == (999, 25, 25)
+    # Before the first file a broker finds no message, so it skips the unit of a hole, and no message after it.
+    assert report.start_position == 262_144
+    assert min(unit[0] for unit in units(tmp_path / "new").values()) == 262_144
+
+
+def test_missing_queue_offsets_need_decision(tmp_path: Path) -> None:
+    own = OwnLog(tmp_path / "dledger-n0")
+    own.append([], k="log", u="0" * 32)
+    bodies = [bytearray(body) for body in message_bodies(8)]
+    for number, body in enumerate(bodies):
+        struct.pack_into(">q", body, 20, number // 2 + 5 * (number >= 4))
+    own.append([bytes(body) for body in bodies])
+    path = own.close() / "meta/log.json"
+    fields = json.loads(path.read_text())
+    write_checked(OsFiles(), path, {k: v for k, v in fields.items() if k != "crc32"} | {"broker_end_index": 1 << 40})
+    with pytest.raises(ConfigError) as refused:
+        left(own.path, tmp_path / "new")
+    assert "--fill-holes" in refused.value.remedy
+    report = left(own.path, tmp_path / "other", fill_holes=True)
+    assert (report.messages, report.holes_filled) == (8, 10)
+    assert sorted(slot for _, queue, slot in units(tmp_path / "other") if queue == 0) == [0, 1, 7, 8]
+
+
+def test_commands_of_guide_work(tmp_path: Path) -> None:
+    source, conf = broker(MIXED, tmp_path)
+    source.rename(tmp_path / "broker")
+    guide = (Path(leaving_package.__file__).parent / "README.md").read_text()
+    commands = re.findall(r"^ +dledger (convert .*)$", guide, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        done = run(*command.replace("/data/", f"{tmp_path}/").replace(" broker.conf", f" {conf}").split())
+        assert "588" in done.stdout
+    assert (tmp_path / "broker-new/commitlog" / f"{0:020d}").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        (("--group", "g"), "--to store"),
+        (("--peers", "n0-127.0.0.1:1"), "--to store"),
+        (("--committed-by", "n0-127.0.0.1:1", "--until", "end"), "leave one"),
+    ],
+)
+def test_options_of_other_destination_are_refused(tmp_path: Path, option: tuple[str, ...], remedy: str) -> None:
+    source, conf = broker(REUSED, tmp_path)
+    error = error_of("convert", source, tmp_path / "new", "--to", "commitlog", "--broker-conf", conf, *option)
+    assert (error.code, remedy in error) == ("CONFIG", True)
+    assert "--until" in error_of("convert", source, tmp_path / "new", "--until", "end")
