@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFullError, StoreBusyError, StoreMismatchError
-from dledger_core.record import MAGIC_DATA
+from dledger_core.record import MAGIC_DATA, is_segment_name
 from dledger_core.rocketmq.convert.messages import QueueCounters
 from dledger_core.rocketmq.convert.parts import Chunk, ClassicPart, LogPart, SourceCursor, SourcePart, chunk_of
 from dledger_core.rocketmq.convert.plan import Step
@@ -46,6 +46,7 @@ from dledger_core.rocketmq.leaving.queue_files import QueueFiles, is_file_name
 from dledger_core.rocketmq.leaving.rewrite import Messages, Rewriter, Units, keys_of
 from dledger_core.rocketmq.store.broker_conf import read_broker_conf
 from dledger_core.rocketmq.store.consume_queue import UNIT, UNIT_BYTES
+from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY
 from dledger_core.storage.files.file_system import Files, OsFiles
 
 _I64 = npt.NDArray[np.int64]
@@ -105,6 +106,7 @@ class _Run:
         self._other_topics = other_queue_topics(self._broker)
         self._end = self._end_of_log()
         self._parts: tuple[SourcePart, ...] = source.parts if source.before is None else (source.before, *source.parts)
+        self._check_complete()
         self._check_file_size()
         self._hidden = np.array(source.hidden_ranges(drop_open=request.drop_open), np.int64).reshape(-1, 2)
 
@@ -205,6 +207,22 @@ class _Run:
             )
         return _End(end, f"the store records entry {end - 1} as committed", stop - end)
 
+    def _check_complete(self) -> None:
+        """Raise ConfigError if the messages of a CommitLog precede the store, and it is not among the parts."""
+        log = self._source.log
+        if log is None or any(isinstance(part, ClassicPart) for part in self._parts):
+            return
+        known = log.path.parent / COMMITLOG_DIRECTORY
+        meta = self._source.meta
+        if (known.is_dir() and any(is_segment_name(path.name) for path in known.iterdir())) or (
+            meta is not None and meta.commitlog_prefix is not None
+        ):
+            raise ConfigError(
+                "the messages of a CommitLog precede the store",
+                str(self._source.path),
+                f"name the directory that has both, or the CommitLog with --commitlog, as {known}",
+            )
+
     def _check_file_size(self) -> None:
         size = self._settings.commit_log_bytes
         classic = [file for part in self._parts if isinstance(part, ClassicPart) for file in part.files]
@@ -276,6 +294,8 @@ class _Run:
             totals,
             [*notes, *not_converted(self._broker)],
         )
+        if not totals.body_bytes:  # a broker would append to the last file of a linked CommitLog
+            raise ConfigError("the store has no messages", str(self._source.path), "nothing to convert")
         self._check_queues(totals, state)
         return state
 
@@ -338,9 +358,10 @@ class _Run:
         classic = [part for part in self._parts if isinstance(part, ClassicPart)]
         if classic:
             state.start_position = classic[0].files[0].position
-            if prefilled and state.start_position == 0 and any(queue.holes() for queue in totals.queues.values()):
+            if prefilled and state.start_position == 0:
                 raise ConfigError(
-                    "a queue lacks messages, and the CommitLog starts at 0: consumers would skip messages after them",
+                    "a queue lacks its first messages or others, and the CommitLog starts at 0: consumers would skip "
+                    "messages after them",
                     str(self._source.path),
                     "convert a replica that has them",
                 )

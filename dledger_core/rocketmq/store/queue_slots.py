@@ -22,6 +22,7 @@ class Move(NamedTuple):
 
 
 STAYS: Final = Move()
+"""No move."""
 _REPLACES: Final = Move(replaces=True)
 
 

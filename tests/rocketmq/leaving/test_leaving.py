@@ -256,6 +256,15 @@ def test_entry_that_is_no_message_is_refused_or_left_out(tmp_path: Path) -> None
     assert (report.messages, report.damaged_dropped) == (8, 1)
 
 
+def test_store_without_preceding_commitlog_is_refused(tmp_path: Path) -> None:
+    source, conf = broker(MIXED, tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        left(source / "dledger-n0", tmp_path / "new", conf)
+    assert "--commitlog" in refused.value.remedy
+    report = left(source / "dledger-n0", tmp_path / "new", conf, commitlog=source / "commitlog", dry_run=True)
+    assert report.messages == 588
+
+
 def test_store_of_generation_b_without_messages_is_refused(tmp_path: Path) -> None:
     source, _ = store_of(unpacked("dledger-0.4.0-single", tmp_path), "")
     with pytest.raises(DLedgerError):
