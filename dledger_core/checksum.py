@@ -24,7 +24,7 @@ _U32 = npt.NDArray[np.uint32]
 _U8 = npt.NDArray[np.uint8]
 _CRC_BYTES: Final = 4
 _CHAIN_COUNT_MIN: Final = 64
-FEW: Final = 16
+FEW: Final = 64
 """Up to this many entries, a call of numpy for each column costs more than a step of Python for each entry."""
 _CHAIN_BYTES: Final = 512 << 10
 """Bytes copied at once, so that they stay in the processor's cache."""

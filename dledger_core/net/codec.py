@@ -7,6 +7,7 @@ are safe for the core and the log.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
@@ -424,9 +425,7 @@ def message_to_frame(number: int, message: Message) -> list[Buffer]:
 def _append_entries_frame(number: int, message: AppendEntries) -> list[Buffer]:
     blocks = [records_of(batch) for batch in message.batches]
     payload = records_payload(blocks)
-    crc = 0
-    for part in payload:
-        crc = crc32(part, crc)
+    crc = blocks[0].payload_crc if len(blocks) == 1 else reduce(lambda value, part: crc32(part, value), payload, 0)
     rows = [(batch.first_index, batch.count, batch.term) for batch in message.batches]
     computed = {"batches": rows, "count": sum(block.count for block in blocks), "crc": crc}
     return encode_frame(APPEND_ENTRIES.encode(message, computed, a=number), *payload)

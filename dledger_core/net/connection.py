@@ -54,8 +54,11 @@ class Handler(Protocol):
 class ClientHandler(Handler, Protocol):
     """The user of a client's connection."""
 
-    def on_appends(self, connection: Connection, frames: Sequence[Frame]) -> None:
-        """Receive consecutive plain appends to one log (``messages.is_plain_append``), else as ``on_frame``."""
+    def on_appends(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        """Receive consecutive plain appends to one log (``messages.is_plain_append``), else as ``on_frame``.
+
+        Return whether they were handled together, in much less time than one by one.
+        """
 
 
 class Side(Protocol):
@@ -324,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
             while not self._closing:
                 if share is not None and (frames := session.next_appends(share.appends_max())):
                     self.received_frames += len(frames)
-                    cast("ClientHandler", handler).on_appends(self, frames)
+                    share.handled(together=cast("ClientHandler", handler).on_appends(self, frames))
                 elif (frame := session.next_frame()) is not None:
                     self.received_frames += 1
                     handler.on_frame(self, frame)

@@ -269,6 +269,15 @@ class FrameDecoder:
             frame = self._add_piece(len(frame.payload)) or self._next_received()
         return frame
 
+    @property
+    def has_small_frame(self) -> bool:
+        """Whether a frame without a large payload is complete: ``next_frame`` returns it, or raises for it."""
+        have = self._end - self._begin
+        if have < _PREFIX_BYTES or self._large is not None or self._skipping:
+            return False
+        length, _, _ = _PREFIX.unpack_from(self._view, self._begin)
+        return bool(4 + length <= have and length <= LARGE_PAYLOAD_BYTES)
+
     def put_back(self, frame: Frame) -> None:
         """Let ``next_frame`` return a frame again, the one that it returned last."""
         self._put_back = frame

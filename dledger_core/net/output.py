@@ -20,6 +20,8 @@ _JOINED_BYTES_MAX: Final = 64 << 10
 """Up to this many bytes, one copy costs less than a system call with many buffers."""
 _TURN_BYTES_MAX: Final = 256 << 10
 """More bytes leave at once: the network is the limit then, and not the system calls."""
+_TURN_BUFFERS_MAX: Final = 64
+"""More requests leave at once, so that the node handles them while the client encodes its others."""
 
 
 class Output:
@@ -60,7 +62,8 @@ class Output:
         if is_first:
             self._is_in_turn = True
             self._call_soon(self._end_turn)
-        if (is_first and self.is_prompt) or self._turn_bytes > _TURN_BYTES_MAX:
+        is_long = self._turn_bytes > _TURN_BYTES_MAX or len(self._turn) >= _TURN_BUFFERS_MAX
+        if is_long or (is_first and self.is_prompt):
             self.flush()
 
     def _end_turn(self) -> None:

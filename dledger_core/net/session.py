@@ -158,7 +158,8 @@ class Session(FrameDecoder):
                 break
             found.append(frame)
             nbytes += len(frame.payload)
-            if len(found) >= most or nbytes > APPENDS_BYTES_MAX:
+            # No large frame is begun: once it is complete, its payload has no charge until it is handled.
+            if len(found) >= most or nbytes > APPENDS_BYTES_MAX or not self.has_small_frame:
                 return found
             try:
                 frame = self.next_frame()

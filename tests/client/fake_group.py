@@ -194,6 +194,7 @@ class FakeNode:
     def on_appends(self, connection, frames):
         for frame in frames:
             self.on_frame(connection, frame)
+        return True
 
     def respond(self, connection, frame):
         steps = self.script.get(frame.header["t"])

@@ -114,12 +114,23 @@ async def test_appends_of_source_without_time_are_handled_one_by_one():
 
     def receive(source):
         share = FairShare(fairness, source, lambda: most.append(share.appends_max()), lambda: None)
+        for _ in range(3):
+            share.handled(together=True)
         share.received(1)
         fairness.use(source, TURN_S)
 
     for source in ("busy", "busy", "other"):
         receive(source)
     assert most[1] == 1 < min(most[0], most[2])
+
+
+async def test_few_appends_are_handled_together_after_some_were_not():
+    fairness, most = Fairness(), []
+    share = FairShare(fairness, "source", lambda: most.append(share.appends_max()), lambda: None)
+    for together in (True, True, False, True):
+        share.handled(together=together)
+        share.received(0)
+    assert most == [2, 4, 1, 2]
 
 
 async def test_turns_are_long_only_while_no_other_source_uses_time():

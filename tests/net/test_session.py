@@ -153,6 +153,26 @@ def test_appends_are_returned_in_parts_of_limited_number_and_bytes() -> None:
     assert numbers(listening(*large)) == [[1, 2], [3]]
 
 
+def test_large_append_is_not_begun_before_those_before_it_are_handled() -> None:
+    begun = []
+
+    class Payloads:
+        def begin(self, header: dict, nbytes: int) -> bool:
+            begun.append(nbytes)
+            return True
+
+        def end(self) -> None:
+            pass
+
+    session = Session()
+    session.accept(Hello(), Payloads())
+    feed(session, b"".join(map(joined, (append(1), append(2), append(3, bytes(80 << 10))))))
+    assert [frame.header["r"] for frame in session.next_appends(64)] == [1, 2]
+    assert not begun
+    assert [frame.header["r"] for frame in session.next_appends(64)] == [3]
+    assert begun == [80 << 10]
+
+
 def test_frame_that_was_read_ahead_counts_as_begun() -> None:
     session = listening(append(1), encode_frame({"t": Type.READ, "r": 2}))
     assert [frame.header["r"] for frame in session.next_appends(64)] == [1]

@@ -378,7 +378,7 @@ class ChannelPool:
 
     def present(self, node_id: str) -> Channel | None:
         """Return the node's channel if it is open and not silent."""
-        channel = self._channels.get(node_id)
+        channel = None if self._closed else self._channels.get(node_id)
         return channel if channel is not None and channel.is_open and not channel.is_silent else None
 
     def has(self, node_id: str, kind: WhenSilent) -> bool:

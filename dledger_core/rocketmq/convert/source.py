@@ -127,7 +127,7 @@ class ConversionSource:
         """Approximate number of bytes to read."""
         return sum(part.data_bytes for part in self.parts)
 
-    def check(self, *, cut_tail: bool) -> list[str]:
+    def check(self, *, cut_tail: bool, leave_out: tuple[tuple[int, int], ...] = ()) -> list[str]:
         """Read the complete store among the parts; return remarks for its owner.
 
         Reading up to the end is not enough: a damaged record can look like the end of a log, and the entries after it
@@ -135,6 +135,7 @@ class ConversionSource:
 
         Args:
             cut_tail: bytes after the last entry of a Java store may be dropped.
+            leave_out: ranges [start, end) of entries that may be damaged.
 
         Raises:
             CorruptRecordError: it is damaged, or there are such bytes and they must not be dropped.
@@ -147,6 +148,9 @@ class ConversionSource:
                 continue  # hidden from the reader, which reads the store as Java does; or older than Java's own
             if name == "members":
                 continue  # the copy gets members of its own
+            if any(start <= finding.start and finding.end <= end for start, end in leave_out):
+                notes.append(f"left out: entries {finding.start} to {finding.end - 1}: {finding.message}")
+                continue
             if finding.kind == "INDEX_MISMATCH":
                 between = f"{finding.start} to {finding.end - 1}"
                 notes.append(f"the index differs from the data for entries {between}; the data is used")

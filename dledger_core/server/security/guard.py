@@ -68,15 +68,16 @@ class Guard:
             return
         self._service.on_frame(connection, frame)
 
-    def on_appends(self, connection: Connection, frames: Sequence[Frame]) -> None:
+    def on_appends(self, connection: Connection, frames: Sequence[Frame]) -> bool:
         """Pass plain appends to one log on, which need the same permission; otherwise respond to each."""
         try:
             self._check(connection, frames[0])
         except DLedgerError:
             for frame in frames:
-                self.on_frame(connection, frame)
-        else:
-            self._service.on_appends(connection, frames)
+                if connection.is_open:
+                    self.on_frame(connection, frame)
+            return False
+        return self._service.on_appends(connection, frames)
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
         """See ``Handler``."""

@@ -83,21 +83,24 @@ class ClientService:
             Call(self.node, connection, flow, frame).refuse(error)
         flow.check_unsent()
 
-    def on_appends(self, connection: Connection, frames: Sequence[Frame]) -> None:
+    def on_appends(self, connection: Connection, frames: Sequence[Frame]) -> bool:
         """Serve plain appends to one log as one column; one by one if anything is wrong, or if each has a span."""
-        if not is_traced():
-            flow = self._flow_of(connection)
-            try:
-                append_plain(LogCall(self.node, connection, flow, frames[0]), frames)
-            except DLedgerError as error:
-                if len(frames) == 1 and not isinstance(error, ProtocolError):
-                    Call(self.node, connection, flow, frames[0]).refuse(error)
-                    return
-            else:
-                flow.check_unsent()
-                return
+        if not is_traced() and self._append_together(connection, frames):
+            return True
         for frame in frames:
             self.on_frame(connection, frame)
+        return False
+
+    def _append_together(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        flow = self._flow_of(connection)
+        try:
+            append_plain(LogCall(self.node, connection, flow, frames[0]), frames)
+        except DLedgerError as error:
+            if len(frames) > 1 or isinstance(error, ProtocolError):
+                return False
+            Call(self.node, connection, flow, frames[0]).refuse(error)
+        flow.check_unsent()
+        return True
 
     def _flow_of(self, connection: Connection) -> ClientFlow:
         flow = self._flows.get(connection)
