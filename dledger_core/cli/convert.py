@@ -20,7 +20,7 @@ from dledger_core.rocketmq.convert import convert as run_conversion
 from dledger_core.rocketmq.leaving import LeaveRequest, group_of_log, leave
 
 
-class _Watch:
+class ConversionWatch:
     """Show each step, and stop the conversion after the step in which a signal arrived.
 
     The first phase only reads and has no steps: a signal interrupts it at once.
@@ -32,6 +32,7 @@ class _Watch:
         self._stop: threading.Event | None = None
 
     def __call__(self, step: Step) -> None:
+        """Take a step of the conversion."""
         if self._stop is None and step.phase != "check":
             self._stop = self._stack.enter_context(stop_requests())
         if self._stop is not None and self._stop.is_set():
@@ -289,7 +290,7 @@ def _convert_to_store(
     )
     with ExitStack() as stack:
         progress = stack.enter_context(Progress("checking", unit="bytes"))
-        report = run_conversion(request, _Watch(progress, stack, dry_run=dry_run))
+        report = run_conversion(request, ConversionWatch(progress, stack, dry_run=dry_run))
     summary = dataclasses.asdict(report)
     _show(summary, output, "dry run: nothing was written" if dry_run else "converted and verified")
     if (report.renumbered or report.moved) and not dry_run:
@@ -337,7 +338,7 @@ def _convert_to_commitlog(
     )
     with ExitStack() as stack:
         progress = stack.enter_context(Progress("checking", unit="bytes"))
-        report = leave(request, _Watch(progress, stack, dry_run=dry_run))
+        report = leave(request, ConversionWatch(progress, stack, dry_run=dry_run))
     verified = " and verified" if report.verified else ""
     _show(dataclasses.asdict(report), output, "dry run: nothing was written" if dry_run else f"converted{verified}")
     if not dry_run:

@@ -32,6 +32,7 @@ from dledger_core.rocketmq.message.records import field_at
 from dledger_core.rocketmq.store.broker_conf import BrokerConf, read_broker_conf
 from dledger_core.rocketmq.store.broker_json import consumer_offsets, topic_configs
 from dledger_core.rocketmq.store.commit_log import ClassicCommitLog, CommitLogFile, FileStop, commit_log_files
+from dledger_core.rocketmq.store.commit_log_view import CommitLogView
 from dledger_core.rocketmq.store.consume_queue import (
     PREFILL,
     UNIT,
@@ -79,6 +80,7 @@ __all__ = [
     "ClassicCommitLog",
     "CommitLogEnd",
     "CommitLogFile",
+    "CommitLogView",
     "Damaged",
     "Deleted",
     "FileStop",
