@@ -212,7 +212,8 @@ def measure_lag(start: int, end: int, rows: Rows, end_position: Callable[[int], 
             return Lag()
         batch, following = rows(start, min(end, start + reach))
         if batch.num_rows:
-            first, position = (batch.column(name)[0].as_py() for name in ("index", "position"))
+            index, position = (batch.column(name)[0].as_py() for name in ("index", "position"))
+            first = position if index is None else index  # a CommitLog has positions only, and they are its indexes
             return Lag(end - first, end_position(end - 1) - position, batch.column("timestamp")[0].as_py())
         if following <= start:
             break  # this replica has no more entries now

@@ -88,7 +88,7 @@ def test_reader_that_accepts_loss_resumes_at_first_unread_entry(
     ("first", "kind"),
     [
         pytest.param(60, LossKind.RETENTION, id="with entries that were not read"),
-        pytest.param(50, None, id="with what was read alone"),
+        pytest.param(50, None, id="with the read entries alone"),
     ],
 )
 def test_record_deleted_since_the_view_was_made_is_no_error(first: int, kind: LossKind | None) -> None:

@@ -560,7 +560,7 @@ def test_version_of_application_is_written_once(
 
 @pytest.mark.integration
 def test_version_is_written_once_through_hung_leader_and_killed_attempt(cluster: LocalCluster, log: Client) -> None:
-    """The first attempt appends and is never heard of again, as that of a killed executor."""
+    """The first attempt appends and never responds, as that of a killed executor."""
     app = Versions(cluster, f"app of {log.group}", log.group)
     app.write(1, rows(0, 1000), is_killed=True)
 

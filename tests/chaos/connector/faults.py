@@ -118,7 +118,7 @@ class ConnectorNemesis:
         return "" if worker else "none ran"
 
     def hang_executor(self) -> str:
-        """Stop an executor for so long that speculation runs its tasks again; then it goes on with them."""
+        """Stop an executor until speculation runs its tasks again; then it continues them."""
         executor = self._some(EXECUTOR)
         if executor is None:
             return "none ran"
@@ -224,7 +224,7 @@ class ConnectorNemesis:
         return f"{driver.name}: {self._judged(driver, newest)}"
 
     def copied_checkpoint(self) -> str:
-        """Start another driver with a copy of a running query's checkpoint, while the query goes on."""
+        """Start another driver with a copy of a running query's checkpoint, while the query runs."""
         driver = self._chance.choice(self._drivers)
         copy = self._scratch / "copied"
         if not _copied(driver.checkpoint, copy):
