@@ -22,6 +22,7 @@ map too, with the keys of ``raft.Configuration`` and ``t``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -64,6 +65,47 @@ class Part(NamedTuple):
     last: int
     rows: int
     crc: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedRange:
+    """A range of the log that the archive was proved to have, as the log records it.
+
+    Attributes:
+        start: first index.
+        end: index after the last one.
+        rows: number of the data entries that ``read_committed`` shows; 0 if it shows none.
+        digest: of these rows (``digest.rows_digest``).
+        position: of the entry at ``start``.
+        nbytes: bytes of the log from there to the end of the entry at ``end - 1``.
+        last_time_ms: append time of the entry at ``end - 1``, ms since the epoch; 0 if it has none. No earlier entry
+            of the log has a later one.
+        term: term of the entry at ``end - 1``.
+        check: check of that entry; a control entry has one too.
+    """
+
+    start: int
+    end: int
+    rows: int
+    digest: bytes
+    position: int
+    nbytes: int
+    last_time_ms: int
+    term: int
+    check: int
+
+    def row(self) -> list[Any]:
+        """Return the values in the order of the attributes, as they are stored and sent."""
+        return [getattr(self, name) for name in self.__slots__]
+
+    @classmethod
+    def of_row(cls, row: Any) -> ArchivedRange:
+        """Return the range of such values; raise TypeError or ValueError if they are malformed."""
+        found = cls(**dict(zip(cls.__slots__, row, strict=True)))
+        numbers = [value for value in row if type(value) is int and 0 <= value <= NUMBER_MAX]
+        if type(found.digest) is not bytes or len(numbers) != len(row) - 1 or not found.start < found.end:
+            raise ValueError("not a range of an archive")
+        return found
 
 
 def check_parts(parts: Sequence[object]) -> None:

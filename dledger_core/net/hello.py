@@ -17,7 +17,9 @@ PRODUCE: Final = "produce"
 """Serves PRODUCE, the appends of several producers in one request; 0.2.0 does not."""
 SPLIT: Final = "split"
 """Serves SPLIT, the indexes at many positions in one request; 0.2.0 does not."""
-FEATURES: Final[frozenset[str]] = frozenset({PRODUCE, SPLIT})
+ARCHIVE: Final = "archive"
+"""Serves RANGES, PROVE, ARCHIVE_RANGES and ARCHIVE_END; 0.2.0 does not."""
+FEATURES: Final[frozenset[str]] = frozenset({PRODUCE, SPLIT, ARCHIVE})
 """Optional features that this version supports."""
 
 
