@@ -1,4 +1,4 @@
-"""Bodies of control entries (magic 2): producers, transactions and the log's identity, stored between data entries.
+"""Bodies of control entries (magic 2): producers, transactions, archive, identity of the log, between data entries.
 
 A msgpack map, or empty. Its key ``t`` is the group's log time in ms (see ``LogTime``); ``k`` names its kind, without
 which it is a no-op::
@@ -13,6 +13,9 @@ which it is a no-op::
                   With n 0 before an abort in one batch: the run appears only to be aborted
     commit        q, b, r, o, w, parts [[first, last, rows, crc], ...]: the winning ranges of a transaction
     abort         q, b, r
+    archived      r the values of an ``ArchivedRange``, u URI of the archive, b true if it begins an archive. It counts
+                  only if the range starts where the archive ends when it is applied
+    archive-end   the log has no archive any longer
 
 Later versions add kinds and keys; readers ignore unknown ones. An entry whose flag ``MUST_UNDERSTAND`` is set is
 acknowledged only by a node that knows its kind (``is_known``). The body of a configuration entry (magic 3) is such a
@@ -34,7 +37,7 @@ from dledger_core.checksum import Buffer
 from dledger_core.errors import BadRequestError, CorruptRecordError
 from dledger_core.ids import NUMBER_MAX
 
-_KINDS: Final = frozenset({None, "log", "producer", "expire", "attempt", "commit", "abort"})
+_KINDS: Final = frozenset({None, "log", "producer", "expire", "attempt", "commit", "abort", "archived", "archive-end"})
 PARTS_MAX: Final = 16_000
 """Parts of one transaction: request, control entry and response fit their limits (1 MiB, 16,384 elements)."""
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 from dledger_core.client.protocol import ArchivableRanges, ArchivedRanges, ArchiveState, LogSlice, Proof
 from dledger_core.client.routing.requests import Requests
 from dledger_core.control import ArchivedRange
 from dledger_core.digest import RowsDigest
-from dledger_core.errors import ProtocolError, UnknownFeatureError, UnsupportedError
+from dledger_core.errors import ArchiveRefusedError, ProtocolError, UnknownFeatureError, UnsupportedError
 from dledger_core.net import messages
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import ARCHIVE
+
+_URI_BYTES: Final = 2000
 
 
 class ArchiveRequests:
@@ -44,6 +47,7 @@ class ArchiveRequests:
 
     async def prove_archived(self, start: int, end: int, digest: RowsDigest, *, table: str) -> Proof:
         """See ``OptionalOperations.prove_archived``."""
+        check_uri(table)
         request = messages.ProveRequest(
             start=int(start), end=int(end), rows=digest.rows, digest=digest.digest, table=table
         )
@@ -70,6 +74,21 @@ class ArchiveRequests:
             return await self._requests.to_leader(header, idempotent=True, feature=ARCHIVE)
         except UnknownFeatureError as error:
             raise UnsupportedError(error.what, error.where, error.remedy) from None
+
+
+def check_uri(table: str) -> None:
+    """Raise ArchiveRefusedError for the URI of a table that a log must not keep."""
+    try:
+        has_secret = urlsplit(table).password is not None
+    except ValueError:
+        has_secret = False
+    if not 0 < len(table.encode()) <= _URI_BYTES or has_secret:
+        raise ArchiveRefusedError(
+            "the URI of the table is empty, too long, or has a password",
+            "",
+            f"name the table in at most {_URI_BYTES} bytes, and its credentials elsewhere",
+            {"reason": "table"},
+        )
 
 
 def archive_of(found: Mapping[str, Any] | None) -> ArchiveState | None:

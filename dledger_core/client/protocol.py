@@ -172,7 +172,7 @@ class LogSlice:
 
 @dataclass(frozen=True, slots=True)
 class ArchivableRanges:
-    """What the archive lacks, as the leader cuts it.
+    """The entries that the archive lacks, as the leader cuts them.
 
     Attributes:
         ranges: consecutive ranges that are full or closed, at most 1,000.
@@ -662,14 +662,15 @@ class OptionalOperations(Protocol):
         ...
 
     async def archivable_ranges(self, start: int | None = None, *, until: int | None = None) -> ArchivableRanges:
-        """Return what the archive lacks, in ranges as the leader cuts them.
+        """Return the entries that the archive lacks, in ranges as the leader cuts them.
 
         A range is cut when it is full (64 MiB of the log, or 2^20 indexes), when its first entry is an hour of log time
-        old, or when it ends at ``until``. A range may have no rows: it is proved like any other.
+        old, or with ``until``. A range may have no rows: it is proved like any other. Before the first proof the caller
+        pins the entries (``pin``): retention does not wait for it yet.
 
         Args:
             start: first index; None = where the archive ends, or the leader's first index if the log has none.
-            until: end, exclusive, up to which everything is cut that is committed and visible.
+            until: end, exclusive, up to which everything that is visible is cut, and nothing after it.
 
         Raises:
             ArchiveRefusedError: the log cannot have an archive, or the leader lacks entries; ``reason`` says why.
@@ -687,11 +688,12 @@ class OptionalOperations(Protocol):
             start: first index.
             end: end index, exclusive.
             digest: of the archive's rows in the range (``digest.rows_digest``).
-            table: URI of the archive, at most 2,000 characters, without credentials.
+            table: URI of the archive, at most 2,000 bytes, without credentials.
 
         Raises:
             ArchiveRefusedError: nothing was recorded; ``reason`` says why: ``not-next``, ``not-visible``,
                 ``too-large``, ``trimmed``, ``older-nodes``, ``profile`` or ``table``.
+            MemberChangeRefusedError: the first proof raises the version of the group, and that was refused now.
             LeadershipLostError: the outcome is unknown; call again.
             UnsupportedError: the leader's node is of 0.2.
         """

@@ -52,8 +52,8 @@ _RECORDS: Final = "sizes u32 x n, then the records as stored on disk"
 ARCHIVE_RANGES_MAX: Final = 1000
 """Ranges in one RANGES_OK or ARCHIVE_RANGES_OK, which must fit a header."""
 _ARCHIVE: Final = (
-    "the archive: start and end of what is proved, table (its URI); from METADATA also bytes and ms: how much log, and "
-    "log time, it lacks up to the visible end, nil where this is not known; nil = the log has no archive"
+    "the archive: start and end of what is proved, table (its URI); where it was measured also bytes and ms: how much "
+    "log, and log time, it lacks up to the visible end; nil = the log has no archive"
 )
 
 

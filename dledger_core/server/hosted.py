@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dledger_core.bootstrap import GROUP_VERSION
+from dledger_core.bootstrap import GROUP_VERSION_MAX
 from dledger_core.errors import (
     BadRequestError,
     OtherLogError,
@@ -32,6 +32,7 @@ from dledger_core.server.replica.members import Members
 from dledger_core.server.replica.replica import Replica, ReplicaSettings
 from dledger_core.server.services.admission import Admissions
 from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.archive import Archive
 from dledger_core.server.services.backups import Backups
 from dledger_core.server.services.membership import Membership
 from dledger_core.server.services.reads import OpenLogPrefix, Positions, Reads
@@ -92,7 +93,7 @@ def store_claim(replica: Replica) -> StoreClaim:
         replica.log.hard_state.term,  # a crash must not make it show a lower one
         Term(last_term),
         Index(last_index),
-        GROUP_VERSION,
+        GROUP_VERSION_MAX,
         commit_index=commit_index,
         commit_term=None if commit_term == NO_TERM else commit_term,
         floor=replica.raft.floor,
@@ -112,6 +113,7 @@ class HostedGroup:
     roles: RoleFeed
     membership: Membership
     backups: Backups
+    archive: Archive
 
     # --- attach ----------------------------------------------------------------------------------------------
 
@@ -144,6 +146,7 @@ class HostedGroup:
                 {"group": replica.group, "needed": needed, "understood": theirs.version},
             )
         replica.peers.check_attach(theirs)
+        self.membership.shown(theirs.member, theirs.version)
 
     # --- close -----------------------------------------------------------------------------------------------
 
@@ -221,6 +224,13 @@ def host_log(
     transactions = Transactions(appends)
     # Appends first: when a role change is reported, their clients have their response.
     replica.loop.observe(appends, transactions, roles, measures)
+    membership = Membership(
+        replica,
+        Admissions(replica, host.members, credentials=host.credentials).admit,
+        host.admin_log,
+        partial(transfer_leadership, replica, host.members, timeout_s=config.limits.transfer_s),
+        config.limits,
+    )
     return HostedGroup(
         replica=replica,
         appends=appends,
@@ -228,14 +238,9 @@ def host_log(
         reads=Reads(replica, host.executor, config.limits),
         positions=Positions(replica, host.executor, host.open_log_prefix),
         roles=roles,
-        membership=Membership(
-            replica,
-            Admissions(replica, host.members, credentials=host.credentials).admit,
-            host.admin_log,
-            partial(transfer_leadership, replica, host.members, timeout_s=config.limits.transfer_s),
-            config.limits,
-        ),
+        membership=membership,
         backups=Backups(replica),
+        archive=Archive(appends, membership, host.executor, config.limits),
     )
 
 
