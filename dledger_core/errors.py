@@ -46,6 +46,7 @@
        |  '- LogContinuedError        retriable; that log continues the named one
        |- RequestTimedOutError        outcome_unknown
        |- BusyError                   retriable; retry_after_ms
+       |  |- OverloadedError          more is appended than the log commits; nothing was appended
        |  '- QuotaExceededError       the principal uses too much; quota, limit
        |- BehindError                 retriable; the replica has not reached min_commit
        |- UnauthenticatedError        no valid certificate or token
@@ -94,6 +95,7 @@ __all__ = [
     "NotUnderstoodError",
     "OpenTransactionsError",
     "OtherLogError",
+    "OverloadedError",
     "ProducerError",
     "ProducerUnknownError",
     "ProducersFullError",
@@ -577,6 +579,13 @@ class BusyError(ClientError):
     code = 503
     name = "BUSY"
     retriable = True
+
+
+class OverloadedError(BusyError):
+    """More is appended than the log commits in the time that the call has; nothing was appended."""
+
+    code = 505
+    name = "OVERLOADED"
 
 
 class QuotaExceededError(BusyError):

@@ -337,6 +337,7 @@ class RecordsRequest:
     node: str | None = None
     min_commit: int = -1
     min_end: int = -1
+    columns: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,6 +390,7 @@ class LogClient(Protocol):
 
         Raises:
             BadRequestError: nothing was sent.
+            OverloadedError: the client appends faster than the log commits; nothing was sent.
             RequestTimedOutError, LeadershipLostError: the outcome is unknown.
             ProducerError: the producer table rejects the append.
         """
@@ -411,8 +413,13 @@ class LogClient(Protocol):
                 is given a second, then another one is asked.
             read_from: ask the ``leader`` or the ``follower`` replicas first, then the others.
             spread: readers with different numbers start at different replicas.
+            columns: names of the columns to return instead: of entries ``index``, ``term``, ``position``,
+                ``timestamp``, ``body``, and ``length`` and ``crc`` of the body; of RocketMQ messages in the bodies
+                those of MESSAGE_SCHEMA, with a row for each message. Without ``body`` only these travel; ``max_bytes``
+                still counts the records, which the node reads and checks. A node of 0.2 sends the records.
 
         Raises:
+            BadRequestError: an argument is wrong, or there is no such column.
             IndexOutOfRangeError: ``start`` is below the log's first index.
             BehindError: the replicas have not reached ``min_commit`` or ``start``.
         """
@@ -422,7 +429,7 @@ class LogClient(Protocol):
     async def records(self, request: RecordsRequest) -> Fetch:
         """Read all committed entries of [start, end), control entries and orphaned attempts too.
 
-        The batch has the column ``magic``; arguments as for ``fetch``.
+        The batch has the column ``magic``, if ``columns`` does not leave it out; arguments as for ``fetch``.
         """
         ...
 

@@ -15,6 +15,7 @@ own, a map or pairs by name as ``conditions`` of MEMBER: earlier readers ignore 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -47,6 +48,12 @@ _POSITIONS: Final = "positions i64 x n, ascending"
 SPLIT_MAX: Final = 1 << 13
 """Positions in one SPLIT: 64 KiB, for which no memory of its own is taken (LARGE_PAYLOAD_BYTES)."""
 _RECORDS: Final = "sizes u32 x n, then the records as stored on disk"
+_FIELDS: Final = (
+    "respond with these columns instead of records, where they are smaller: of entries index, term, position, "
+    "timestamp, magic, length and crc of the body, and those of RocketMQ messages in the bodies, a row per message"
+)
+_FIELDS_MAX: Final = 64
+_FIELDS_PAYLOAD: Final = "; with crc: the columns, a record batch in Arrow's IPC format without its schema"
 
 
 ARCHIVE_RANGES_MAX: Final = 1000
@@ -189,6 +196,23 @@ class AppendRequest:
     )
 
 
+_PLAIN_KEYS: Final = frozenset({"t", "r", "g", "lu", "n"})
+
+
+def is_plain_append(header: Mapping[str, Any]) -> bool:
+    """Whether a request is a well-formed append with no field but its number of entries, and names its group."""
+    if header["t"] != Type.APPEND or not header.keys() <= _PLAIN_KEYS:
+        return False
+    number, count = header.get("r"), header.get("n")
+    return (
+        type(number) is int
+        and 0 < number <= INT64_MAX
+        and type(count) is int
+        and 0 < count <= INT64_MAX
+        and type(header.get("g")) is str
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceRequest:
     """The next appends of several producers, one of each, in the order of their entries."""
@@ -238,20 +262,28 @@ class ReadRequest:
         choices=("committed", "linearizable"), default="committed",
     )  # fmt: skip
     pin: list[Any] | None = wire("pin", "any", _PIN, default=None, optional=True)
+    fields: list[str] | None = wire(
+        "fields", "list", _FIELDS, low=1, high=_FIELDS_MAX, accepts=all_of(str), default=None, optional=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadResponse:
-    """Records of a range."""
+    """Records of a range, or columns of them."""
 
-    count: int = wire("n", "int", "number of records", low=0)
+    count: int = wire("n", "int", "number of records that were read", low=0)
     next_index: int = wire("next", "int", "index to continue from", low=0)
     commit_index: int = wire("commit", "int", "last entry that is committed and durable on the node")
     visible_end: int = wire("visible", "int", "end of the entries that read_committed shows", low=0)
     first_index: int = wire("first", "int", "first index of the log", low=0)
     skip: list[list[int]] = wire(
-        "skip", "list", "[start, end) of orphaned attempts in the range", low=0, accepts=_rows(int, int)
-    )
+        "skip", "list", "[start, end) of orphaned attempts in the range; columns are without them", low=0,
+        accepts=_rows(int, int),
+    )  # fmt: skip
+    crc: int | None = wire(
+        "crc", "int", "CRC-32 of the payload if it has columns, nil if it has records", low=0, default=None,
+        optional=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -680,7 +712,7 @@ def _exchange(
 METADATA, METADATA_OK = _exchange(Type.METADATA, MetadataRequest, MetadataResponse)
 APPEND, APPEND_OK = _exchange(Type.APPEND, AppendRequest, AppendResponse, _COLUMNS)
 PRODUCE, PRODUCE_OK = _exchange(Type.PRODUCE, ProduceRequest, ProduceResponse, _COLUMNS)
-READ, READ_OK = _exchange(Type.READ, ReadRequest, ReadResponse, response_payload=_RECORDS)
+READ, READ_OK = _exchange(Type.READ, ReadRequest, ReadResponse, response_payload=_RECORDS + _FIELDS_PAYLOAD)
 TIME, TIME_OK = _exchange(Type.TIME, TimeRequest, TimeResponse)
 SPLIT, SPLIT_OK = _exchange(Type.SPLIT, SplitRequest, SplitResponse, _POSITIONS, "indexes i64 x n")
 PRODUCER, PRODUCER_OK = _exchange(Type.PRODUCER, ProducerRequest, ProducerResponse)

@@ -21,6 +21,7 @@ from dledger_core.lineage import LogEnd, find_link
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.limits.budget import Budget
 from dledger_core.raft import ConfigurationInForce, Message
+from dledger_core.record import MessageFields
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.bootstrap.store import GroupStore, configuration_of
 from dledger_core.server.config import ServerConfig
@@ -59,6 +60,7 @@ class GroupHost:
         on_configuration: called with each configuration that comes into force in a group.
         role_listeners: called with each role change.
         open_log_prefix: opens the CommitLog that precedes a log.
+        messages: decodes messages for reads of their columns.
         on_quarantined: called when a group was quarantined, with the reason.
         on_failed: called with an error that ends the node.
         admin_log: gets each change of members.
@@ -76,6 +78,7 @@ class GroupHost:
     on_configuration: Callable[[str, ConfigurationInForce], None]
     role_listeners: Sequence[OnRole]
     open_log_prefix: OpenLogPrefix | None
+    messages: MessageFields | None
     on_quarantined: Callable[[BaseException], None]
     on_failed: Callable[[BaseException], None]
     admin_log: AdminLog
@@ -235,7 +238,7 @@ def host_log(
         replica=replica,
         appends=appends,
         transactions=transactions,
-        reads=Reads(replica, host.executor, config.limits),
+        reads=Reads(replica, host.executor, config.limits, host.messages),
         positions=Positions(replica, host.executor, host.open_log_prefix),
         roles=roles,
         membership=membership,

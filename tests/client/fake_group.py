@@ -191,6 +191,11 @@ class FakeNode:
         else:
             self.respond(connection, frame)
 
+    def on_appends(self, connection, frames):
+        for frame in frames:
+            self.on_frame(connection, frame)
+        return True
+
     def respond(self, connection, frame):
         steps = self.script.get(frame.header["t"])
         step = steps.pop(0) if steps else None

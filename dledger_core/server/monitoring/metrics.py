@@ -100,7 +100,12 @@ METRICS: Final = (
     MetricKind("dledger_append_batches_total", "counter", _GROUP, "Batches of appends that this leader committed."),
     MetricKind("dledger_appended_entries_total", "counter", _GROUP, "Entries in them."),
     MetricKind("dledger_appended_bytes_total", "counter", _GROUP, "Bytes of their records."),
-    MetricKind("dledger_appends_waiting", "gauge", _GROUP, "Appends that wait to be proposed."),
+    MetricKind(
+        "dledger_appends_waiting",
+        "gauge",
+        _GROUP,
+        "Appends that wait to be proposed; those that arrived together are one.",
+    ),
     MetricKind("dledger_appends_waiting_bytes", "gauge", _GROUP, "Bytes of them."),
     MetricKind("dledger_batches_in_flight", "gauge", _GROUP, "Batches that are proposed and not committed."),
     MetricKind("dledger_commit_duration_seconds", "histogram", _GROUP, "From the proposal of a batch to its commit."),
