@@ -187,6 +187,7 @@ class Archive:
         outcome = loop.create_future()
         self.record(found, request.table, _into(outcome))
         _raised(await outcome)
+        self.replica.pins.set([_PIN, 0], start, self.replica.pin_time_ms)
         return True, found.rows
 
     def record(self, found: ArchivedRange, table: str, reply: Reply) -> None:

@@ -224,8 +224,9 @@ def test_ranges_are_full_or_old_or_closed_by_the_caller(tmp_path) -> None:
         [_, (start, end, nbytes), *_] = served.ranges()
         assert start == 20 < end < 40
         assert 2 * SEGMENT < nbytes < 4 * SEGMENT
-        assert served.prove(0, 20)[0]
-        assert served.prove(start, end)[0]
+        while found := served.ranges():
+            start, end, _ = found[0]
+            assert served.prove(start, end)[0]
         open_start = served.serve(served.archive.ranges(RangesRequest())).start
         assert open_start == end
         served.n0.running_ms += 3_600_000 + 599_000
