@@ -11,6 +11,7 @@
     |  |- LeadershipLostError         outcome_unknown
     |  |- TransferringError           retriable; leadership is being transferred
     |  |- MemberChangeRefusedError    reason; the group's members are unchanged
+    |  |- ArchiveRefusedError         reason; nothing was recorded
     |  |- UnknownGroupError
     |  |- FoundingRefusedError        a store refuses a bootstrap record or an admission
     |  |- RecoveryRefusedError        a store refuses to retire its log, or to continue it
@@ -67,6 +68,7 @@ from typing import Any, ClassVar, Final
 from dledger_core.exit_codes import EXIT_INCOMPLETE, EXIT_STORAGE, EXIT_USAGE
 
 __all__ = [
+    "ArchiveRefusedError",
     "BadRequestError",
     "BehindError",
     "BusyError",
@@ -315,6 +317,18 @@ class MemberChangeRefusedError(RaftError):
     @property
     def reason(self) -> str:
         """Constant name of the rule that refused it, such as ``change-pending``."""
+        return str(self.values.get("reason", ""))
+
+
+class ArchiveRefusedError(RaftError):
+    """The leader does not record a range of the archive, or cuts none; nothing was appended. ``reason`` says why."""
+
+    code = 508
+    name = "ARCHIVE_REFUSED"
+
+    @property
+    def reason(self) -> str:
+        """Constant name of the rule that refused it, such as ``not-next``."""
         return str(self.values.get("reason", ""))
 
 

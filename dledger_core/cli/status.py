@@ -75,6 +75,9 @@ def status(connection: Connection, all_groups: bool, watch: bool, output: Format
     else:
         _show_nodes(connection, metadata)
     say_waiting(group, waiting, transaction)
+    if (archive := metadata.archive) is not None:
+        lacks = "" if archive.missing_bytes < 0 else f"; it lacks {archive.missing_bytes:,} bytes"
+        say(f"archive {archive.table}: entries {archive.start:,} to {archive.end - 1:,} are proved{lacks}")
     _remark(health, reasons, output)
     return EXIT_FINDING if reasons else EXIT_OK
 
@@ -102,6 +105,7 @@ def _as_json(metadata: Metadata, health: GroupHealth, reasons: Sequence[Reason])
         "term": metadata.term,
         "preferred_leaders": metadata.preferred_leaders,
         "tables": [dataclasses.asdict(found) for found in metadata.tables],
+        "archive": None if metadata.archive is None else dataclasses.asdict(metadata.archive),
         "survives_failures": health.failures_survived,
         "verdict": verdict.level.name.lower(),
         "reasons": [{"text": reason.text, "remedy": reason.remedy or None} for reason in reasons],

@@ -16,6 +16,7 @@ from dledger_core.client.appends import (
     AppendBatcher,
     columns_of,
 )
+from dledger_core.client.archive import ArchiveRequests
 from dledger_core.client.members import GroupMembers, members_of
 from dledger_core.client.protocol import (
     AppendResult,
@@ -96,6 +97,9 @@ class NodeClient:
         self.offset_for_time, self.wait_for_entries = reads.offset_for_time, reads.wait_for_entries
         self.split_points = reads.split_points
         self.digest, self.describe = reads.digest, reads.describe
+        archive = ArchiveRequests(group, self._requests)
+        self.archivable_ranges, self.archived_ranges = archive.archivable_ranges, archive.archived_ranges
+        self.prove_archived, self.end_archive = archive.prove_archived, archive.end_archive
         self._plain_header = messages.APPEND.encode(messages.AppendRequest(count=1), g=group)
         self._plain = AppendBatcher(self._send_plain)
         self._produced = AppendBatcher(self._send_produced, TOGETHER_MAX, TOGETHER_ID_BYTES_MAX)

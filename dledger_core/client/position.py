@@ -22,7 +22,7 @@ from dledger_core.checksum import Buffer, crc32
 from dledger_core.client.protocol import LogRange
 from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.lineage import follows
-from dledger_core.record import HEADER_BYTES
+from dledger_core.record import HEADER_BYTES, Records
 
 _CHECKED: Final = struct.Struct(">qqqI")
 
@@ -44,6 +44,13 @@ class EntryCheck:
 
     def __str__(self) -> str:
         return f"term {self.term}, check {self.check:08x}"
+
+
+def check_of_last(records: Records) -> EntryCheck:
+    """Return term and check of the last of some records."""
+    header = records.last
+    body = memoryview(records.data)[records.nbytes - header.size + HEADER_BYTES :]
+    return EntryCheck(header.term, check_of(header.index, header.term, header.position, body))
 
 
 @dataclass(frozen=True, slots=True)
