@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 import uuid
 from collections.abc import Callable
 
-__all__ = ["Chunk", "JavaLog", "Log", "Pin", "RecordInfo", "ServerLog", "StoreLog", "check_history", "open_log"]
+__all__ = ["Chunk", "JavaLog", "Log", "Pin", "RecordInfo", "ServerLog", "StoreLog", "check_history"]
 
 _log = logging.getLogger("spark_connector")
 
@@ -79,9 +79,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RecordInfo:
-    """Term and check of a stored record, and its bytes [position, end_position) in the log."""
+    """Term and check of a record, None within a range of an archive; and its bytes [position, end_position)."""
 
-    check: EntryCheck
+    check: EntryCheck | None
     position: int
     end_position: int
     timestamp: datetime | None
@@ -129,16 +129,6 @@ class Log(Protocol):
         Raises:
             RetentionError: all replicas have deleted ``start``.
         """
-
-
-def open_log(
-    options: DLedgerOptions, group: str | None = None, *, measuring: bool = False, log: str | None = None
-) -> Log:
-    """Open the log of ``group``; a store names its group itself. ``measuring`` and ``log``: see ``client_for``."""
-    if options.path:
-        return StoreLog(options)
-    kind = JavaLog if options.protocol == "dledger-java" else ServerLog
-    return kind(options, group or options.groups[0], measuring=measuring, log=log)
 
 
 class _ClientLog:
@@ -447,7 +437,7 @@ def check_history(log: Log, part: Range) -> None:
         raise BehindError(
             f"the log does not contain index {at}", f"group {part.group!r}", "read it again later"
         ) from error
-    if found != part.check:
+    if found is not None and found != part.check:
         raise TermMismatchError.of(part.group, at + 1, part.check, found, part.start)
 
 
