@@ -17,7 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core import READ_SCHEMA, ArchivedRange, ArchiveState, IndexOutOfRangeError, LogRange, RowsDigest, rows_digest
+from dledger_core import (
+    READ_SCHEMA,
+    ArchivedRange,
+    ArchiveState,
+    IndexOutOfRangeError,
+    LogRange,
+    RowsDigest,
+    rows_digest,
+)
 from dledger_core.client import EntryCheck
 from dledger_core.record import empty_batch
 from spark_connector.archive import ArchiveTable

@@ -257,7 +257,7 @@ def test_statement_removes_the_rows_of_the_other_log_only(tmp_path: Path) -> Non
     assert (log.archived_end, DeltaTable(path).to_pyarrow_table().num_rows) == (300, 298)
 
 
-# --- tables that are no archive -----------------------------------------------------------------------------------
+# --- tables that cannot be an archive ------------------------------------------------------------------------------
 
 
 def described(path: Path, fields: dict[str, str], features: list[str]) -> str:

@@ -25,6 +25,7 @@ from dledger_core import (
     rows_digest,
 )
 from dledger_core.client import EntryCheck, check_of
+from dledger_core.lineage import AncestorLog
 from spark_connector.columns import ENTRY_SCHEMA
 
 GROUP = "g"
@@ -70,6 +71,7 @@ class ArchivedGroup:
         self.table: str | None = None
         self.asked = 0
         self.pins: list[int] = []
+        self.chain: tuple[AncestorLog, ...] = ()
 
     # --- what the job asks
 
@@ -116,7 +118,7 @@ class ArchivedGroup:
     # --- what a reader asks
 
     def bounds(self, **_: Any) -> LogRange:
-        return LogRange(self.first_index, self.size, self.size - 1, self.log_uuid)
+        return LogRange(self.first_index, self.size, self.size - 1, self.log_uuid, self.chain)
 
     def fetch(self, start: int, end: int, **_: Any) -> Fetch:
         self._check(start)
@@ -147,8 +149,15 @@ class ArchivedGroup:
     def split_points(self, start: int, end: int, positions: Any) -> list[int]:
         return [min(max(position // RECORD_BYTES, start), end) for position in positions]
 
-    def pin(self, _: str, start: int, __: float) -> None:
-        self.pins.append(start)
+    def pin(self, _: str, start: int, seconds: float) -> None:
+        if seconds:
+            self.pins.append(start)
+
+    def wait_for_entries(self, *_: Any, **__: Any) -> frozenset[str]:
+        return frozenset()
+
+    def describe(self, _: str) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([], pa.schema([]))
 
     def _check(self, index: int) -> None:
         if index < self.first_index:
