@@ -23,6 +23,7 @@ from dledger_core import (
     RowsDigest,
 )
 from spark_connector.archive import ArchiveTable
+from spark_connector.errors import ArchiveTableError
 
 from .differences import Difference, Kind, find_differences
 
@@ -98,7 +99,7 @@ class Proving:
         self._write = write
         self._at_once = at_once
         self._recorded: list[ArchivedRange] = []
-        self._counted = -1
+        self._counted = self._read = -1
         self._differs = False
         self._pin = f"archive-{uuid4().hex}"
 
@@ -118,8 +119,8 @@ class Proving:
                 break
             if not self._recorded:  # retention does not wait for an archive that has no range yet
                 self._client.pin(self._pin, offered.start, _PIN_S)
+            self._counted, self._read, self._differs = -1, self._table.version, False
             digests = self._digests([(one.start, one.end) for one in batch])
-            self._counted = -1
             for number, (one, digest) in enumerate(zip(batch, digests, strict=True)):
                 if not self._has_rows(batch[number:], digests[number:], done) or not self._records(one, digest):
                     break
@@ -185,6 +186,7 @@ class Proving:
             visible_end = self._client.archivable_ranges().visible_end if end is None else end
             rows, last = self._table.rows_from(self._client.group, visible_end)
             if not rows:
+                self._table.reopen()
                 return []
         return [self._finding(Difference(visible_end, last + 1, Kind.FOREIGN, rows, is_alone=True))]
 
@@ -210,7 +212,14 @@ class Proving:
                 low, high = (middle, high) if is_equal else (low, middle)
             self._compare(known[low].start, known[low].end, done, proved=known[low].rows)
             return False
-        if self._table.count(group, batch[0].start, batch[-1].end) != sum(one.rows for one in digests):
+        counted, read = self._table.count(group, batch[0].start, batch[-1].end), sum(one.rows for one in digests)
+        if counted != read and self._table.version == self._read:
+            raise ArchiveTableError(
+                f"the statistics count {counted} rows in [{batch[0].start}, {batch[-1].end}), the files have {read}",
+                self._table.uri,
+                "write these rows again, for example with OPTIMIZE: their statistics are wrong",
+            )
+        if counted != read:
             return False  # rows were written since: the digests are computed again
         self._counted = self._table.version
         return True

@@ -163,6 +163,16 @@ def test_rows_lost_between_digest_and_proof_are_not_recorded(tmp_path: Path) -> 
     assert (log.archived_end, len(calls)) == (200, 2)
 
 
+def test_statistics_that_count_other_rows_are_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    log = ArchivedGroup()
+    path = new_table(tmp_path / "table", log)
+    [commit] = (tmp_path / "table" / "_delta_log").glob("*01.json")
+    commit.write_text(commit.read_text().replace('\\"numRecords\\":98', '\\"numRecords\\":99'))
+    with pytest.raises(ArchiveTableError, match="count 297 rows"):
+        proving(log, path).prove()
+    assert log.recorded == []
+
+
 def test_verify_names_rows_whose_number_is_the_same(tmp_path: Path) -> None:
     log = ArchivedGroup()
     path = new_table(tmp_path / "table", log)
