@@ -38,9 +38,8 @@ from dledger_core.cli import DurationType, asked_peers, examples, peers_option, 
 from dledger_core.config import check_group_name
 from spark_connector import register
 from spark_connector.archive import ArchiveTable
-from spark_connector.errors import ArchiveTableError
 
-from ._archive.proving import Digests, Finding, Proved, Proving, Write
+from ._archive.proving import Digests, Finding, Proved, Proving, Write, retried
 from ._cli import (
     EXIT_FINDING,
     EXIT_INCOMPLETE,
@@ -232,22 +231,12 @@ def _writer(spark: SparkSession, options: ArchiveOptions, table: ArchiveTable) -
     """Return the function that replaces rows of the table by those of the log, in one commit of Delta."""
 
     def write(start: int, end: int) -> None:
-        from delta.exceptions import DeltaConcurrentModificationException
-
         group = options.group
-        for attempt in range(2):
-            rows = spark.read.format("dledger").options(peers=options.peers, groups=group, **options.access.of_source)
-            bounds = {"startingOffsets": json.dumps({group: start}), "endingOffsets": json.dumps({group: end})}
-            where = f"`group` = '{group}' AND `index` >= {start} AND `index` < {end}"
-            writer = rows.options(**bounds).load().write.format("delta").mode("overwrite")
-            try:
-                writer.option("replaceWhere", where).option("userMetadata", "dledger-archive --write").save(table.uri)
-                return
-            except DeltaConcurrentModificationException:
-                if attempt:
-                    what = f"two programs write to the table: this job with --write, and {table.last_writers(1)[0]}"
-                    remedy = "stop one of them: either ingest fills the table, or dledger-archive --write"
-                    raise ArchiveTableError(what, table.uri, remedy) from None
+        rows = spark.read.format("dledger").options(peers=options.peers, groups=group, **options.access.of_source)
+        bounds = {"startingOffsets": json.dumps({group: start}), "endingOffsets": json.dumps({group: end})}
+        where = f"`group` = '{group}' AND `index` >= {start} AND `index` < {end}"
+        writer = rows.options(**bounds).load().write.format("delta").mode("overwrite").option("replaceWhere", where)
+        retried(lambda: writer.option("userMetadata", "dledger-archive --write").save(table.uri), table)
 
     return write
 

@@ -27,7 +27,7 @@ from spark_connector.errors import ArchiveTableError
 
 from .differences import Difference, Kind, find_differences
 
-__all__ = ["Digests", "Finding", "Proved", "Proving", "Write", "delete_statement"]
+__all__ = ["Digests", "Finding", "Proved", "Proving", "Write", "delete_statement", "retried"]
 
 Digests: TypeAlias = Callable[[Sequence[tuple[int, int]]], Sequence[RowsDigest]]
 """Returns the digests of the table's rows in ranges [start, end)."""
@@ -295,6 +295,26 @@ def delete_statement(uri: str, group: str, one: Difference) -> str:
     if not one.is_alone:
         where.append("`term` IS NULL" if one.term is None else f"`term` = {one.term}")
     return f"DELETE FROM delta.`{name}` WHERE {' AND '.join(where)}"  # noqa: S608  (for the user)
+
+
+def retried(write: Callable[[], None], table: ArchiveTable) -> None:
+    """Write to a table, and again if another program has written to it meanwhile.
+
+    Raises:
+        ArchiveTableError: it has again.
+    """
+    from delta import exceptions  # which has no common base for these; its import lets PySpark raise them
+
+    conflicts = tuple(getattr(exceptions, name) for name in exceptions.__all__)
+    try:
+        write()
+    except conflicts:
+        try:
+            write()
+        except conflicts:
+            what = f"two programs write to the table: this job with --write, and {table.last_writers(1)[0]}"
+            remedy = "stop one of them: either ingest fills the table, or dledger-archive with --write"
+            raise ArchiveTableError(what, table.uri, remedy) from None
 
 
 def _is(one: ArchivedRange, digest: RowsDigest) -> bool:

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from dledger_core import rows_digest
 from jobs._archive.differences import Kind, find_differences
-from jobs._archive.proving import Proving
+from jobs._archive.proving import Proving, retried
 from spark_connector.archive import ArchiveTable
 from spark_connector.errors import ArchiveTableError
 from tests.support.archived_log import GROUP, ArchivedGroup, append, delete, entry, new_table, overwrite, rows_of
@@ -212,6 +212,23 @@ def test_write_replaces_the_rows_from_the_log_once(tmp_path: Path) -> None:
     done = proving(log, path, write=write).prove()
     assert (done.findings, done.end, done.ranges, written) == ([], 300, 3, [(100, 300)])
     assert (done.written, DeltaTable(path).to_pyarrow_table().num_rows) == (200, 297)
+
+
+@pytest.mark.parametrize("name", ["ConcurrentAppendException", "DeltaConcurrentModificationException"])
+def test_conflict_with_another_writer_is_retried_once_and_then_named(tmp_path: Path, name: str) -> None:
+    from delta import exceptions
+
+    table, failures = ArchiveTable(new_table(tmp_path / "table", ArchivedGroup())), [1, 1, 1]
+
+    def write() -> None:
+        if failures:
+            failures.pop()
+            raise getattr(exceptions, name)("another")
+
+    with pytest.raises(ArchiveTableError, match=r"--write, and WRITE by delta-rs"):
+        retried(write, table)
+    assert len(failures) == 1
+    retried(write, table)
 
 
 def test_write_of_an_empty_table_takes_one_commit_for_ranges_that_are_missing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Archive and log on real nodes: what is written is proved, trimmed, and read from the first index on. No JVM."""
+"""Archive and log on real nodes: entries are proved, trimmed, and read from the first index on. No JVM."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def append(client: Client, first: int, count: int) -> None:
 
 
 def proving(client: Client, path: Path) -> Proving:
-    """A job that writes what the table lacks, as ``dledger-archive --write`` does."""
+    """A job that writes missing rows, as ``dledger-archive --write`` does."""
 
     def write(start: int, end: int) -> None:
         at, rows = start, []
