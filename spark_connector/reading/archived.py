@@ -69,7 +69,8 @@ class ArchivedLog(ServerLog):
             if not more:
                 # No archive, or one that was ended and does not reach the log: it is not used.
                 return found
-            self._ranges += more
+            # An archive that was ended and begun again starts elsewhere.
+            self._ranges = [*(self._ranges if self._ranges and more[0].start == self._ranges[-1].end else ()), *more]
         return replace(found, first_index=min(found.first_index, self._ranges[0].start))
 
     def _ask(self, start: int) -> Sequence[ArchivedRange]:

@@ -189,6 +189,18 @@ def test_without_or_after_the_end_of_an_archive_deleted_entries_are_a_loss(log: 
     assert [row["index"] for row in read_rows(DLedgerBatchReader(options()))] == [each for each in ROWS if each >= 250]
 
 
+def test_archive_that_was_begun_again_starts_where_its_first_range_does(log: ArchivedGroup) -> None:
+    recorded = log.recorded
+    log.first_index, log.recorded = 50, recorded[:1]
+    reader = DLedgerStreamReader(options())
+    start = pin_batch(reader)
+    assert next_of(start, GROUP) == 0
+    log.first_index, log.recorded = 250, recorded[2:]
+    with pytest.raises(RetentionError) as caught:
+        reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert (caught.value.start, caught.value.end) == (0, 200)
+
+
 def test_entries_are_pinned_only_without_an_archive(log: ArchivedGroup) -> None:
     Engine().run(DLedgerStreamReader(options()), 3)
     assert log.pins == []
