@@ -113,14 +113,15 @@ class Loss:
         return min(self.position.next_index, shared.index + 1)
 
 
-def find_loss(position: LogPosition, view: LogRange, record: Callable[[int], EntryCheck]) -> Loss | None:
+def find_loss(position: LogPosition, view: LogRange, record: Callable[[int], EntryCheck | None]) -> Loss | None:
     """Return why a reader cannot continue at a position without a loss; None if it can.
 
     Args:
         position: the reader's position.
         view: what can be read now. ``end`` is exclusive; pass the end of what the reader can see.
         record: returns term and check of the record at an index; called at most once, and only for an index that
-            ``view`` contains. Retention may have deleted it since.
+            ``view`` contains. Retention may have deleted it since. None if an archive has the entry, which knows this
+            of the last entry of each range only: then the log's uuid decides.
     """
     is_other = position.log_uuid is not None and view.log_uuid is not None and position.log_uuid != view.log_uuid
     if is_other and not follows(view.chain, str(position.log_uuid), position.next_index - 1):
@@ -141,6 +142,8 @@ def find_loss(position: LogPosition, view: LogRange, record: Callable[[int], Ent
         if first < position.next_index:
             raise
         return find_loss(position, replace(view, first_index=first), record)
+    if found is None:
+        return None
     same_term = position.term < 0 or position.term == found.term
     same_check = position.check is None or position.check == found.check
     return None if same_term and same_check else Loss(LossKind.TERM_MISMATCH, position, view, found)

@@ -38,7 +38,7 @@ from dledger_core import (
     UnreachableError,
 )
 from dledger_core.client import EntryCheck, OpenTransaction, check_of, record_at
-from dledger_core.rocketmq import CommitLogView, locate
+from dledger_core.rocketmq import CommitLogView
 from spark_connector.connections import client_for, forget_client, store_for
 from spark_connector.errors import (
     LossPolicy,
@@ -67,7 +67,6 @@ __all__ = [
     "ServerLog",
     "StoreLog",
     "check_history",
-    "open_log",
 ]
 
 _log = logging.getLogger("spark_connector")
@@ -94,9 +93,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RecordInfo:
-    """Term and check of a stored record, and its bytes [position, end_position) in the log."""
+    """Term and check of a record, None within a range of an archive; and its bytes [position, end_position)."""
 
-    check: EntryCheck
+    check: EntryCheck | None
     position: int
     end_position: int
     timestamp: datetime | None
@@ -144,19 +143,6 @@ class Log(Protocol):
         Raises:
             RetentionError: all replicas have deleted ``start``.
         """
-
-
-def open_log(
-    options: DLedgerOptions, group: str | None = None, *, measuring: bool = False, log: str | None = None
-) -> Log:
-    """Open the log of ``group``; a store names its group itself. ``measuring`` and ``log``: see ``client_for``."""
-    if options.path:
-        location = locate(Path(options.path))
-        if location.commitlog is not None and location.store is None:
-            return ClassicLog(options, location.commitlog)
-        return StoreLog(options)
-    kind = JavaLog if options.protocol == "dledger-java" else ServerLog
-    return kind(options, group or options.groups[0], measuring=measuring, log=log)
 
 
 class _ClientLog:
@@ -545,7 +531,7 @@ def check_history(log: Log, part: Range) -> None:
         raise BehindError(
             f"the log does not contain index {at}", f"group {part.group!r}", "read it again later"
         ) from error
-    if found != part.check:
+    if found is not None and found != part.check:
         raise TermMismatchError.of(part.group, at + 1, part.check, found, part.start)
 
 
