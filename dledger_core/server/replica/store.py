@@ -61,7 +61,7 @@ class ReplicaStore:
         archive = self._controls.tables.archive
         if archive.is_active:
             return archive.end
-        # Not applied yet, it may be committed: then this node could lead, and would lack what is not archived
+        # Not applied yet, it may be committed: then this node could lead, and would lack entries that are not archived
         # (test_range_that_waits_for_its_commit_holds_retention_back).
         return 0 if self._controls.awaits_archive else None
 
