@@ -67,11 +67,11 @@ class ReplicaStore:
 
     def trim(self, index: Index) -> None:
         """Queue the deletion of the segments before ``index``, which must be committed and the first entry of one."""
-        # Only readable entries: another leader's entry at that index might start at another position
-        # (test_trim_deletes_nothing_that_is_not_readable).
         archived = self.archived_end
         if archived is not None and index > archived:
             return  # test_no_caller_trims_what_is_not_archived
+        # Only readable entries: another leader's entry at that index might start at another position
+        # (test_trim_deletes_nothing_that_is_not_readable).
         if index < self.readable_end and self._log.first_index() < index:
             self._loop.run(self._raft.trim, index)  # first: the core must not read deleted entries
             self._delete_forgotten()
