@@ -677,7 +677,7 @@ class OptionalOperations(Protocol):
 
         Args:
             start: first index; None = where the archive ends, or the leader's first index if the log has none.
-            until: end, exclusive, up to which everything that is visible is cut, and nothing after it.
+            until: end, exclusive, up to which the ranges reach, closed or not.
 
         Raises:
             ArchiveRefusedError: the log cannot have an archive, or the leader lacks entries; ``reason`` says why.

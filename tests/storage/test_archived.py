@@ -1,4 +1,4 @@
-"""The table of archived ranges: which entries count, what is kept of an ended archive, and continued logs."""
+"""The table of archived ranges: which entries count, ended archives, and continued logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What retention may delete of a log that has an archive, and how far the archive is behind; one per replica.
+"""The entries that retention may delete of a log with an archive, and the lag of the archive; one per replica.
 
 A replica deletes an archived range only after it has compared its own last entry of the range with the record: equal
 term and check there mean equal entries before it (Raft's log matching). A difference stops retention until the node
@@ -23,14 +23,14 @@ _SEARCHED: Final = 1 << 20
 
 
 class ArchiveGuard:
-    """Compares archived ranges with one replica's own log, and measures how far the archive is behind.
+    """Compares archived ranges with one replica's own log, and measures the lag of the archive.
 
     Args:
         replica: the replica.
         log_time_ms: the longest time between two log times that a leader records while it appends.
 
     Attributes:
-        replica: the replica. Its measures get what is found.
+        replica: the replica. Its measures get the results.
     """
 
     def __init__(self, replica: Replica, log_time_ms: int) -> None:
@@ -96,7 +96,7 @@ class ArchiveGuard:
             return
 
     def _age_ms(self, start: int) -> int:
-        """Return the age of the entry at ``start``, or a little less; 0 while the search for a log time goes on."""
+        """Return the age of the entry at ``start``, or a little less; 0 while it is searched."""
         replica = self.replica
         if self._searched[0] != start:
             self._searched, self._recorded_ms = (start, start), None

@@ -65,7 +65,7 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
 
 
 class ArchiveLag(NamedTuple):
-    """How far a log's archive is behind.
+    """Lag of a log's archive.
 
     Attributes:
         nbytes: bytes of the log from the end of the archive to the visible end.

@@ -61,17 +61,17 @@ class ReplicaStore:
         archive = self._controls.tables.archive
         if archive.is_active:
             return archive.end
-        # Not applied yet, it may be committed: then this node could lead, and would lack what is not archived
+        # Not applied yet, it may be committed: then this node could lead, and would lack entries that are not archived
         # (test_range_that_waits_for_its_commit_holds_retention_back).
         return 0 if self._controls.awaits_archive else None
 
     def trim(self, index: Index) -> None:
         """Queue the deletion of the segments before ``index``, which must be committed and the first entry of one."""
-        # Only readable entries: another leader's entry at that index might start at another position
-        # (test_trim_deletes_nothing_that_is_not_readable).
         archived = self.archived_end
         if archived is not None and index > archived:
             return  # test_no_caller_trims_what_is_not_archived
+        # Only readable entries: another leader's entry at that index might start at another position
+        # (test_trim_deletes_nothing_that_is_not_readable).
         if index < self.readable_end and self._log.first_index() < index:
             self._loop.run(self._raft.trim, index)  # first: the core must not read deleted entries
             self._delete_forgotten()

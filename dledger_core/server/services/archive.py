@@ -64,7 +64,7 @@ class _Proof(Append):
         self.appends.propose_alone(self)
 
     def settle(self, outcome: AppendedRange | DLedgerError) -> None:
-        """Fail if another entry came first: only the table knows what counts."""
+        """Fail if another entry came first: the table decides."""
         is_committed = self.state is AppendState.PROPOSED and isinstance(outcome, AppendedRange)
         if is_committed and self.range not in self.archive.table.containing(self.range.start, most=1):
             outcome = self.archive.not_next(self.range.start)
@@ -128,7 +128,7 @@ class Archive:
 
     @property
     def next_start(self) -> int:
-        """Where the next range starts: at the end of the archive, or at this log's first index."""
+        """Start of the next range: the end of the archive, or this log's first index."""
         return self.table.end if self.table.is_active else self.replica.raft.first_index
 
     # --- requests ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The archive of a log: the ranges that were proved, one after the other, and the end of it. One stored row per entry.
+"""The archive of a log: the consecutive ranges that were proved, and the end of it. One stored row per entry.
 
 Rows are kept by the index of the control entry that brought them, also those of an archive that has ended: a log that
 is continued below such an entry has the archive from before it, also where a snapshot install brought tables ahead.
