@@ -15,8 +15,10 @@ from spark_connector import register
 from spark_connector.archive import ArchiveTable
 from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
+from tests.test_guides import blocks
 
 run = partial(run_in_process, command)
+GUIDE = Path(__file__).parents[2] / "spark_connector" / "HISTORY.md"
 ROWS = 600
 
 
@@ -64,10 +66,10 @@ def test_archive_is_written_proved_read_across_the_seam_and_verified(
         for at in range(100, ROWS, 50):
             client.append([b"%06d" % number + b"x" * 400 for number in range(at, at + 50)])
         register(spark)
-        log = spark.read.format("dledger").options(peers=cluster.peers, archive="true")
-        assert [row["body"][:6] for row in log.load().orderBy("index").collect()] == [
-            b"%06d" % number for number in range(ROWS)
-        ]
+        guide: dict[str, Any] = {"spark": spark, "peers": cluster.peers}
+        exec(blocks(GUIDE.read_text(), "Read archive and log as one")[0], guide)
+        found = guide["history"].orderBy("index").collect()
+        assert [bytes(row["body"][:6]) for row in found] == [b"%06d" % number for number in range(ROWS)]
         code, done, _ = run(capsys, *arguments, "--dry-run", "--until", str(client.bounds().end))
         assert (code, done["archived_end"]) == (0, 90)
         code, done, _ = run(capsys, *arguments, "--end")
