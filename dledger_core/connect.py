@@ -103,7 +103,7 @@ def connect(
     if protocol == "dledger":
         known, credentials = MessageFormat(), Credentials(tls, token)
         return NodeClient(
-            parsed, group, timeouts, prefix=known, messages=known, log_uuid=log_uuid, credentials=credentials
+            parsed, group, timeouts, prefix=known, message_fields=known, log_uuid=log_uuid, credentials=credentials
         )
     if (tls, token) != (None, None) and protocol in PROTOCOLS:
         raise UnsupportedError(f"protocol {protocol!r} has neither TLS nor tokens here", "", "leave tls and token out")

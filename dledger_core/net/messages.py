@@ -15,6 +15,7 @@ own, a map or pairs by name as ``conditions`` of MEMBER: earlier readers ignore 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -55,6 +56,14 @@ _FIELDS_MAX: Final = 64
 _FIELDS_PAYLOAD: Final = "; with crc: the columns, a record batch in Arrow's IPC format without its schema"
 
 
+ARCHIVE_RANGES_MAX: Final = 1000
+"""Ranges in one RANGES_OK or ARCHIVE_RANGES_OK, which must fit a header."""
+_ARCHIVE: Final = (
+    "the archive: start and end of what is proved, table (its URI); where it was measured also bytes and ms: how much "
+    "log, and log time, it lacks up to the visible end; nil = the log has no archive"
+)
+
+
 def _row(*kinds: type) -> Any:
     return lambda row: type(row) is list and tuple(map(type, row)) == kinds
 
@@ -93,6 +102,14 @@ def _is_transaction(value: dict[str, Any]) -> bool:
     kinds = {"q": str, "b": int, "r": str, "a": str, "o": bool, "w": int}
     is_named = value.keys() >= {"q", "b", "r"} and all(type(value[key]) is kinds.get(key) for key in value)
     return is_named and value["b"] >= -1 and value.get("w", -1) >= -1
+
+
+def _is_archive(value: dict[str, Any]) -> bool:
+    return (
+        type(value.get("table")) is str
+        and _numbers([value.get("start"), value.get("end")])
+        and _numbers([value[key] for key in ("bytes", "ms") if value.get(key) is not None])
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +176,7 @@ class MetadataResponse:
         "tables", "list", "[table, rows, limit on them] of each table about the log's writers", low=0,
         accepts=_rows(str, int, int), default=None, optional=True,
     )  # fmt: skip
+    archive: dict[str, Any] | None = wire("archive", "map", _ARCHIVE, accepts=_is_archive, default=None, optional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +193,23 @@ class AppendRequest:
     )
     traceparent: str | None = wire(
         "tp", "str", "the client's span as W3C traceparent, if it traces appends", default=None, optional=True
+    )
+
+
+_PLAIN_KEYS: Final = frozenset({"t", "r", "g", "lu", "n"})
+
+
+def is_plain_append(header: Mapping[str, Any]) -> bool:
+    """Whether a request is a well-formed append with no field but its number of entries, and names its group."""
+    if header["t"] != Type.APPEND or not header.keys() <= _PLAIN_KEYS:
+        return False
+    number, count = header.get("r"), header.get("n")
+    return (
+        type(number) is int
+        and 0 < number <= INT64_MAX
+        and type(count) is int
+        and 0 < count <= INT64_MAX
+        and type(header.get("g")) is str
     )
 
 
@@ -595,6 +630,75 @@ class MemberResponse:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangesRequest:
+    """Ask a group's leader how to cut what the archive lacks into ranges."""
+
+    start: int = wire("start", "int", "first index; -1 = where the archive ends, or the log's first index", default=-1)
+    until: int | None = wire(
+        "until", "int", "end (exclusive): what is before it is cut although it is neither full nor old", low=0,
+        default=None, optional=True,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangesResponse:
+    """Consecutive ranges that are full or closed."""
+
+    ranges: list[list[int]] = wire(
+        "ranges", "list", "[start, end, bytes]", low=0, high=ARCHIVE_RANGES_MAX, accepts=_rows(int, int, int)
+    )
+    start: int = wire("start", "int", "start of the first range, also of one that is not closed yet", low=0)
+    visible_end: int = wire("visible", "int", "end of the entries that read_committed shows", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProveRequest:
+    """Ask a group's leader to compare a range of the archive with the log, and to record it if they are equal."""
+
+    start: int = wire("start", "int", "first index", low=0)
+    end: int = wire("end", "int", "end (exclusive)", low=1)
+    rows: int = wire("rows", "int", "number of the archive's rows", low=0)
+    digest: bytes = wire("digest", "bytes", "their digest; empty = they are not such rows as the log has")
+    table: str = wire("table", "str", "URI of the archive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProveResponse:
+    """Whether the rows are equal; then the range is recorded, and the entry that records it is committed."""
+
+    equal: bool = wire("equal", "bool", "whether the archive has the log's rows")
+    rows: int = wire("rows", "int", "number of the log's rows", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveRangesRequest:
+    """Ask a group's leader for the recorded ranges of the archive."""
+
+    start: int = wire("start", "int", "the first range is the one with this index", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveRangesResponse:
+    """Recorded ranges, and the archive that they belong to."""
+
+    ranges: list[list[Any]] = wire(
+        "ranges", "list", "start, end, rows, digest, position, bytes, append time and term and check of the last entry",
+        low=0, high=ARCHIVE_RANGES_MAX, accepts=_rows(int, int, int, bytes, int, int, int, int, int),
+    )  # fmt: skip
+    archive: dict[str, Any] | None = wire("archive", "map", _ARCHIVE, accepts=_is_archive, optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveEndRequest:
+    """End the archive: retention does not wait for it any longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveEndResponse:
+    """The log has no archive; the entry that ended it is committed."""
+
+
 def _exchange(
     number: Type, request: type[Q], response: type[A], payload: str = "", response_payload: str = ""
 ) -> tuple[Table[Q], Table[A]]:
@@ -634,6 +738,10 @@ FOUND, FOUND_OK = _exchange(
 )
 ADMIT, ADMIT_OK = _exchange(Type.ADMIT, AdmitRequest, AdmitResponse)
 MEMBER, MEMBER_OK = _exchange(Type.MEMBER, MemberRequest, MemberResponse)
+RANGES, RANGES_OK = _exchange(Type.RANGES, RangesRequest, RangesResponse)
+PROVE, PROVE_OK = _exchange(Type.PROVE, ProveRequest, ProveResponse)
+ARCHIVE_RANGES, ARCHIVE_RANGES_OK = _exchange(Type.ARCHIVE_RANGES, ArchiveRangesRequest, ArchiveRangesResponse)
+ARCHIVE_END, ARCHIVE_END_OK = _exchange(Type.ARCHIVE_END, ArchiveEndRequest, ArchiveEndResponse)
 
 TABLES: Final[tuple[Table[Any], ...]] = tuple(table for table in vars().values() if isinstance(table, Table))
 """All messages between clients and nodes, without hello and FAILURE."""

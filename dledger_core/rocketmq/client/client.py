@@ -244,7 +244,7 @@ class JavaClient:
         return Fetch(batch, next_index, known.commit_index, known.end, known.first_index)
 
     async def _deleted(self, start: int) -> IndexOutOfRangeError:
-        log = await self._bounds.observe(self._timeouts.request_s)
+        log = await self._bounds.after_deletion(start, self._timeouts.request_s)
         values = {"index": start, "first_index": log.first_index, "last_index": log.end - 1}
         return IndexOutOfRangeError(f"index {start} is no longer in the log", f"group {self.group}", "", values)
 

@@ -357,6 +357,13 @@ class JavaBounds:
         """Forget the last observation."""
         self._last = None
 
+    async def after_deletion(self, index: int, timeout_s: float) -> LogEnd:
+        """Observe the log, from whose beginning retention has deleted an entry."""
+        if self._first <= index:
+            self._first_at = float("-inf")
+            self.forget()
+        return await self.observe(timeout_s)
+
     async def _observe(self, loop: asyncio.AbstractEventLoop) -> LogEnd:
         while True:
             leader = await self._nodes.leader()

@@ -182,11 +182,14 @@ class Reads:
 
     def _out_of_range(self, index: int, why: str) -> IndexOutOfRangeError:
         first, last = self._replica.raft.first_index, self._replica.readable_end - 1
+        values: dict[str, Any] = {"index": index, "first_index": first, "last_index": last}
+        archive = self._replica.tables.archive
+        remedy = f"read from {first} on"
+        if archive.start <= index < archive.end:
+            remedy += f"; the archive {archive.table} has the entry"
+            values["archive"] = archive.table
         return IndexOutOfRangeError(
-            f"index {index} {why}",
-            f"group {self._replica.group} on {self._replica.node_id}",
-            f"read from {first} on",
-            {"index": index, "first_index": first, "last_index": last},
+            f"index {index} {why}", f"group {self._replica.group} on {self._replica.node_id}", remedy, values
         )
 
     async def index_at_time(self, time_ms: int, min_commit: int = -1) -> int:

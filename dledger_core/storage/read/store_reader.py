@@ -432,7 +432,7 @@ class StoreReader:
         if not self.first_index <= start <= self.last_index or end <= start:
             raise out_of_range(self.path, start, end, self.first_index, self.last_index)
         try:
-            return self._store.reader.read(start, min(end, self.last_index + 1), max_bytes)
+            return self._store.reader.read(start, min(end, self.last_index + 1), max_bytes, gather=True)
         except CorruptRecordError as error:
             first = self.first_index_now
             if start < first:  # retention has deleted it meanwhile

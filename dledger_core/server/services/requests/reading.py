@@ -14,6 +14,7 @@ from dledger_core.net import codec, messages
 from dledger_core.net.limits.quotas import Quota
 from dledger_core.server.group import hosted_logs
 from dledger_core.server.services.reads import grown_groups
+from dledger_core.server.services.requests.archiving import archive_fields
 from dledger_core.server.services.requests.calls import GroupsCall, LogCall, Work
 
 _DAMAGED_NAMED: Final = 8192
@@ -78,6 +79,7 @@ def _metadata_of(
         disk=[replica.space.free_bytes, replica.space.total_bytes],
         orphaned=orphaned,
         tables=[list(row) for row in replica.tables.usage(node.limits)],
+        archive=archive_fields(replica),
     )
 
 
