@@ -476,7 +476,10 @@ class Tracker:
                 start = min(view.first_index, end)
             log = self._logs[group]
             border = log.stored_index if isinstance(log, ArchivedLog) else start
-            for first, stop in itertools.pairwise(sorted({start, min(max(start, border), end), end})):
+            # A start after the end is an accepted loss of the end
+            # (test_checkpoint_of_another_log_is_error_or_counted_warning).
+            cuts = sorted({start, min(max(start, border), end), end}) if start < end else []
+            for first, stop in itertools.pairwise(cuts):
                 # The check of the end travels with the range: an executor with another copy of the log returns no row
                 # of it (test_copy_of_store_with_its_own_later_history_serves_no_row).
                 low, _ = self._border(group, first, view.first_index)
