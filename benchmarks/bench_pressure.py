@@ -231,7 +231,7 @@ def overload(options: argparse.Namespace) -> dict[str, Any]:
             client, turns = clients[0], cycle(clients)
             await closed_loop(client, 3)
             latencies: tuple[list[float], list[float]] = ([], [])
-            sustained = await closed_loop(client, 15, latencies[0])
+            sustained = await closed_loop(client, 15, latencies[0], Counter())
             failed: Counter[str] = Counter()
             acknowledged = 0
 

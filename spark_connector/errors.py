@@ -9,6 +9,8 @@ Spark keeps only the text of a Python error, so the code leads the message, as S
     DLEDGER_DECODE                       a body is not a message, and onDecodeError=fail
     DLEDGER_PIN                          a node refuses to keep planned entries, and onPinFailure=fail
     DLEDGER_TABLE                        a Delta table and the Spark checkpoint of its query do not belong together
+    DLEDGER_ARCHIVE_TABLE                a Delta table cannot be read, or is not an archive
+    DLEDGER_ARCHIVE_DAMAGED              a range of the archive is not the one that was proven equal to the log
     DLEDGER_DATA_LOSS.RETENTION          entries were deleted before the query read them
     DLEDGER_DATA_LOSS.LOG_RECREATED      the log identity differs from the one in the checkpoint
     DLEDGER_DATA_LOSS.TERM_MISMATCH      the last entry that the query consumed was replaced
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "ArchiveDamagedError",
+    "ArchiveTableError",
     "CheckpointError",
     "DataLossError",
     "DecodeError",
@@ -162,6 +166,20 @@ class TableMismatchError(DLedgerError):
 
     code = 704
     name = "DLEDGER_TABLE"
+
+
+class ArchiveDamagedError(DLedgerError):
+    """Rows of a range in an archive are not those that were proven; none of them was returned."""
+
+    code = 705
+    name = "DLEDGER_ARCHIVE_DAMAGED"
+
+
+class ArchiveTableError(DLedgerError):
+    """A table cannot be read as an archive; nothing was proven or returned."""
+
+    code = 706
+    name = "DLEDGER_ARCHIVE_TABLE"
 
 
 class DataLossError(DLedgerError):

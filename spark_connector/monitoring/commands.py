@@ -41,7 +41,7 @@ from spark_connector.errors import DataLossError, loss_error
 from spark_connector.monitoring.lag import LagReport, lag_from
 from spark_connector.offsets import GroupOffset, MicroBatch, SparkCheckpoint, StreamOffset, local_path, read_checkpoint
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.logs import open_log
+from spark_connector.reading.opening import open_log
 
 
 def _check_directory(_context: click.Context, _parameter: click.Parameter, value: str) -> Path:

@@ -22,7 +22,8 @@ from spark_connector.errors import LossPolicy
 from spark_connector.offsets import LatestOffset, LogEnd, StreamOffset
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
-from spark_connector.reading.logs import Log, ServerLog, open_log
+from spark_connector.reading.logs import Log, ServerLog
+from spark_connector.reading.opening import open_log
 
 _log = logging.getLogger(__name__)
 _READ_BYTES: Final = 64 << 10
@@ -131,7 +132,8 @@ def lag_from(log: Log, start: int, bounds: LogRange) -> Measured:
     """Return the lag of a reader at ``start``."""
 
     def rows(low: int, high: int) -> tuple[pa.RecordBatch, int]:
-        chunk = log.read(Range(log.group, low, high, bounds.commit_index, bounds.log_uuid), low, max_bytes=_READ_BYTES)
+        part = Range(log.group, low, high, bounds.commit_index, bounds.log_uuid)
+        chunk = log.read(part, low, max_bytes=_READ_BYTES, columns=("index", "position", "timestamp"))
         return chunk.batch, chunk.next_index
 
     lag = measure_lag(start, bounds.end, rows, lambda index: log.record(index).end_position)

@@ -260,6 +260,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # With failOnDataLoss=false a start may be below the first index: the batch must end after the gap
         # (test_deleted_prefix_is_error_or_counted).
         ends = {group: max(end, min(bounds[group].first_index, allowed[group])) for group, end in ends.items()}
+        ends = self.tracker.batch_ends(starts, ends, allowed)
         # A group without new entries keeps its offset as it is. Spark compares texts: a change in any field would start
         # an empty micro-batch, again and again (test_offsets_never_decrease_and_idle_query_repeats_offset).
         moved = {group: end for group, end in ends.items() if end > starts[group]}
@@ -316,7 +317,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._seen if end == self._last_end else self._bounds()
         # The end first: a log that ends before both lacks the entries up to the end, and that is one loss
         # (test_lost_end_is_reported_once_and_asked_for_once).
-        ends = {group: offset.next for group, offset in self.tracker.adopt(stop, bounds).groups.items()}
+        ends = {group: offset.next for group, offset in self.tracker.adopt(stop, bounds, begin).groups.items()}
         known = self.tracker.adopt(begin, bounds)
         # After a crash in the first micro-batch Spark asks a new reader for the start, and that may be after the
         # recorded end. The recorded end counts (test_entries_appended_between_first_calls_are_read).

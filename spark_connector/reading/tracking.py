@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from bisect import bisect_left
@@ -32,7 +33,9 @@ from spark_connector.planning import (
     searched_points,
     split,
 )
-from spark_connector.reading.logs import Log, Pin, RecordInfo, ServerLog, open_log
+from spark_connector.reading.archived import ArchivedLog
+from spark_connector.reading.logs import Log, Pin, RecordInfo, ServerLog
+from spark_connector.reading.opening import open_log
 
 if TYPE_CHECKING:
     from spark_connector.reading.partitions import RangesPartition
@@ -155,6 +158,7 @@ class Tracker:
         self._beyond_end: dict[str, int] = {}
         self._has_responded = False
         self._seen_ends: dict[tuple[str, str | None], int] = {}
+        self._replaced: dict[tuple[str, str | None], str | None] = {}
         self.finder = GroupFinder(options) if options.groups_pattern is not None else None
         self.groups: list[str] = []
         self.policy = LossPolicy(options.fail_on_data_loss)
@@ -275,7 +279,18 @@ class Tracker:
     def index_at_term(self, group: str, term: int, bounds: LogRange) -> int:
         """Return the first index of a group with an entry of a term or a later one, its end if there is none."""
         log, first = self._logs[group], bounds.first_index
-        return first + bisect_left(range(first, bounds.end), term, key=lambda index: log.record(index).check.term)
+        if isinstance(log, ArchivedLog):
+            archived, first = log.index_at_term(term), max(first, log.stored_index)
+            if archived is not None:
+                return archived
+
+        def term_of(index: int) -> int:
+            check = log.record(index).check
+            if check is None:  # retention has deleted it since
+                raise RetentionError.of(group, index, index + 1)
+            return check.term
+
+        return first + bisect_left(range(first, bounds.end), term, key=term_of)
 
     def offset_at(self, ends: Mapping[str, int], bounds: Mapping[str, LogRange]) -> StreamOffset:
         """Return the offset at the given indexes, with term and check of the record before each."""
@@ -294,11 +309,18 @@ class Tracker:
         self._records_read.clear()
         return StreamOffset(found)
 
-    def adopt(self, start: StreamOffset, bounds: Mapping[str, LogRange]) -> StreamOffset:
+    def adopt(
+        self, start: StreamOffset, bounds: Mapping[str, LogRange], since: StreamOffset | None = None
+    ) -> StreamOffset:
         """Check an offset against the logs and return it for exactly the groups of this query.
 
         A group that the offset does not contain starts at its first index. The record before an offset that was made or
         checked here is not read again, only the uuid of its log is compared.
+
+        Args:
+            start: the offset.
+            bounds: the readable entries.
+            since: the start of the range that ends at the offset; None if it ends none.
 
         Raises:
             DataLossError: the offset does not match its log and ``failOnDataLoss`` is set.
@@ -314,10 +336,29 @@ class Tracker:
             # belong to the query (test_new_group_is_read_from_first_entry).
             found[group] = GroupOffset(bounds[group].first_index, bounds[group].log_uuid)
             if known is not None:
-                found[group] = self._checked(group, known, bounds[group])
+                before = None if since is None else since.groups.get(group)
+                found[group] = self._checked(group, known, bounds[group], before)
         return StreamOffset(found)
 
-    def _checked(self, group: str, offset: GroupOffset, bounds: LogRange) -> GroupOffset:
+    def _report(self, group: str, offset: GroupOffset, loss: Loss, since: GroupOffset | None) -> None:
+        """Report the loss of an offset; another log once, from the start of the range that ends at the offset."""
+        log, at = (group, offset.log), offset.next
+        if loss.kind is LossKind.LOG_RECREATED:
+            # A replayed range lies in one log, which is one loss: not one at its end, one at its start, and one at the
+            # next micro-batch (test_replay_in_former_log_is_one_loss).
+            if self._replaced.get(log) == loss.view.log_uuid:
+                return
+            self._seen_ends[log] = max(self._seen_ends.get(log, 0), at)
+            earlier = None if since is None or since.log != offset.log else self._loss(group, since, loss.view)
+            if since is not None and earlier is not None and earlier.kind is LossKind.LOG_RECREATED:
+                loss, at = earlier, since.next
+        self.policy.report(loss_error(group, loss, self._seen_ends.get(log)), at)
+        if loss.kind is LossKind.LOG_RECREATED:
+            self._replaced[log] = loss.view.log_uuid
+
+    def _checked(
+        self, group: str, offset: GroupOffset, bounds: LogRange, since: GroupOffset | None = None
+    ) -> GroupOffset:
         loss = self._loss(group, offset, bounds)
         if loss is not None and loss.kind is LossKind.OFFSET_BEYOND_END:
             bounds = self._reaching(group, offset.next, bounds)
@@ -328,8 +369,7 @@ class Tracker:
         if loss is None:
             self._verified[group].append(offset)
             return offset
-        error = loss_error(group, loss, self._seen_ends.get((group, offset.log)))
-        self.policy.report(error, offset.next)
+        self._report(group, offset, loss, since)
         # The positions belong to the former log; ranges of the present one would be divided at wrong places.
         self._borders.clear()
         # Another log, or another history: its first unread entry is next. After OFFSET_BEYOND_END the index stays,
@@ -378,6 +418,20 @@ class Tracker:
         for group, index in indexes.items():
             self._reaching(group, index, bounds[group])
 
+    def batch_ends(
+        self, starts: Mapping[str, int], ends: Mapping[str, int], allowed: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Return the ends of a micro-batch: in an archive they are ends of its ranges, at least one per backlog.
+
+        A range is verified as a whole, so a part of one would be read by two micro-batches.
+        """
+        return {
+            group: log.range_end(starts[group], end, allowed[group])
+            if isinstance(log := self._logs[group], ArchivedLog)
+            else end
+            for group, end in ends.items()
+        }
+
     def within_bytes(
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogRange], most: int
     ) -> dict[str, int]:
@@ -420,12 +474,14 @@ class Tracker:
             if start < min(view.first_index, end):
                 self.policy.report(RetentionError.of(group, start, view.first_index, end))
                 start = min(view.first_index, end)
-            if start < end:
+            log = self._logs[group]
+            border = log.stored_index if isinstance(log, ArchivedLog) else start
+            for first, stop in itertools.pairwise(sorted({start, min(max(start, border), end), end})):
                 # The check of the end travels with the range: an executor with another copy of the log returns no row
                 # of it (test_copy_of_store_with_its_own_later_history_serves_no_row).
-                low, _ = self._border(group, start, view.first_index)
-                high, check = self._border(group, end, view.first_index)
-                part = Range(group, start, end, view.commit_index, view.log_uuid, end - 1, check)
+                low, _ = self._border(group, first, view.first_index)
+                high, check = self._border(group, stop, view.first_index)
+                part = Range(group, first, stop, view.commit_index, view.log_uuid, stop - 1, check)
                 extents.append(Extent(part, low, high))
         # Before the pins: tasks count from here, so they renew too early rather than too late.
         pinned_at = time.time()

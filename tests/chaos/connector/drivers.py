@@ -115,8 +115,7 @@ class Driver:
 
     def newest(self, log: str) -> int:
         """Return the newest micro-batch in ``offsets`` or ``commits`` of its checkpoint; -1 if there is none."""
-        numbers = [int(path.name) for path in (self.checkpoint / log).glob("[0-9]*") if path.name.isdigit()]
-        return max(numbers, default=-1)
+        return newest(self.checkpoint, log)
 
     def finish(self) -> int:
         """Kill it, and run it again up to the newest entry; return the exit code."""
@@ -139,6 +138,12 @@ class Driver:
     def last_words(self) -> str:
         """Return the end of its log."""
         return self._log.read_text(errors="replace")[-2000:]
+
+
+def newest(checkpoint: Path, log: str) -> int:
+    """Return the newest micro-batch in a log of a checkpoint; -1 if there is none."""
+    numbers = [int(path.name) for path in (checkpoint / log).glob("[0-9]*") if path.name.isdigit()]
+    return max(numbers, default=-1)
 
 
 def _kill(process: psutil.Process) -> None:

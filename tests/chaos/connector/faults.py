@@ -17,13 +17,13 @@ from deltalake import DeltaTable
 
 from dledger_core import Client, LocalCluster
 from dledger_core.errors import DLedgerError
-from tests.chaos.connector.drivers import EXECUTOR, PYTHON_WORKER, Driver, wait
+from tests.chaos.connector.drivers import EXECUTOR, PYTHON_WORKER, Driver, newest, wait
 
 CALM_S: Final = (2.0, 12.0)
 FIRST_S: Final = 600.0
 """Time in which both drivers commit the first micro-batches: a fault before them would find no checkpoint."""
-JUDGED_S: Final = 120.0
-"""Time in which a driver that was started with an older checkpoint or table continues or refuses it."""
+JUDGED_S: Final = 600.0
+"""Longest time in which a driver that was started with an older checkpoint or table continues or refuses it."""
 OUTAGE_S: Final = (60.0, 150.0)
 QUIET_S: Final = (20.0, 30.0)
 """Longer than dynamic allocation keeps idle executors (``query.py``)."""
@@ -235,12 +235,16 @@ class ConnectorNemesis:
         if driver.newest("commits") <= planned:
             return "no micro-batch"
         driver.start_second(copy)
-        is_refused, end = False, time.monotonic() + JUDGED_S
-        while not is_refused and time.monotonic() < end:
+        before, outcome = newest(copy, "commits"), "undecided"
+        end = time.monotonic() + JUDGED_S
+        while outcome == "undecided" and time.monotonic() < end:
             wait(0.2, self._drivers)
-            is_refused = driver.second_has_ended()
+            if driver.second_has_ended():
+                outcome = "copy refused"
+            elif newest(copy, "commits") > before + 1:
+                outcome = "copy continued"
         driver.kill_second()
-        return f"{driver.name}: " + ("copy refused" if is_refused else "copy not refused")
+        return f"{driver.name}: {outcome}"
 
     def truncated_checkpoint(self) -> str:
         """Cut the newest file of one of a checkpoint's logs in half, or to nothing."""
@@ -260,16 +264,7 @@ class ConnectorNemesis:
 
     def _judged(self, driver: Driver, newest: Path) -> str:
         """Let a driver continue with its checkpoint; if it refuses it, put the newest one back, as its error says."""
-        before = driver.newest("commits")
-        driver.start()
-        end = time.monotonic() + JUDGED_S
-        outcome = "undecided"
-        while outcome == "undecided" and time.monotonic() < end:
-            if driver.watch():
-                outcome = "refused"
-            elif driver.newest("commits") > before + 1:
-                outcome = "continued"
-            time.sleep(0.2)
+        outcome = self._outcome(driver)
         if outcome == "refused":
             driver.kill()
             shutil.rmtree(driver.checkpoint)
@@ -278,25 +273,31 @@ class ConnectorNemesis:
         shutil.rmtree(newest, ignore_errors=True)
         return outcome
 
+    def _outcome(self, driver: Driver) -> str:
+        """Start a driver, and wait until it ends by itself or commits micro-batches."""
+        before = driver.newest("commits")
+        driver.start()
+        end = time.monotonic() + JUDGED_S
+        while time.monotonic() < end:
+            if driver.watch():
+                return "refused"
+            if driver.newest("commits") > before + 1:
+                return "continued"
+            time.sleep(0.2)
+        return "undecided"
+
     def older_table(self) -> str:
         """Restore the table to an earlier version; when the job refuses it, restore the newest one again."""
         driver = self._drivers[0]
-        if driver.newest("commits") < 3:
-            return "no table"
         driver.kill()
         table = DeltaTable(str(self._table))
         newest = table.version()
         table.restore(max(0, newest - self._chance.randrange(1, 20)))
-        driver.start()
-        end = time.monotonic() + JUDGED_S
-        is_refused = False
-        while not is_refused and time.monotonic() < end:
-            is_refused = driver.watch()
-            time.sleep(0.2)
+        outcome = self._outcome(driver)
         driver.kill()
         DeltaTable(str(self._table)).restore(newest)
         driver.start()
-        return "refused" if is_refused else "not refused"
+        return outcome
 
 
 def _copied(source: Path, target: Path) -> bool:
