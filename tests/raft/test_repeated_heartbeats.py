@@ -129,6 +129,15 @@ def test_follower_without_leader_learns_it_from_a_repetition() -> None:
     assert follower.raw.status().leader_id == N0
 
 
+def test_repetition_is_answered_with_the_end_of_now() -> None:
+    group, leader = idle()
+    last = only(beats(leader), Heartbeat)[0]
+    leader.propose("y")
+    group.deliver()
+    [response] = only(group[N1].step(last), HeartbeatResponse)
+    assert response.last_index == last.commit_index + 1
+
+
 def test_repeated_response_of_an_earlier_term_counts_no_longer() -> None:
     _, leader = idle()
     last = only(beats(leader), Heartbeat)[0]

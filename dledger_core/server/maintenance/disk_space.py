@@ -95,9 +95,9 @@ class SpaceGuard:
 
         A probe about entries that were rejected gets no response either: otherwise the leader would send them again.
         """
-        if not isinstance(message, AppendEntries):
-            return not (isinstance(message, TimeoutNow) and self.is_full)
-        if self.accepts_entries:
+        if isinstance(message, TimeoutNow):
+            return not self.is_full
+        if not isinstance(message, AppendEntries) or self.accepts_entries:
             return True
         free, nbytes = self._free_bytes(), sum(batch.nbytes for batch in message.batches)
         if nbytes:
