@@ -5,13 +5,14 @@ Method, each part in one run on this machine, three nodes on loopback, entries o
 * cold: one store of ``--megabytes``; each round evicts its data files from the page cache, reads them with ``dd``,
   evicts them again and reads all entries with all checks. The median of the ratios of ``--rounds`` rounds counts.
 * full: 6 requests in flight for ``--minutes``, with retention; RSS of each node, every second. ``growth`` is the
-  median of the last fifth divided by that of the second fifth: the first one fills buffers.
+  median of the last fifth divided by that of the second fifth: the first one fills buffers. Calls that fail, as they
+  do where other programs take the processors for long, are counted.
 * larger: with ``--cgroup DIR`` the nodes are in this memory cgroup, whose limit the user has set; one reader reads the
   log from its start again and again while entries are appended. Appends per second once the log is three times the
   limit, divided by those of the same nodes while the log still fits, without a reader.
-* overload: the rate that 6 requests in flight reach; then requests that are due at twice that rate, whatever becomes
-  of the earlier ones, each with a timeout of 2 seconds. Acknowledged entries per second of both, their latencies, and
-  how many calls failed with which code.
+* overload: the rate that 6 requests in flight reach; then requests of ``--clients`` clients that are due at twice that
+  rate, whatever becomes of the earlier ones, each with a timeout of 2 seconds. Acknowledged entries per second of both,
+  their latencies, and how many calls failed with which error.
 * idle: ``--groups`` groups without a client. CPU time of each node for 20 seconds, in percent of a core, and the bytes
   of a frame of heartbeats of all groups and of its responses.
 
@@ -31,7 +32,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +114,22 @@ def cluster(**options: Any) -> Iterator[LocalCluster]:
         yield running
 
 
-async def closed_loop(client: AsyncClient, length_s: float, latencies: list[float] | None = None) -> float:
-    """Keep the requests in flight for a time; return entries per second."""
+async def closed_loop(
+    client: AsyncClient, length_s: float, latencies: list[float] | None = None, failed: Counter[str] | None = None
+) -> float:
+    """Keep the requests in flight for a time; return entries per second. Calls that fail are counted, or end it."""
     end, done = time.monotonic() + length_s, 0
 
     async def send() -> None:
         nonlocal done
         while (began := time.monotonic()) < end:
-            await client.append_columns(COLUMNS)
+            try:
+                await client.append_columns(COLUMNS)
+            except DLedgerError as error:
+                if failed is None:
+                    raise
+                failed[error.name] += 1
+                continue
             done += COUNT
             if latencies is not None:
                 latencies.append(time.monotonic() - began)
@@ -132,11 +142,12 @@ async def closed_loop(client: AsyncClient, length_s: float, latencies: list[floa
 def full(options: argparse.Namespace) -> dict[str, Any]:
     """Sample RSS under full load."""
     samples: dict[str, list[int]] = {}
+    failed: Counter[str] = Counter()
 
     async def run(running: LocalCluster) -> float:
         async with AsyncClient(running.peers, "default") as client:
-            await closed_loop(client, 5)
-            loading = asyncio.create_task(closed_loop(client, 60 * options.minutes))
+            await closed_loop(client, 5, failed=failed)
+            loading = asyncio.create_task(closed_loop(client, 60 * options.minutes, failed=failed))
             while not loading.done():
                 for node in running.node_ids:
                     samples.setdefault(node, []).append(_rss(running.pid(node)))
@@ -153,7 +164,7 @@ def full(options: argparse.Namespace) -> dict[str, Any]:
         }
         for node, parts in fifths.items()
     }
-    return {"entries_per_s": round(rate), "minutes": options.minutes, **memory}
+    return {"entries_per_s": round(rate), "minutes": options.minutes, "failed": dict(failed), **memory}
 
 
 def _rss(pid: int) -> int:
@@ -251,14 +262,19 @@ def _ms(latencies_s: list[float], percent: float) -> float:
     return round(float(np.percentile(latencies_s, percent)) * 1000, 1)
 
 
-def overload(_: argparse.Namespace) -> dict[str, Any]:
+def overload(options: argparse.Namespace) -> dict[str, Any]:
     """Offer twice the rate that the log sustains."""
 
     async def run(running: LocalCluster) -> dict[str, Any]:
-        async with AsyncClient(running.peers, "default", timeout_ms=OVERLOAD_TIMEOUT_MS) as client:
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(AsyncClient(running.peers, "default", timeout_ms=OVERLOAD_TIMEOUT_MS))
+                for _ in range(options.clients)
+            ]
+            client, turns = clients[0], cycle(clients)
             await closed_loop(client, 3)
             latencies: tuple[list[float], list[float]] = ([], [])
-            sustained = await closed_loop(client, 15, latencies[0])
+            sustained = await closed_loop(client, 15, latencies[0], Counter())
             failed: Counter[str] = Counter()
             acknowledged = 0
 
@@ -266,9 +282,9 @@ def overload(_: argparse.Namespace) -> dict[str, Any]:
                 nonlocal acknowledged
                 began = time.monotonic()
                 try:
-                    await client.append_columns(COLUMNS)
+                    await next(turns).append_columns(COLUMNS)
                 except DLedgerError as error:
-                    failed[error.code] += 1
+                    failed[error.name] += 1
                 else:
                     latencies[1].append(time.monotonic() - began)
                     acknowledged += COUNT if time.monotonic() < end else 0
@@ -304,6 +320,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=2048)
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--clients", type=int, default=1, help="for overload")
     parser.add_argument("--groups", type=int, default=256)
     parser.add_argument("--cgroup", type=Path, help="memory cgroup with a limit, for larger")
     options = parser.parse_args()

@@ -5,6 +5,10 @@ These are the public names; UPGRADING.md says how long they are kept.
 
 from dledger_core.client import (
     AppendResult,
+    ArchivableRanges,
+    ArchivedRange,
+    ArchivedRanges,
+    ArchiveState,
     AsyncProducer,
     AttemptResult,
     DigestReport,
@@ -13,12 +17,14 @@ from dledger_core.client import (
     Lag,
     LogClient,
     LogRange,
+    LogSlice,
     MemberStatus,
     Metadata,
     NodeStatus,
     PositionFetch,
     Producer,
     ProducerState,
+    Proof,
     ReadFrom,
     RoleChange,
     TableUsage,
@@ -33,8 +39,9 @@ from dledger_core.config import (
 )
 from dledger_core.connect import AsyncClient, Client, JavaOptions, connect, open_store
 from dledger_core.control import Part, TransactionId
-from dledger_core.digest import RangeDigest
+from dledger_core.digest import RangeDigest, RowsDigest, rows_digest
 from dledger_core.errors import (
+    ArchiveRefusedError,
     BadRequestError,
     BehindError,
     BusyError,
@@ -89,6 +96,11 @@ __all__ = [
     "RECORD_BYTES_MAX",
     "RECORD_SCHEMA",
     "AppendResult",
+    "ArchivableRanges",
+    "ArchiveRefusedError",
+    "ArchiveState",
+    "ArchivedRange",
+    "ArchivedRanges",
     "AsyncClient",
     "AsyncProducer",
     "AttemptResult",
@@ -117,6 +129,7 @@ __all__ = [
     "LocalCluster",
     "LogClient",
     "LogRange",
+    "LogSlice",
     "MemberChangeRefusedError",
     "MemberStatus",
     "Metadata",
@@ -132,6 +145,7 @@ __all__ = [
     "ProducerError",
     "ProducerState",
     "ProducerUnknownError",
+    "Proof",
     "ProtocolError",
     "QueriesFullError",
     "QueryUnknownError",
@@ -141,6 +155,7 @@ __all__ = [
     "Records",
     "RequestTimedOutError",
     "RoleChange",
+    "RowsDigest",
     "SequenceConflictError",
     "SequenceGapError",
     "StorageError",
@@ -164,4 +179,5 @@ __all__ = [
     "connect",
     "measure_lag",
     "open_store",
+    "rows_digest",
 ]

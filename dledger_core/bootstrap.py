@@ -27,7 +27,11 @@ from dledger_core.ids import NUMBER_MAX, NodeId
 from dledger_core.lineage import RecoveryState, stored_fields
 
 GROUP_VERSION: Final = 1
-"""Version of the features that the members of a new group use: the highest that this node understands."""
+"""Version of the features that the members of a new group use, so that a node of 0.2.0 may be one of them."""
+ARCHIVE_VERSION: Final = 2
+"""Version of a group that has had an archive: its leader raises it when the first range is proved."""
+GROUP_VERSION_MAX: Final = ARCHIVE_VERSION
+"""Highest version that this node understands."""
 
 Peers: TypeAlias = tuple[tuple[NodeId, str], ...]
 """A peers list, sorted: (node id, HOST:PORT)."""

@@ -10,7 +10,7 @@ of any CRC-32.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import starmap
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ _U32 = npt.NDArray[np.uint32]
 _U8 = npt.NDArray[np.uint8]
 _CRC_BYTES: Final = 4
 _CHAIN_COUNT_MIN: Final = 64
-FEW: Final = 16
+FEW: Final = 64
 """Up to this many entries, a call of numpy for each column costs more than a step of Python for each entry."""
 _CHAIN_BYTES: Final = 512 << 10
 """Bytes copied at once, so that they stay in the processor's cache."""
@@ -32,9 +32,8 @@ _COPY_BYTES_MAX: Final = 512
 """Bodies up to this length are cheaper to copy than to read in place."""
 
 
-def crc32(data: Buffer, value: int = 0) -> int:
-    """Return the CRC-32 of ``data``, continuing from ``value``."""
-    return int(isal_zlib.crc32(data, value))
+crc32: Final[Callable[..., int]] = isal_zlib.crc32
+"""Returns the CRC-32 of bytes, continuing from a value that may be passed too."""
 
 
 def crc32_column(blob: Buffer, lengths: npt.NDArray[Any]) -> _U32:

@@ -57,7 +57,20 @@ class JavaOptions:
 
 
 class MessageFormat:
-    """The message format of a commitlog prefix."""
+    """The message format of a commitlog prefix and of bodies."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See ``MessageFields``."""
+        from dledger_core.rocketmq.message.fields import MessageColumns
+
+        return MessageColumns.schema
+
+    def rows(self, entries: pa.RecordBatch, names: Sequence[str], bytes_max: int) -> tuple[pa.RecordBatch, int]:
+        """See ``MessageFields``."""
+        from dledger_core.rocketmq.message.fields import MessageColumns
+
+        return MessageColumns().rows(entries, names, bytes_max)
 
     def faults(self, batch: pa.RecordBatch) -> np.ndarray:
         """Return the fault of each message, 0 if it is intact."""
@@ -88,8 +101,10 @@ def connect(
         raise ConfigError("there are no peers", "", "name at least one node: 127.0.0.1:40911")
     timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
     if protocol == "dledger":
-        credentials = Credentials(tls, token)
-        return NodeClient(parsed, group, timeouts, prefix=MessageFormat(), log_uuid=log_uuid, credentials=credentials)
+        known, credentials = MessageFormat(), Credentials(tls, token)
+        return NodeClient(
+            parsed, group, timeouts, prefix=known, message_fields=known, log_uuid=log_uuid, credentials=credentials
+        )
     if (tls, token) != (None, None) and protocol in PROTOCOLS:
         raise UnsupportedError(f"protocol {protocol!r} has neither TLS nor tokens here", "", "leave tls and token out")
     if protocol == "dledger-java":

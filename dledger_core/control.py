@@ -1,4 +1,4 @@
-"""Bodies of control entries (magic 2): producers, transactions and the log's identity, stored between data entries.
+"""Bodies of control entries (magic 2): producers, transactions, archive, identity of the log, between data entries.
 
 A msgpack map, or empty. Its key ``t`` is the group's log time in ms (see ``LogTime``); ``k`` names its kind, without
 which it is a no-op::
@@ -13,6 +13,9 @@ which it is a no-op::
                   With n 0 before an abort in one batch: the run appears only to be aborted
     commit        q, b, r, o, w, parts [[first, last, rows, crc], ...]: the winning ranges of a transaction
     abort         q, b, r
+    archived      r the values of an ``ArchivedRange``, u URI of the archive, b true if it begins an archive. It counts
+                  only if the range starts where the archive ends when it is applied
+    archive-end   the log has no archive any longer
 
 Later versions add kinds and keys; readers ignore unknown ones. An entry whose flag ``MUST_UNDERSTAND`` is set is
 acknowledged only by a node that knows its kind (``is_known``). The body of a configuration entry (magic 3) is such a
@@ -22,6 +25,7 @@ map too, with the keys of ``raft.Configuration`` and ``t``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -33,7 +37,7 @@ from dledger_core.checksum import Buffer
 from dledger_core.errors import BadRequestError, CorruptRecordError
 from dledger_core.ids import NUMBER_MAX
 
-_KINDS: Final = frozenset({None, "log", "producer", "expire", "attempt", "commit", "abort"})
+_KINDS: Final = frozenset({None, "log", "producer", "expire", "attempt", "commit", "abort", "archived", "archive-end"})
 PARTS_MAX: Final = 16_000
 """Parts of one transaction: request, control entry and response fit their limits (1 MiB, 16,384 elements)."""
 
@@ -64,6 +68,47 @@ class Part(NamedTuple):
     last: int
     rows: int
     crc: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedRange:
+    """A range of the log that the archive was proved to have, as the log records it.
+
+    Attributes:
+        start: first index.
+        end: index after the last one.
+        rows: number of the data entries that ``read_committed`` shows; 0 if it shows none.
+        digest: of these rows (``digest.rows_digest``).
+        position: of the entry at ``start``.
+        nbytes: bytes of the log from there to the end of the entry at ``end - 1``.
+        last_time_ms: append time of the entry at ``end - 1``, ms since the epoch; 0 if it has none. No earlier entry
+            of the log has a later one.
+        term: term of the entry at ``end - 1``.
+        check: check of that entry; a control entry has one too.
+    """
+
+    start: int
+    end: int
+    rows: int
+    digest: bytes
+    position: int
+    nbytes: int
+    last_time_ms: int
+    term: int
+    check: int
+
+    def row(self) -> list[Any]:
+        """Return the values in the order of the attributes, as they are stored and sent."""
+        return [getattr(self, name) for name in self.__slots__]
+
+    @classmethod
+    def of_row(cls, row: Any) -> ArchivedRange:
+        """Return the range of such values; raise TypeError or ValueError if they are malformed."""
+        found = cls(**dict(zip(cls.__slots__, row, strict=True)))
+        numbers = [value for value in row if type(value) is int and 0 <= value <= NUMBER_MAX]
+        if type(found.digest) is not bytes or len(numbers) != len(row) - 1 or not found.start < found.end:
+            raise ValueError("not a range of an archive")
+        return found
 
 
 def check_parts(parts: Sequence[object]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from dledger_core.errors import ConfigError
 
 __all__ = [
+    "DELTA_SPARK_VERSIONS",
     "DELTA_VERSION",
     "JAVA_VERSIONS",
     "SPARK_VERSION",
@@ -30,6 +31,8 @@ SPARK_VERSIONS: Final = ("4.1", "4.2", "4.3")
 """Major and minor versions of PySpark and of Spark's servers on which source, sink and lag work."""
 DELTA_VERSION: Final = "4.4.0"
 """Delta's version, of its package for Python and of its jar."""
+DELTA_SPARK_VERSIONS: Final = ("4.1", "4.2")
+"""Those of ``SPARK_VERSIONS`` for which Delta has a jar, and which its package for Python allows."""
 JAVA_VERSIONS: Final = (17, 21)
 """Major versions of Java."""
 SYSTEM_JAVA: Final = Path("/usr/lib/jvm")

@@ -11,6 +11,7 @@
     |  |- LeadershipLostError         outcome_unknown
     |  |- TransferringError           retriable; leadership is being transferred
     |  |- MemberChangeRefusedError    reason; the group's members are unchanged
+    |  |- ArchiveRefusedError         reason; nothing was recorded
     |  |- UnknownGroupError
     |  |- FoundingRefusedError        a store refuses a bootstrap record or an admission
     |  |- RecoveryRefusedError        a store refuses to retire its log, or to continue it
@@ -45,6 +46,7 @@
        |  '- LogContinuedError        retriable; that log continues the named one
        |- RequestTimedOutError        outcome_unknown
        |- BusyError                   retriable; retry_after_ms
+       |  |- OverloadedError          more is appended than the log commits; nothing was appended
        |  '- QuotaExceededError       the principal uses too much; quota, limit
        |- BehindError                 retriable; the replica has not reached min_commit
        |- UnauthenticatedError        no valid certificate or token
@@ -66,6 +68,7 @@ from typing import Any, ClassVar, Final
 from dledger_core.exit_codes import EXIT_INCOMPLETE, EXIT_STORAGE, EXIT_USAGE
 
 __all__ = [
+    "ArchiveRefusedError",
     "BadRequestError",
     "BehindError",
     "BusyError",
@@ -92,6 +95,7 @@ __all__ = [
     "NotUnderstoodError",
     "OpenTransactionsError",
     "OtherLogError",
+    "OverloadedError",
     "ProducerError",
     "ProducerUnknownError",
     "ProducersFullError",
@@ -313,6 +317,18 @@ class MemberChangeRefusedError(RaftError):
     @property
     def reason(self) -> str:
         """Constant name of the rule that refused it, such as ``change-pending``."""
+        return str(self.values.get("reason", ""))
+
+
+class ArchiveRefusedError(RaftError):
+    """The leader does not record a range of the archive, or cuts none; nothing was appended. ``reason`` says why."""
+
+    code = 508
+    name = "ARCHIVE_REFUSED"
+
+    @property
+    def reason(self) -> str:
+        """Constant name of the rule that refused it, such as ``not-next``."""
         return str(self.values.get("reason", ""))
 
 
@@ -563,6 +579,13 @@ class BusyError(ClientError):
     code = 503
     name = "BUSY"
     retriable = True
+
+
+class OverloadedError(BusyError):
+    """More is appended than the log commits in the time that the call has; nothing was appended."""
+
+    code = 505
+    name = "OVERLOADED"
 
 
 class QuotaExceededError(BusyError):

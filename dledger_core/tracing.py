@@ -65,6 +65,11 @@ def _tracer() -> Tracer | None:
     return trace.get_tracer(_SCOPE)
 
 
+def is_traced() -> bool:
+    """Whether this program has a tracer provider."""
+    return _tracer() is not None
+
+
 def _attributes(group: str, entries: int) -> dict[str, Any]:
     return {
         "messaging.system": "dledger",

@@ -219,34 +219,35 @@ def decoded(
     asked = [*of_messages, "error"] if needs_error else of_messages
     for chunk, found in decode_chunks(batch, asked, opened_bytes_max=opened_bytes_max):
         if fail:
-            _check(found.column("error"), chunk.column("index"), group)
+            _check(found.column("error"), chunk, group)
         columns = {name: chunk.column(name) for name in chunk.schema.names}
         columns |= {name: found.column(name) for name in of_messages}
         if STORED_BODY.name in names:
-            columns[STORED_BODY.name] = _stored_bodies(batch, chunk.column("index"), found.column("error"))
+            columns[STORED_BODY.name] = _stored_bodies(batch, chunk.column("position"), found.column("error"))
         yield pa.RecordBatch.from_pydict(columns)
 
 
-def _stored_bodies(batch: pa.RecordBatch, indexes: pa.Array, errors: pa.Array) -> pa.Array:
+def _stored_bodies(batch: pa.RecordBatch, positions: pa.Array, errors: pa.Array) -> pa.Array:
     """Return for each entry its body in its first row with an error, else null.
 
     In each such row of an inner batch a few bytes would become gigabytes.
     """
     wrong = np.flatnonzero(errors.is_valid())
-    entries, firsts = np.unique(np.asarray(indexes)[wrong], return_index=True)
+    entries, firsts = np.unique(np.asarray(positions)[wrong], return_index=True)
     rows = np.full(len(errors), -1)
-    rows[wrong[firsts]] = np.searchsorted(np.asarray(batch.column("index")), entries)
+    rows[wrong[firsts]] = np.searchsorted(np.asarray(batch.column("position")), entries)
     return batch.column("body").take(pa.array(rows, mask=rows < 0))
 
 
-def _check(errors: pa.Array, indexes: pa.Array, group: str) -> None:
+def _check(errors: pa.Array, entries: pa.RecordBatch, group: str) -> None:
     wrong = len(errors) - errors.null_count
     if wrong:
         at = pc.index(errors.is_valid(), True).as_py()
-        index = indexes[at].as_py()
+        names = ("position",) if entries.column("index").null_count else ("index",)  # a CommitLog has positions only
+        where = {name: entries.column(name)[at].as_py() for name in names}
         raise DecodeError(
-            f"entry {index} cannot be decoded as a message: {errors[at].as_py()}",
+            f"the entry at {names[0]} {where[names[0]]} cannot be decoded as a message: {errors[at].as_py()}",
             f"group {group!r}",
             "set onDecodeError=column to get such entries as rows with the column error, or start after this one",
-            {"index": index, "such_entries_nearby": wrong},
+            where | {"such_entries_nearby": wrong},
         )

@@ -9,6 +9,8 @@ Spark keeps only the text of a Python error, so the code leads the message, as S
     DLEDGER_DECODE                       a body is not a message, and onDecodeError=fail
     DLEDGER_PIN                          a node refuses to keep planned entries, and onPinFailure=fail
     DLEDGER_TABLE                        a Delta table and the Spark checkpoint of its query do not belong together
+    DLEDGER_ARCHIVE_TABLE                a Delta table cannot be read, or is not an archive
+    DLEDGER_ARCHIVE_DAMAGED              a range of the archive is not the one that was proven equal to the log
     DLEDGER_DATA_LOSS.RETENTION          entries were deleted before the query read them
     DLEDGER_DATA_LOSS.LOG_RECREATED      the log identity differs from the one in the checkpoint
     DLEDGER_DATA_LOSS.TERM_MISMATCH      the last entry that the query consumed was replaced
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "ArchiveDamagedError",
+    "ArchiveTableError",
     "CheckpointError",
     "DataLossError",
     "DecodeError",
@@ -104,16 +108,27 @@ def check_spark(spark: SparkSession) -> None:
     """
     import pyspark
 
-    needed, remedy = f"this connector needs {' or '.join(SPARK_VERSIONS)}", f"pip install 'pyspark~={SPARK_VERSION}.0'"
     if not _is_supported(pyspark.__version__):
-        raise SparkVersionError(f"PySpark {pyspark.__version__} is installed, {needed}", "", remedy)
+        what = f"PySpark {pyspark.__version__} is installed, {_needed(pyspark.__version__)}"
+        raise SparkVersionError(what, "", f"pip install 'pyspark~={SPARK_VERSION}.0'")
     if not _is_supported(spark.version):  # a Spark Connect server has a version of its own
-        what = f"the session runs on Spark {spark.version}, {needed}"
+        what = f"the session runs on Spark {spark.version}, {_needed(spark.version)}"
         raise SparkVersionError(what, "", f"start the server with Spark {SPARK_VERSION}")
 
 
 def _is_supported(version: str) -> bool:
-    return ".".join(version.split(".")[:2]) in SPARK_VERSIONS
+    return _minor(version) in SPARK_VERSIONS
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _needed(version: str) -> str:
+    needed = f"this connector needs {' or '.join(SPARK_VERSIONS)}"
+    # Spark 4.0 passes the rows of a stream one by one, as Python objects: it has no DataSourceStreamArrowWriter, and no
+    # classes of filters. A sink for it would be a second route.
+    return f"{needed}: Spark 4.0 cannot pass a stream's rows to a sink as Arrow" if _minor(version) == "4.0" else needed
 
 
 class CheckpointError(DLedgerError):
@@ -151,6 +166,20 @@ class TableMismatchError(DLedgerError):
 
     code = 704
     name = "DLEDGER_TABLE"
+
+
+class ArchiveDamagedError(DLedgerError):
+    """Rows of a range in an archive are not those that were proven; none of them was returned."""
+
+    code = 705
+    name = "DLEDGER_ARCHIVE_DAMAGED"
+
+
+class ArchiveTableError(DLedgerError):
+    """A table cannot be read as an archive; nothing was proven or returned."""
+
+    code = 706
+    name = "DLEDGER_ARCHIVE_TABLE"
 
 
 class DataLossError(DLedgerError):

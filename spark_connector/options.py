@@ -73,6 +73,11 @@ def _replica(text: str) -> str:
     raise ValueError("it must be any, leader, follower or node:ID")
 
 
+def _archive(text: str) -> str | None:
+    word = _not_empty(text).lower()
+    return None if word == "false" else word if word == "true" else text
+
+
 def _listed(text: str, separator: str, item: str) -> tuple[str, ...]:
     if text.startswith("["):
         try:
@@ -181,6 +186,8 @@ Pattern = Annotated[str, _of_text(_pattern)]
 Replica = Annotated[str, _of_text(_replica)]
 Topics = Annotated[tuple[str, ...], _of_text(lambda text: _listed(text, ",", "topic"))]
 Tags = Annotated[tuple[str, ...], _of_text(_tags)]
+Archive = Annotated[str | None, _of_text(_archive)]
+"""``true``, the location of a table, or None."""
 OffsetsOption = Annotated[StartSpec, _of_text(_offsets)]
 TimeOption = Annotated[TimeSpec, _of_text(_times)]
 Duration = Annotated[int, _of_text(lambda text: max(1, round(parse_duration(text) * 1000)))]
@@ -195,7 +202,9 @@ Lowered = _of_text(str.lower)
 
 
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
-_INTERNAL: Final = frozenset({"columns", "default_group", "parallelism", "pushed_values", "recorded_start"})
+_INTERNAL: Final = frozenset(
+    {"archive_storage", "columns", "default_group", "parallelism", "pushed_values", "recorded_start"}
+)
 """Fields without an option."""
 _IDEMPOTENT: Final = ("txn_app_id", "txn_version")
 _WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes", "first_batch_id", "on_replay_mismatch", *_IDEMPOTENT})
@@ -210,7 +219,7 @@ _OF_TABLES: Final = _ACCESS | {
 _OF_MESSAGES: Final = ("topics", "tags", "on_decode_error")
 _OF_JAVA: Final = ("safety_lag_ms", "commit_probe")
 _NOT_OF_JAVA: Final = (
-    *("path", "groups_pattern", "discovery_ms", "table", "pin_ms", "on_pin_failure"),
+    *("archive", "path", "groups_pattern", "discovery_ms", "table", "pin_ms", "on_pin_failure"),
     *("starting_timestamp", "starting_strategy", "ending_timestamp"),
     *sorted(_ACCESS),
 )
@@ -225,6 +234,7 @@ _KAFKAS_NAMES: Final = {
     "topic": "group",
 }
 """Names of Kafka's connector and their equivalents here."""
+_ARCHIVE_PREFIX: Final = "archive."
 _OFFSETS: Final = ['earliest, latest, {"default": 1200} or @offsets.json']
 _TIME: Final = ["2026-03-01T12:00:00Z"]
 
@@ -255,6 +265,8 @@ class DLedgerOptions(BaseModel):
         fail_on_data_loss: fail the query on a loss, or log and count it.
         pin_ms: duration of pins against retention; None = 10 minutes for a stream, 0 for a batch.
         on_pin_failure: entries that cannot be pinned fail the batch, or it waits until they can be.
+        archive: read trimmed entries from the log's archive, a Delta table: true for the table that the log names, or
+            its location. Further options ``archive.NAME`` are those of its storage.
         read_from: the replica to read: any, leader, follower or node:ID.
         decode: none, or message for RocketMQ's columns.
         topics: with ``decode``: only messages of these topics; empty = all.
@@ -280,6 +292,7 @@ class DLedgerOptions(BaseModel):
         tls_key: file with its key; None = in the same file.
         token_file: file with this client's token, instead of a certificate. It is read again when it changes.
         client_config: TOML file with options that are not given: see ``ClientConfig``. Only the driver reads it.
+        archive_storage: names and values of the options ``archive.NAME``; not an option.
         default_group: without ``group``, where the column ``group`` does not exist; not an option.
         columns: the columns of a user-given schema; None = all; not an option.
         parallelism: number of tasks that the cluster runs at once; None = not known; not an option.
@@ -316,6 +329,7 @@ class DLedgerOptions(BaseModel):
     fail_on_data_loss: bool = Field(True, examples=["true"])
     pin_ms: Delay | None = Field(None, validation_alias="pinFor", examples=["10m"])
     on_pin_failure: Annotated[Literal["fail", "wait"], Lowered] = Field("fail", examples=["wait"])
+    archive: Archive = Field(None, examples=["true"])
     read_from: Replica = Field("any", examples=["follower"])
     decode: Annotated[Literal["none", "message"], Lowered] = Field("none", examples=["message"])
     topics: Topics = Field((), examples=["orders,payments"])
@@ -342,6 +356,7 @@ class DLedgerOptions(BaseModel):
     tls_key: Text | None = Field(None, validation_alias="tls.key", examples=["/etc/dledger/ingest.key"])
     token_file: Text | None = Field(None, validation_alias="token.file", examples=["/etc/dledger/ingest.token"])
     client_config: Text | None = Field(None, validation_alias="client.config", examples=["/etc/dledger/client.toml"])
+    archive_storage: tuple[tuple[str, str], ...] = Field((), repr=False)  # may have credentials
     default_group: Group = "default"
     columns: tuple[str, ...] | None = None
     parallelism: int | None = None
@@ -382,6 +397,7 @@ class DLedgerOptions(BaseModel):
         """
         parsed = cls._parsed(options, frozenset(cls.model_fields) - _WRITTEN_ONLY - _INTERNAL, "reading")
         _check_source(parsed)
+        _check_archive(parsed)
         _check_messages(parsed)
         _check_access(parsed)
         _check_java(parsed)
@@ -427,19 +443,24 @@ class DLedgerOptions(BaseModel):
         names = {_name_of(field).lower(): field for field in cls.model_fields if field not in _INTERNAL}
         if "provider" in options:  # a property of a table in the catalog
             raise OptionError(_NO_TABLE, "", _VIEW)
-        given = dict[str, str]()
+        given, storage = dict[str, str](), dict[str, str]()
         for name, value in options.items():
             field = names.get(name.lower())
             if field in allowed:
                 given[_name_of(field)] = value
+            elif name.lower().startswith(_ARCHIVE_PREFIX) and "archive" in allowed:
+                storage[name.lower().removeprefix(_ARCHIVE_PREFIX)] = value
             elif name.lower() not in _OF_SPARK:
                 raise _unknown(name, allowed, doing, known=field is not None)
         if given.get("client.config") and not given.get("path"):
             given = _of_file(given, allowed) | given
         try:
-            return cls.model_validate(given)
+            parsed = cls.model_validate(given)
         except ValidationError as error:
             raise _wrong_value(error, given) from None
+        if storage and parsed.archive is None:
+            raise OptionError(f"{_ARCHIVE_PREFIX}{min(storage)} has no effect without archive", "", "set archive=true")
+        return parsed.model_copy(update={"archive_storage": tuple(sorted(storage.items()))}) if storage else parsed
 
 
 def _name_of(field: str) -> str:
@@ -511,6 +532,13 @@ def _check_source(options: DLedgerOptions) -> None:
         if is_complete and options.read_from.removeprefix("node:") not in nodes:
             remedy = f"use one of {', '.join(f'node:{node}' for node in nodes)}"
             raise OptionError(f"readFrom {options.read_from!r}: the node is not in peers", "", remedy)
+
+
+def _check_archive(options: DLedgerOptions) -> None:
+    if options.path:
+        _reject(options, ["archive"], "with path, which is read without servers")
+    if options.archive is not None and options.isolation != "read_committed":
+        raise OptionError("isolation: an archive has what read_committed shows", "", "leave isolation or archive out")
 
 
 def _check_messages(options: DLedgerOptions) -> None:

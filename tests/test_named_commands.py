@@ -25,8 +25,13 @@ from dledger_core.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("dledger_core", "jobs", "spark_connector")
-JOBS = {"dledger-audit": "audit_replicas", "dledger-ingest": "ingest", "dledger-rebuild": "rebuild_consume_queue"}
-START = re.compile(r"(?<![\w/.:-])(?:dledger|dledger-(?:audit|ingest|rebuild)|(?:python3? )?jobs/\w+\.py)(?= )")
+JOBS = {
+    "dledger-archive": "archive",
+    "dledger-audit": "audit_replicas",
+    "dledger-ingest": "ingest",
+    "dledger-rebuild": "rebuild_consume_queue",
+}
+START = re.compile(r"(?<![\w/.:-])(?:dledger|dledger-(?:archive|audit|ingest|rebuild)|(?:python3? )?jobs/\w+\.py)(?= )")
 IN_LINE = re.compile(r"(?:^|[|&;(] ?|\$ |sudo (?:-\w+ \w+ )?|submit (?:--\S+ \S+ )*)$")
 IN_SENTENCE = re.compile(r"(?:^|\b(?:run|with|by|see|to|or|and|then|add|again)|next:|it:) $")
 SENTENCE_ENDS = re.compile(

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from dledger_core.environment import DELTA_SPARK_VERSIONS
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -170,7 +172,8 @@ def test_lock_of_jars_has_the_versions_that_ci_fetches() -> None:
     assert delta is not None
     assert versions is not None
     assert plugin is not None
-    wanted = {f"io.delta_delta-spark_4.2_2.13-{delta[1]}.jar", f"{plugin[1]}-{plugin[2]}.jar"}
+    wanted = {f"io.delta_delta-spark_{spark}_2.13-{delta[1]}.jar" for spark in DELTA_SPARK_VERSIONS}
+    wanted |= {f"{plugin[1]}-{plugin[2]}.jar"}
     wanted |= {f"dledger-{version}.jar" for version in versions[1].split()}
     assert wanted - locked == set(), "run DLEDGER_LOCKED=1 make jars, then .ci/jars --lock"
 

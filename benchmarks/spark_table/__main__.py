@@ -28,16 +28,21 @@ from typing import Any
 from benchmarks.spark_table import brokers
 from benchmarks.spark_table.hung_node import hung_lines
 from benchmarks.spark_table.kafka import Kafka
+from benchmarks.spark_table.latency import latency_lines
 from benchmarks.spark_table.measures import TO_REACH, Bench
 from benchmarks.spark_table.memory_source import MemorySource
 from benchmarks.spark_table.report import Line, markdown
+from benchmarks.spark_table.sessions import VERSIONS, Elsewhere
 from benchmarks.spark_table.systems import Ledger, Memory, System
 from benchmarks.spark_table.trickle import trickle_lines
 from dledger_core import LocalCluster
 from jobs._session import spark_session
 from spark_connector import register
 
-KINDS = ("plan", "read", "stream", "stream-noop", "start", "sink", "memory", "decode", "trickle", "hung")
+KINDS = ("plan", "filter", "read", "stream", "stream-noop", "start", "sink", "memory", "decode", "trickle", "hung")
+KINDS += ("connect", "versions", "pipeline", "latency")
+ALONE = ("latency",)
+"""Parts that ``--only`` has to name: half an hour for each system."""
 PLANNED = (1_000, 10_000)
 SETTINGS = {
     "spark.master": "local[2]",
@@ -62,7 +67,8 @@ def main() -> None:
             except brokers.MissingError as error:
                 left_out["Kafka"] = str(error)
         trickles = 2 * (options.rounds + 1)
-        groups = Ledger.groups(list(rows), trickles if "trickle" in options.only else 0)
+        trickles = (trickles if "trickle" in options.only else 0) + ("latency" in options.only)
+        groups = Ledger.groups(list(rows), trickles)
         cluster = stack.enter_context(LocalCluster(3, groups=tuple(groups)))
         settings = SETTINGS | (Kafka.settings(kafka) if kafka else {})
         spark = stack.enter_context(spark_session("spark-table", settings={"spark.driver.memory": "4g"} | settings))
@@ -73,7 +79,8 @@ def main() -> None:
         if kafka:
             systems.append(Kafka(spark, kafka, rows))
         about, lines = facts(spark, options), list[Line]()
-        for _ in measure(Bench(spark, systems, rows, options.rounds), ledger, options, lines, left_out):
+        elsewhere = Elsewhere(cluster.peers, options.rows, options.rounds, kafka)
+        for _ in measure(Bench(spark, systems, rows, options.rounds), ledger, elsewhere, options, lines, left_out):
             about["load"] = f"{os.getloadavg()[0]:.1f} at the end, of {os.cpu_count()} cores"
             if options.report:
                 options.report.parent.mkdir(parents=True, exist_ok=True)
@@ -87,23 +94,29 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, help="file of the table; it grows with each part")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each system, after a warm-up (default 5)")
     parser.add_argument("--rows", type=int, default=5_000_000, help="rows of 100 B; a fifth of them of 1 KB (5000000)")
-    parser.add_argument("--only", nargs="*", default=KINDS, choices=KINDS, help="only these parts of the table")
+    usual = [kind for kind in KINDS if kind not in ALONE]
+    parser.add_argument("--only", nargs="*", default=usual, choices=KINDS, help="only these parts of the table")
     parser.add_argument("--quick", action="store_true", help="a try: 2 rounds, a fifth of the rows, short trickles")
     parser.add_argument("--without-kafka", action="store_true", help="leave Kafka out")
     options = parser.parse_args()
-    options.trickle_seconds, options.hung_seconds = 40.0, 30.0
+    options.trickle_seconds, options.hung_seconds, options.latency_seconds = 40.0, 30.0, 1800.0
     if options.quick:
         options.rounds, options.rows, options.trickle_seconds = 2, options.rows // 5, 10.0
-        options.hung_seconds = 12.0
+        options.hung_seconds, options.latency_seconds = 12.0, 60.0
     return options
 
 
 def measure(
-    bench: Bench, ledger: Ledger, options: argparse.Namespace, lines: list[Line], left_out: dict[str, str]
+    bench: Bench,
+    ledger: Ledger,
+    elsewhere: Elsewhere,
+    options: argparse.Namespace,
+    lines: list[Line],
+    left_out: dict[str, str],
 ) -> Iterator[None]:
     """Fill the logs and measure the chosen parts; one that fails is left out. Yields after each."""
     sizes = list(bench.rows)
-    if {"plan", "read", "stream", "stream-noop", "memory", "start"} & set(options.only):
+    if not set(options.only) <= {"sink", "decode", "trickle", "hung", "latency"}:
         for system in bench.systems:
             say(f"filling {system.name}")
             system.fill()
@@ -112,6 +125,7 @@ def measure(
         ledger.fill_messages(rows, size)
     parts: dict[str, list[Callable[[], list[Line]]]] = {
         "plan": [lambda number=number: [bench.plan(number)] for number in PLANNED],
+        "filter": [lambda: [bench.filtered(ledger, options.rows // 500)]],
         "read": [lambda size=size: [bench.batch_read(size, TO_REACH["read"][size])] for size in sizes],
         "stream": [lambda size=size: [bench.stream_to_delta(size, TO_REACH["stream"][size])] for size in sizes],
         "stream-noop": [lambda size=size: [bench.stream_to_noop(size)] for size in sizes],
@@ -119,6 +133,10 @@ def measure(
         "sink": [lambda: [bench.sink(options.rows * 4 // 5, ledger)]],
         "trickle": [lambda: trickle_lines(list(bench.systems), options.rounds, options.trickle_seconds)],
         "hung": [lambda: hung_lines(bench.spark, options.hung_seconds)],
+        "connect": [elsewhere.connect],
+        "versions": [lambda version=version: elsewhere.version(version) for version in VERSIONS],
+        "pipeline": [lambda: [elsewhere.pipeline()]],
+        "latency": [lambda: latency_lines(list(bench.systems), options.latency_seconds)],
         "memory": [lambda size=size: [bench.worker_memory(ledger, size)] for size in sizes],
         "decode": [lambda size=size: [bench.decode(ledger, decoded[size], size)] for size in sizes],
     }

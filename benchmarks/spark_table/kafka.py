@@ -45,9 +45,8 @@ class Kafka(System):
         where = {"kafka.bootstrap.servers": self._brokers.address, "subscribe": topic}
         return {**where, "startingOffsets": "earliest", "minPartitions": "2"}
 
-    def read(self, size: int, partitions: int | None = None) -> Any:
-        chosen = {} if partitions is None else {"minPartitions": str(partitions)}
-        return self._spark.read.format("kafka").options(**self._options(f"full{size}") | chosen).load()
+    def read(self, size: int, **options: str) -> Any:
+        return self._spark.read.format("kafka").options(**self._options(f"full{size}") | options).load()
 
     def stream(self, size: int) -> Any:
         return self._spark.readStream.format("kafka").options(**self._options(f"full{size}")).load()

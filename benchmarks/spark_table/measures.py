@@ -25,6 +25,7 @@ from tests.support.spark_jvm import collect_garbage, jvm_pid
 
 Work = Callable[[], float]
 LOOK_S = 0.02
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class Bench:
@@ -43,12 +44,39 @@ class Bench:
         """Divide the log of 100 B into partitions, without reading it."""
 
         def plan(system: System) -> None:
-            system.read(100, partitions).rdd.getNumPartitions()
+            system.read(100, minPartitions=str(partitions)).rdd.getNumPartitions()
 
         works = {
             system.name: partial(seconds, partial(plan, system)) for system in self.systems if system.name != MEMORY
         }
         return Line(f"plan of {partitions:,} partitions", "s", self._rounds(works), "≤ 1 s")
+
+    def filtered(self, ledger: Ledger, wanted: int) -> Line:
+        """Rows in the middle of the log of 100 B, found by ``where`` on the index, or Kafka's offset.
+
+        DLedger: with ``filterPushdown``. Next to it without, and the range given as options.
+        """
+        low = self.rows[100] // 2
+        high = low + wanted
+
+        def where(system: System, **options: str) -> float:
+            frame = system.read(100, **options)
+            return seconds(lambda: _to_noop(frame.where(f"{system.stored[0]} between {low} and {high - 1}")))
+
+        def by_options() -> float:
+            ends = {"startingOffsets": f'{{"full100": {low}}}', "endingOffsets": f'{{"full100": {high}}}'}
+            return seconds(lambda: _to_noop(ledger.read(100, **ends)))
+
+        works: dict[str, Work] = {system.name: partial(where, system) for system in self.systems}
+        works["without the option"] = works[DLEDGER]
+        works[DLEDGER] = partial(where, ledger, filterPushdown="one_query")
+        works["the range as options"] = by_options
+        self.spark.conf.set(PUSHDOWN, "true")
+        try:
+            runs = self._rounds(works)
+        finally:
+            self.spark.conf.unset(PUSHDOWN)
+        return Line(f"batch read, where index between, {wanted:,} of {self.rows[100]:,} rows", "s", runs)
 
     def stream_to_delta(self, size: int, to_reach: str) -> Line:
         """Whole log -> Delta with AvailableNow, in one micro-batch."""

@@ -20,10 +20,10 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from dledger_core.rocketmq import encode_messages
 from spark_connector.columns import ENTRY_SCHEMA, MESSAGE_SCHEMA, ddl_of, decoded
+from spark_connector.reading.admission import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 BATCH_BYTES = 4 << 20
 RECORD_OVERHEAD = 48
@@ -162,7 +162,9 @@ class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, int]:
         return {"next": 0}
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+    def latestOffset(
+        self, start: dict[str, int] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, int]:  # Spark 4.1 passes neither
         return {"next": int((time.time() - self.began) * self.per_second) if self.per_second else self.rows}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:

@@ -26,11 +26,15 @@ import struct, sys, time
 from dledger_core import Client
 peers, group, rate, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
 with Client(peers, group) as client:
-    began = time.time()
-    for number in range(int(rate * seconds)):
-        time.sleep(max(0, began + number / rate - time.time()))
-        client.append([struct.pack(">q", time.time_ns()) + bytes(92)])
+    began, number = time.time(), 0
+    while number < int(rate * seconds):
+        time.sleep(max(0.01, began + number / rate - time.time()) if number else 0)
+        due = min(int(rate * seconds), max(number, int((time.time() - began) * rate)) + 1)
+        times = [int((began + each / rate) * 1e9) for each in range(number, due)]
+        client.append([struct.pack(">q", each) + bytes(92) for each in times])
+        number = due
 """
+"""Appends what is due at least every 10 ms. A body begins with the time at which it was due."""
 
 
 class System(Protocol):
@@ -46,8 +50,8 @@ class System(Protocol):
     def prepare_sink(self) -> None:
         """Makes the log that ``write`` writes to, where that is needed."""
 
-    def read(self, size: int, partitions: int | None = None) -> Any:
-        """Returns a frame over the whole log; ``partitions`` is ignored where it cannot be chosen."""
+    def read(self, size: int, **options: str) -> Any:
+        """Returns a frame over the whole log, or what options of its source choose."""
 
     def stream(self, size: int) -> Any:
         """Returns a stream from the log's beginning."""
@@ -110,9 +114,8 @@ class Ledger(System):
     def _options(self, group: str) -> dict[str, str]:
         return {"peers": self._cluster.peers, "groups": group, "startingOffsets": "earliest"}
 
-    def read(self, size: int, partitions: int | None = None) -> Any:
-        chosen = {} if partitions is None else {"minPartitions": str(partitions)}
-        return self._spark.read.format("dledger").options(**self._options(f"full{size}"), **chosen).load()
+    def read(self, size: int, **options: str) -> Any:
+        return self._spark.read.format("dledger").options(**self._options(f"full{size}") | options).load()
 
     def read_messages(self, size: int, decode: str, columns: str | None = None) -> Any:
         """Returns a frame over the messages; None = all columns."""
@@ -148,7 +151,7 @@ class Memory(System):
     def fill(self) -> None:
         """Has nothing to fill."""
 
-    def read(self, size: int, partitions: int | None = None) -> Any:
+    def read(self, size: int, **options: str) -> Any:
         return self._spark.read.format("memory").options(rows=self._rows[size], bytes=size).load()
 
     def stream(self, size: int) -> Any:

@@ -1,4 +1,4 @@
-"""``dledger convert``: copy a log into a new store, or print the fingerprint of a CommitLog."""
+"""``dledger convert``: copy a log into a new store or a broker's directory, or print a CommitLog's fingerprint."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import dataclasses
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
 import click
 
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, peers_option
 from dledger_core.cli.output import Format, Progress, emit, say, show_result, stop_requests
+from dledger_core.connect import Client
+from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.convert import ConvertRequest, Step, read_commitlog, store_directory
 from dledger_core.rocketmq.convert import convert as run_conversion
+from dledger_core.rocketmq.leaving import LeaveRequest, group_of_log, leave
 
 
-class _Watch:
+class ConversionWatch:
     """Show each step, and stop the conversion after the step in which a signal arrived.
 
     The first phase only reads and has no steps: a signal interrupts it at once.
@@ -29,6 +32,7 @@ class _Watch:
         self._stop: threading.Event | None = None
 
     def __call__(self, step: Step) -> None:
+        """Take a step of the conversion."""
         if self._stop is None and step.phase != "check":
             self._stop = self._stack.enter_context(stop_requests())
         if self._stop is not None and self._stop.is_set():
@@ -51,38 +55,66 @@ def _print_fingerprint(context: click.Context, _parameter: click.Parameter, valu
     context.exit()
 
 
+_STORE: Final = "Options of --to store"
+_COMMITLOG: Final = "Options of --to commitlog"
+_NEEDED: Final = ("group", "self_id", "peers")
+"""Options that --to store needs."""
+
+
+class _RangeType(click.ParamType[tuple[int, int]]):
+    """``7`` or ``7-9``: indexes, the last one included; becomes [start, end)."""
+
+    name = "range"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:  # click passes a default that is converted already
+        first, _, last = str(value).partition("-")
+        last = last or first
+        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit() and int(first) <= int(last)):
+            self.fail(f"{value!r} is not a range of indexes; write 7 or 7-9", param, ctx)
+        return int(first), int(last) + 1
+
+
 @command(
     epilog=examples(
         "dledger convert /var/lib/broker/dledger-n0 dledger-data --group orders --self-id n0 --peers $DLEDGER_PEERS",
         "dledger convert dledger-data/orders/dledger-n0 for-java --profile A --group orders --self-id n0 --peers PEERS",
         "dledger convert /var/lib/broker/commitlog dledger-data --group orders --self-id n0 --peers PEERS --dry-run",
+        "dledger convert /var/lib/broker /var/lib/broker-new --to commitlog --broker-conf broker.conf --dry-run",
         "dledger convert --fingerprint /var/lib/broker/commitlog",
     )
 )
 @click.argument("source", type=EXISTING_DIRECTORY)
 @click.argument("dest", type=click.Path(path_type=Path))
 @option(
+    "--to",
+    type=click.Choice(["store", "commitlog"]),
+    default="store",
+    show_default=True,
+    help="Write a node's store, or the directory of a RocketMQ broker without DLedger mode.",
+)
+@option(
     "--group",
-    required=True,
     envvar="DLEDGER_GROUP",
     metavar="NAME",
+    section=_STORE,
     missing="name the new log's group or set DLEDGER_GROUP",
     help="Group of the new log.",
 )
 @option(
     "--self-id",
-    required=True,
     metavar="NODE",
+    section=_STORE,
     missing="name the node that will serve the new store",
     help="Node that will serve the new store.",
 )
-@peers_option(required=True, needs_ids=True)
+@peers_option(required=False, needs_ids=True)
 @option(
     "--profile",
     type=click.Choice(["A", "B"]),
-    default="B",
-    show_default=True,
-    help="Disk profile of the new log; A is readable by RocketMQ's DLedger 0.3.1.2.",
+    section=_STORE,
+    help="Disk profile of the new log; A is readable by RocketMQ's DLedger 0.3.1.2. [default: B]",
 )
 @option(
     "--commitlog",
@@ -92,23 +124,27 @@ def _print_fingerprint(context: click.Context, _parameter: click.Parameter, valu
 )
 @option(
     "--log-uuid",
+    section=_STORE,
     metavar="UUID",
     help="Identity of the new log [default: unchanged, or derived from group, peers and first entry].",
 )
 @option(
     "--data-segment-bytes",
+    section=_STORE,
     type=SizeType(),
     metavar="BYTES",
     help="Size of a data file, such as 64MiB [default: that of SOURCE].",
 )
 @option(
     "--index-segment-bytes",
+    section=_STORE,
     type=SizeType(),
     metavar="BYTES",
     help="Size of an index file, such as 64MiB [default: that of SOURCE].",
 )
 @option(
     "--opaque",
+    section=_STORE,
     is_flag=True,
     help="Take bodies as bytes: do not check RocketMQ messages, and do not adjust them where they move.",
 )
@@ -117,7 +153,64 @@ def _print_fingerprint(context: click.Context, _parameter: click.Parameter, valu
     is_flag=True,
     help="Leave out damaged bytes after the last entry of a Java store, as Java's recovery does.",
 )
-@option("--drop-open", is_flag=True, help="Leave out the entries of open transactions, for profile A.")
+@option(
+    "--drop-open",
+    is_flag=True,
+    help="Leave out the entries of open transactions, for profile A and a CommitLog.",
+)
+@option(
+    "--broker-conf",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    section=_COMMITLOG,
+    help="The broker's configuration: sizes of its files, and what broker.conf.proposed keeps.",
+)
+@option(
+    "--until",
+    type=click.Choice(["committed", "end"]),
+    section=_COMMITLOG,
+    help="Leave out entries after the recorded commit index, or take all [default: refuse such entries].",
+)
+@option(
+    "--committed-by",
+    metavar="PEERS",
+    section=_COMMITLOG,
+    help="Live nodes of the group, whose commit index ends the conversion.",
+)
+@option(
+    "--replica-checked",
+    is_flag=True,
+    section=_COMMITLOG,
+    help="Confirm that an audit compared this replica with the others; required unless --dry-run.",
+)
+@option(
+    "--on-duplicate",
+    type=click.Choice(["first", "last"]),
+    section=_COMMITLOG,
+    help="Message that keeps a queue offset which several have: first, as in RocketMQ's rebuild, or last.",
+)
+@option(
+    "--fill-holes",
+    is_flag=True,
+    section=_COMMITLOG,
+    help="Accept queue offsets without a message; consumers skip them.",
+)
+@option(
+    "--drop-damaged",
+    type=_RangeType(),
+    multiple=True,
+    metavar="START-END",
+    section=_COMMITLOG,
+    help="Leave out these entries, END included; may be given several times.",
+)
+@option(
+    "--id-map",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    section=_COMMITLOG,
+    help="Write the old and the new offset id of each message, separated by a tab.",
+)
+@option("--verify", is_flag=True, section=_COMMITLOG, help="Read both again, and compare every message and unit.")
 @option("--dry-run", is_flag=True, help="Read and check everything; write nothing.")
 @option(
     "--fingerprint",
@@ -129,13 +222,46 @@ def _print_fingerprint(context: click.Context, _parameter: click.Parameter, valu
     help="Only read the classic CommitLog DIR and print its fingerprint for 'dledger serve'.",
 )
 @format_option
+@click.pass_context
 def convert(
+    context: click.Context, /, source: Path, dest: Path, to: Literal["store", "commitlog"], output: Format, **given: Any
+) -> None:
+    """Copy a log into a new store or a broker's directory.
+
+    SOURCE is a store of this project or of Java DLedger, a classic CommitLog, or a broker's directory with one or both.
+    It is only read, and must not change meanwhile. The new store is DEST/GROUP/dledger-SELF_ID, or DEST if its name is
+    dledger-SELF_ID; every entry of it is verified. With --to commitlog DEST is the directory of a RocketMQ broker that
+    starts without DLedger mode. After an interruption, the same command continues the copy.
+    """
+    _check_given(context, to)
+    if to == "store":
+        _convert_to_store(source, dest, output, **given)
+    else:
+        _convert_to_commitlog(source, dest, output, **given)
+
+
+def _check_given(context: click.Context, to: str) -> None:
+    """Raise an error for an option of the other kind of destination, or for a missing one."""
+    other = _COMMITLOG if to == "store" else _STORE
+    for parameter in context.command.params:
+        explicit = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if explicit and (getattr(parameter, "section", "") == other or (to, parameter.name) == ("commitlog", "peers")):
+            option_name = parameter.opts[0]
+            wanted = "commitlog" if to == "store" else "store"
+            raise ConfigError(f"{option_name} has no meaning with --to {to}", "", f"leave it out, or use --to {wanted}")
+        if to == "store" and parameter.name in _NEEDED and context.params[parameter.name] is None:
+            raise click.MissingParameter(ctx=context, param=parameter)
+
+
+def _convert_to_store(
     source: Path,
     dest: Path,
+    output: Format,
+    *,
     group: str,
     self_id: str,
     peers: str,
-    profile: Literal["A", "B"],
+    profile: Literal["A", "B"] | None,
     commitlog: Path | None,
     log_uuid: str | None,
     data_segment_bytes: int | None,
@@ -144,21 +270,15 @@ def convert(
     cut_tail: bool,
     drop_open: bool,
     dry_run: bool,
-    output: Format,
+    **_of_commitlog: Any,
 ) -> None:
-    """Copy a log into a new store and verify every entry.
-
-    SOURCE is a store of this project or of Java DLedger, a classic CommitLog, or a broker's directory with one or both.
-    It is only read, and must not change meanwhile. The new store is DEST/GROUP/dledger-SELF_ID, or DEST if its name is
-    dledger-SELF_ID. After an interruption, the same command continues the copy.
-    """
     request = ConvertRequest(
         source=source,
         destination=store_directory(dest, group, self_id),
         group=group,
         self_id=self_id,
         peers=peers,
-        profile=profile,
+        profile=profile or "B",
         commitlog=commitlog,
         log_uuid=log_uuid,
         data_segment_bytes=data_segment_bytes,
@@ -170,12 +290,74 @@ def convert(
     )
     with ExitStack() as stack:
         progress = stack.enter_context(Progress("checking", unit="bytes"))
-        report = run_conversion(request, _Watch(progress, stack, dry_run=dry_run))
+        report = run_conversion(request, ConversionWatch(progress, stack, dry_run=dry_run))
     summary = dataclasses.asdict(report)
-    if output == "table":
-        summary = {name: value for name, value in summary.items() if name != "notes"}
-    show_result(summary, output, "dry run: nothing was written" if dry_run else "converted and verified")
-    for note in report.notes:
-        say(f"note: {note}")
+    _show(summary, output, "dry run: nothing was written" if dry_run else "converted and verified")
     if (report.renumbered or report.moved) and not dry_run:
         say(f"note: the new number of each entry is in {report.destination}/meta/index-map.json")
+
+
+def _convert_to_commitlog(
+    source: Path,
+    dest: Path,
+    output: Format,
+    *,
+    commitlog: Path | None,
+    cut_tail: bool,
+    drop_open: bool,
+    dry_run: bool,
+    broker_conf: Path | None,
+    until: Literal["committed", "end"] | None,
+    committed_by: str | None,
+    replica_checked: bool,
+    on_duplicate: Literal["first", "last"] | None,
+    fill_holes: bool,
+    drop_damaged: tuple[tuple[int, int], ...],
+    id_map: Path | None,
+    verify: bool,
+    **_of_store: Any,
+) -> None:
+    if committed_by is not None and until is not None:
+        raise ConfigError("--committed-by and --until exclude each other", "", "leave one of them out")
+    request = LeaveRequest(
+        source=source,
+        destination=dest,
+        commitlog=commitlog,
+        broker_conf=broker_conf,
+        until=until,
+        committed_index=None if committed_by is None else _commit_index(source, broker_conf, committed_by),
+        replica_checked=replica_checked,
+        on_duplicate=on_duplicate,
+        fill_holes=fill_holes,
+        drop=drop_damaged,
+        cut_tail=cut_tail,
+        drop_open=drop_open,
+        id_map=id_map,
+        dry_run=dry_run,
+        verify=verify,
+    )
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress("checking", unit="bytes"))
+        report = leave(request, ConversionWatch(progress, stack, dry_run=dry_run))
+    verified = " and verified" if report.verified else ""
+    _show(dataclasses.asdict(report), output, "dry run: nothing was written" if dry_run else f"converted{verified}")
+    if not dry_run:
+        say(f"note: compare {dest}/broker.conf.proposed with your broker.conf, and start the broker with a copy of it")
+
+
+def _commit_index(source: Path, broker_conf: Path | None, peers: str) -> int:
+    """Return the commit index of live nodes; of Java nodes the end that their leader has kept for a while."""
+    group, java = group_of_log(source, broker_conf)
+    with Client(peers, group, protocol="dledger-java" if java else "dledger") as client:
+        bounds = client.bounds(isolation="read_uncommitted")
+    return bounds.end - 1 if java else bounds.commit_index
+
+
+def _show(summary: dict[str, Any], output: Format, title: str) -> None:
+    """Show a report; its notes go to stderr."""
+    notes = summary["notes"]
+    if output == "table":
+        summary = {name: value for name, value in summary.items() if name != "notes"}
+    show_result(summary, output, title)
+    for note in notes:
+        say(f"note: {note}")

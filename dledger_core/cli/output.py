@@ -164,6 +164,19 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
+def say_waiting(group: str, entries: int, transaction: object | None) -> None:
+    """Say how many committed entries wait for an open transaction, if any do.
+
+    Args:
+        group: their group.
+        entries: their number.
+        transaction: the oldest one; None if the principal may not ask for it.
+    """
+    if entries:
+        named = transaction or f"'dledger transaction list --group {group}' shows it"
+        say(f"group {group}: {entries:,} committed entries wait for an open transaction: {named}")
+
+
 class Progress:
     """Progress of one task, as a context manager: a bar on a terminal, a line every few seconds elsewhere.
 

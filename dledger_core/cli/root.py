@@ -27,8 +27,8 @@ _ENTRY_POINTS: Final = "dledger.commands"
 
 _COMMANDS: Final = (
     "append", "backup", "completion", "convert", "dev", "doctor", "dump", "export", "get", "init", "look", "member",
-    "perf", "producer", "recover", "repair", "restore", "serve", "status", "tail", "tls", "topics", "transaction",
-    "transfer", "verify",
+    "perf", "producer", "recover", "repair", "restore", "salvage", "serve", "status", "tail", "tls", "topics",
+    "transaction", "transfer", "verify",
 )  # fmt: skip
 """Each is the module of its name, with a click command of its name."""
 
@@ -44,6 +44,7 @@ _INSTEAD: Final = {
     "dledger member list": ("list-members", "members", "nodes", "peers"),
     "dledger perf append": ("bench", "benchmark"),
     "dledger producer list": ("producers",),
+    "dledger salvage": ("rescue", "undelete"),
     "dledger serve": ("node", "server", "start"),
     "dledger status --all-groups": ("groups", "list", "list-groups"),
     "dledger tail": ("cat", "consume", "follow", "read", "subscribe", "watch"),

@@ -22,6 +22,7 @@ from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
 from dledger_core.config import ListenAddress
 from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.rocketmq.convert import CheckedCommitLog, read_commitlog, start_store_after
+from dledger_core.rocketmq.message.fields import MessageColumns
 from dledger_core.rocketmq.remoting.port import remoting_port
 from dledger_core.rocketmq.store.broker_conf import BrokerConf, read_broker_conf
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint, open_log_prefix
@@ -136,6 +137,7 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
         server_config,
         started,
         open_log_prefix=open_log_prefix,
+        messages=MessageColumns(),
         foreign_port=foreign_port,
         site=SiteOptions(messages=MessageView(), open_metrics=settings.open_metrics),
     )

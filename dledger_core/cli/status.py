@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options, format_option
-from dledger_core.cli.output import Format, emit, say, show_result, show_rows
+from dledger_core.cli.output import Format, emit, say, say_waiting, show_result, show_rows
 from dledger_core.cli.role_watch import RoleWatch
 from dledger_core.client import OpenTransaction
 from dledger_core.client.verdict import (
@@ -74,9 +74,10 @@ def status(connection: Connection, all_groups: bool, watch: bool, output: Format
         show_result(_as_json(metadata, health, reasons) | {"waiting": waiting, "open_transaction": named}, output)
     else:
         _show_nodes(connection, metadata)
-    if waiting:
-        named_by = transaction or f"'dledger transaction list --group {group}' shows it"
-        say(f"{waiting:,} committed entries wait for an open transaction: {named_by}")
+    say_waiting(group, waiting, transaction)
+    if (archive := metadata.archive) is not None:
+        lacks = "" if archive.missing_bytes < 0 else f"; it lacks {archive.missing_bytes:,} bytes"
+        say(f"archive {archive.table}: entries {archive.start:,} to {archive.end - 1:,} are proved{lacks}")
     _remark(health, reasons, output)
     return EXIT_FINDING if reasons else EXIT_OK
 
@@ -104,6 +105,7 @@ def _as_json(metadata: Metadata, health: GroupHealth, reasons: Sequence[Reason])
         "term": metadata.term,
         "preferred_leaders": metadata.preferred_leaders,
         "tables": [dataclasses.asdict(found) for found in metadata.tables],
+        "archive": None if metadata.archive is None else dataclasses.asdict(metadata.archive),
         "survives_failures": health.failures_survived,
         "verdict": verdict.level.name.lower(),
         "reasons": [{"text": reason.text, "remedy": reason.remedy or None} for reason in reasons],

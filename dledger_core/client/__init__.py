@@ -20,6 +20,9 @@ from dledger_core.client.producer import AsyncProducer, Producer
 from dledger_core.client.protocol import (
     END_OF_LOG,
     AppendResult,
+    ArchivableRanges,
+    ArchivedRanges,
+    ArchiveState,
     AttemptResult,
     Bodies,
     Consistency,
@@ -27,11 +30,13 @@ from dledger_core.client.protocol import (
     Entry,
     LogClient,
     LogRange,
+    LogSlice,
     Metadata,
     NodeStatus,
     OptionalOperations,
     PositionFetch,
     ProducerState,
+    Proof,
     ReadFrom,
     RoleChange,
     TableUsage,
@@ -40,12 +45,16 @@ from dledger_core.client.protocol import (
 from dledger_core.client.reads import PrefixFormat, ending_after
 from dledger_core.client.routing.node_health import NODE_HEALTH
 from dledger_core.client.sync_client import SyncLogClient
-from dledger_core.control import Part, TransactionId, fingerprint_sum
+from dledger_core.control import ArchivedRange, Part, TransactionId, fingerprint_sum
 
 __all__ = [
     "END_OF_LOG",
     "NODE_HEALTH",
     "AppendResult",
+    "ArchivableRanges",
+    "ArchiveState",
+    "ArchivedRange",
+    "ArchivedRanges",
     "AsyncLogClient",
     "AsyncProducer",
     "AttemptResult",
@@ -59,6 +68,7 @@ __all__ = [
     "LogClient",
     "LogPosition",
     "LogRange",
+    "LogSlice",
     "Loss",
     "LossKind",
     "MemberStatus",
@@ -72,6 +82,7 @@ __all__ = [
     "PrefixFormat",
     "Producer",
     "ProducerState",
+    "Proof",
     "ReadFrom",
     "RoleChange",
     "SyncLogClient",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import wraps
 from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
@@ -129,6 +129,10 @@ class AsyncLogClient:
     wait_for_entries = _forwarded(OptionalOperations.wait_for_entries)
     describe = _forwarded(OptionalOperations.describe)
     transfer_leadership = _forwarded(LogClient.transfer_leadership)
+    archivable_ranges = _forwarded(OptionalOperations.archivable_ranges)
+    prove_archived = _forwarded(OptionalOperations.prove_archived)
+    archived_ranges = _forwarded(OptionalOperations.archived_ranges)
+    end_archive = _forwarded(OptionalOperations.end_archive)
     members = _forwarded(OptionalOperations.members)
     add_member = _forwarded(OptionalOperations.add_member)
     remove_member = _forwarded(OptionalOperations.remove_member)
@@ -154,10 +158,17 @@ class AsyncLogClient:
         node: str | None = None,
         consistency: Consistency = "committed",
         isolation: Isolation = "read_committed",
+        columns: Sequence[str] | None = None,
     ) -> pa.RecordBatch:
         """Return ``fetch(...).batch``; it may end before ``end`` when ``max_bytes`` is reached."""
         found = await self.fetch(
-            start, end, max_bytes=max_bytes, node=node, consistency=consistency, isolation=isolation
+            start,
+            end,
+            max_bytes=max_bytes,
+            node=node,
+            consistency=consistency,
+            isolation=isolation,
+            columns=columns,
         )
         return found.batch
 
@@ -179,6 +190,7 @@ class AsyncLogClient:
         *,
         max_bytes: int = READ_BYTES,
         isolation: Isolation = "read_committed",
+        columns: Sequence[str] | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield committed entries from ``start`` on as they arrive, up to ``end`` (exclusive); no batch is empty.
 
@@ -187,7 +199,13 @@ class AsyncLogClient:
         stop, known = (END_OF_LOG, -1) if end is None else (end, end - 1)
         while start < stop:
             found = await self.fetch(
-                start, stop, max_bytes=max_bytes, isolation=isolation, wait_ms=TAIL_WAIT_MS, min_commit=known
+                start,
+                stop,
+                max_bytes=max_bytes,
+                isolation=isolation,
+                wait_ms=TAIL_WAIT_MS,
+                min_commit=known,
+                columns=columns,
             )
             start = max(start, found.next_index)
             if found.batch.num_rows:

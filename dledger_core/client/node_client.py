@@ -16,6 +16,7 @@ from dledger_core.client.appends import (
     AppendBatcher,
     columns_of,
 )
+from dledger_core.client.archive import ArchiveRequests
 from dledger_core.client.members import GroupMembers, members_of
 from dledger_core.client.protocol import (
     AppendResult,
@@ -52,12 +53,8 @@ from dledger_core.net.codec import columns_payload, parts_payload
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import PRODUCE
-from dledger_core.record import Columns, Isolation
+from dledger_core.record import Columns, Isolation, MessageFields
 from dledger_core.tracing import append_call, current_traceparent
-
-
-def _plain(columns: Columns) -> messages.AppendRequest:
-    return messages.AppendRequest(count=columns.count)
 
 
 class NodeClient:
@@ -70,6 +67,7 @@ class NodeClient:
         group: the group's name.
         timeouts: limits of requests and calls.
         prefix: checks messages of a commitlog prefix; without it ``fetch_at`` does not read them.
+        message_fields: decodes messages; without it ``fetch`` has no columns of them.
         log_uuid: the log; None = the one that is found first.
         credentials: TLS files and token.
         health: of the nodes; by default as this process has seen it.
@@ -84,6 +82,7 @@ class NodeClient:
         timeouts: Timeouts,
         *,
         prefix: PrefixFormat | None = None,
+        message_fields: MessageFields | None = None,
         log_uuid: str | None = None,
         credentials: Credentials = PLAINTEXT,
         health: NodeHealth = NODE_HEALTH,
@@ -93,11 +92,15 @@ class NodeClient:
         self._view = ClusterView(peers, group, log_uuid, credentials, health)
         self._log = self._view.log
         self._requests = Requests(self._view, timeouts)
-        reads = Reader(self._log, self._requests, timeouts, prefix)
+        reads = Reader(self._log, self._requests, timeouts, prefix, message_fields)
         self.fetch, self.records, self.get, self.fetch_at = reads.fetch, reads.records, reads.get, reads.fetch_at
         self.offset_for_time, self.wait_for_entries = reads.offset_for_time, reads.wait_for_entries
         self.split_points = reads.split_points
         self.digest, self.describe = reads.digest, reads.describe
+        archive = ArchiveRequests(group, self._requests)
+        self.archivable_ranges, self.archived_ranges = archive.archivable_ranges, archive.archived_ranges
+        self.prove_archived, self.end_archive = archive.prove_archived, archive.end_archive
+        self._plain_header = messages.APPEND.encode(messages.AppendRequest(count=1), g=group)
         self._plain = AppendBatcher(self._send_plain)
         self._produced = AppendBatcher(self._send_produced, TOGETHER_MAX, TOGETHER_ID_BYTES_MAX)
         self._watches = RoleWatches(self._view)
@@ -153,7 +156,7 @@ class NodeClient:
         once: bool = False,
     ) -> AppendResult:
         if producer_id is None:
-            return await self._append(_plain(columns), columns, idempotent=False)
+            return await self._append(None, columns, idempotent=False)
         if sequence is None:
             raise BadRequestError("a producer id without a sequence", "sequence", "pass it, or use Producer")
         request = messages.AppendRequest(
@@ -165,7 +168,7 @@ class NodeClient:
 
     async def _send_plain(self, appends: Sequence[Append]) -> Sequence[AppendResult]:
         columns = Columns.join([append.columns for append in appends])
-        result = await self._append(_plain(columns), columns, idempotent=False)
+        result = await self._append(None, columns, idempotent=False)
         found, first = [], result.first_index
         for append in appends:
             end = first + append.columns.count
@@ -217,18 +220,25 @@ class NodeClient:
             result.first_index, result.last_index, result.term, columns.count, column_crc(columns.crcs)
         )
 
-    async def _append(self, request: messages.AppendRequest, columns: Columns, *, idempotent: bool) -> AppendResult:
-        if (traceparent := current_traceparent()) is not None:
-            request = replace(request, traceparent=traceparent)
-        header = messages.APPEND.encode(request, g=self.group)
+    async def _append(
+        self, request: messages.AppendRequest | None, columns: Columns, *, idempotent: bool
+    ) -> AppendResult:
+        """Send an append and return its place; None as request = a plain one."""
+        traceparent, count = current_traceparent(), columns.count
+        if request is None and traceparent is None:
+            header = {**self._plain_header, "n": count}
+        else:
+            request = replace(request or messages.AppendRequest(count=count), traceparent=traceparent)
+            header = messages.APPEND.encode(request, g=self.group)
         frame = await self._requests.to_leader(header, *columns_payload(columns), idempotent=idempotent)
-        response = messages.APPEND_OK.decode(frame.header)
-        if response.last - response.first + 1 != columns.count:
-            values = {"first": response.first, "last": response.last, "sent": columns.count}
+        found = messages.APPEND_OK.read(frame.header)
+        first, last, term = found["first"], found["last"], found["term"]
+        if last - first + 1 != count:
+            values = {"first": first, "last": last, "sent": count}
             raise ProtocolError("the response covers a different number of entries than sent", "", "", values)
-        self._log.saw_commit(response.last)
-        self._log.saw_entry(response.last, response.term)
-        return AppendResult(response.first, response.last, response.term)
+        self._log.saw_commit(last)
+        self._log.saw_entry(last, term)
+        return AppendResult(first, last, term)
 
     async def producer(self, producer_id: str) -> ProducerState:
         request = messages.ProducerRequest(producer_id=producer_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -22,7 +22,7 @@ from dledger_core.checksum import Buffer, crc32
 from dledger_core.client.protocol import LogRange
 from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.lineage import follows
-from dledger_core.record import HEADER_BYTES
+from dledger_core.record import HEADER_BYTES, Records
 
 _CHECKED: Final = struct.Struct(">qqqI")
 
@@ -44,6 +44,13 @@ class EntryCheck:
 
     def __str__(self) -> str:
         return f"term {self.term}, check {self.check:08x}"
+
+
+def check_of_last(records: Records) -> EntryCheck:
+    """Return term and check of the last of some records."""
+    header = records.last
+    body = memoryview(records.data)[records.nbytes - header.size + HEADER_BYTES :]
+    return EntryCheck(header.term, check_of(header.index, header.term, header.position, body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +113,15 @@ class Loss:
         return min(self.position.next_index, shared.index + 1)
 
 
-def find_loss(position: LogPosition, view: LogRange, record: Callable[[int], EntryCheck]) -> Loss | None:
+def find_loss(position: LogPosition, view: LogRange, record: Callable[[int], EntryCheck | None]) -> Loss | None:
     """Return why a reader cannot continue at a position without a loss; None if it can.
 
     Args:
         position: the reader's position.
         view: what can be read now. ``end`` is exclusive; pass the end of what the reader can see.
         record: returns term and check of the record at an index; called at most once, and only for an index that
-            ``view`` contains.
+            ``view`` contains. Retention may have deleted it since. None if an archive has the entry, which knows this
+            of the last entry of each range only: then the log's uuid decides.
     """
     is_other = position.log_uuid is not None and view.log_uuid is not None and position.log_uuid != view.log_uuid
     if is_other and not follows(view.chain, str(position.log_uuid), position.next_index - 1):
@@ -127,7 +135,15 @@ def find_loss(position: LogPosition, view: LogRange, record: Callable[[int], Ent
     if position.next_index == view.first_index:
         # The record before is deleted. In another log it could have been another one, and nothing can tell.
         return Loss(LossKind.LOG_RECREATED, position, view) if is_other else None
-    found = record(position.next_index - 1)
+    try:
+        found = record(position.next_index - 1)
+    except IndexOutOfRangeError as error:
+        first = int(error.values.get("first_index", -1))
+        if first < position.next_index:
+            raise
+        return find_loss(position, replace(view, first_index=first), record)
+    if found is None:
+        return None
     same_term = position.term < 0 or position.term == found.term
     same_check = position.check is None or position.check == found.check
     return None if same_term and same_check else Loss(LossKind.TERM_MISMATCH, position, view, found)
@@ -206,7 +222,8 @@ def measure_lag(start: int, end: int, rows: Rows, end_position: Callable[[int], 
             return Lag()
         batch, following = rows(start, min(end, start + reach))
         if batch.num_rows:
-            first, position = (batch.column(name)[0].as_py() for name in ("index", "position"))
+            index, position = (batch.column(name)[0].as_py() for name in ("index", "position"))
+            first = position if index is None else index  # a CommitLog has positions only, and they are its indexes
             return Lag(end - first, end_position(end - 1) - position, batch.column("timestamp")[0].as_py())
         if following <= start:
             break  # this replica has no more entries now

@@ -17,8 +17,8 @@ from dledger_core.checksum import Buffer
 from dledger_core.client.members import GroupMembers
 from dledger_core.client.signatures import takes
 from dledger_core.config import Peer
-from dledger_core.control import Part, TransactionId
-from dledger_core.digest import RangeDigest
+from dledger_core.control import ArchivedRange, Part, TransactionId
+from dledger_core.digest import RangeDigest, RowsDigest
 from dledger_core.lineage import Ancestors
 from dledger_core.record import Columns, Fetch, Isolation
 
@@ -143,6 +143,75 @@ class TableUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveState:
+    """The archive of a log: entries [start, end) were proved to be in a table, so retention may delete those here.
+
+    Attributes:
+        start: first index that was proved.
+        end: index after the last one.
+        table: URI of the table as the newest proof named it: a hint, the table may have been moved.
+        missing_bytes: bytes of the log from ``end`` to the visible end; -1 where this is not known.
+        missing_ms: age of the first of these entries in log time, in ms; -1 where this is not known.
+    """
+
+    start: int
+    end: int
+    table: str
+    missing_bytes: int = -1
+    missing_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LogSlice:
+    """A range [start, end) of a log as its leader cuts it for the archive, and its bytes."""
+
+    start: int
+    end: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivableRanges:
+    """The entries that the archive lacks, as the leader cuts them.
+
+    Attributes:
+        ranges: consecutive ranges that are full or closed, at most 1,000.
+        start: start of the first range, also of one that is neither full nor closed yet.
+        visible_end: end of the entries that ``read_committed`` shows.
+    """
+
+    ranges: tuple[LogSlice, ...]
+    start: int
+    visible_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedRanges:
+    """Recorded ranges of an archive.
+
+    Attributes:
+        ranges: consecutive ranges, at most 1,000; continue at the ``end`` of the last one, until there are none.
+        archive: what they belong to; None if the log has no archive.
+    """
+
+    ranges: tuple[ArchivedRange, ...]
+    archive: ArchiveState | None
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Result of a comparison of the archive's rows with the log's.
+
+    Attributes:
+        equal: whether they are equal; then the log has recorded the range.
+        rows: number of the log's rows.
+    """
+
+    equal: bool
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Metadata:
     """State of a group as its nodes report it.
 
@@ -154,6 +223,7 @@ class Metadata:
         preferred_leaders: nodes that should lead once caught up, best first, as configured.
         chain: the logs that the log continues, oldest first.
         tables: the tables about the log's writers; none of a Java group.
+        archive: the log's archive, None if it has none.
     """
 
     leader_id: str | None
@@ -163,6 +233,7 @@ class Metadata:
     preferred_leaders: tuple[str, ...] = ()
     chain: Ancestors = ()
     tables: tuple[TableUsage, ...] = ()
+    archive: ArchiveState | None = None
 
     @property
     def lacks_votes(self) -> bool:
@@ -266,6 +337,7 @@ class RecordsRequest:
     node: str | None = None
     min_commit: int = -1
     min_end: int = -1
+    columns: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +390,7 @@ class LogClient(Protocol):
 
         Raises:
             BadRequestError: nothing was sent.
+            OverloadedError: the client appends faster than the log commits; nothing was sent.
             RequestTimedOutError, LeadershipLostError: the outcome is unknown.
             ProducerError: the producer table rejects the append.
         """
@@ -340,8 +413,13 @@ class LogClient(Protocol):
                 is given a second, then another one is asked.
             read_from: ask the ``leader`` or the ``follower`` replicas first, then the others.
             spread: readers with different numbers start at different replicas.
+            columns: names of the columns to return instead: of entries ``index``, ``term``, ``position``,
+                ``timestamp``, ``body``, and ``length`` and ``crc`` of the body; of RocketMQ messages in the bodies
+                those of MESSAGE_SCHEMA, with a row for each message. Without ``body`` only these travel; ``max_bytes``
+                still counts the records, which the node reads and checks. A node of 0.2 sends the records.
 
         Raises:
+            BadRequestError: an argument is wrong, or there is no such column.
             IndexOutOfRangeError: ``start`` is below the log's first index.
             BehindError: the replicas have not reached ``min_commit`` or ``start``.
         """
@@ -351,7 +429,7 @@ class LogClient(Protocol):
     async def records(self, request: RecordsRequest) -> Fetch:
         """Read all committed entries of [start, end), control entries and orphaned attempts too.
 
-        The batch has the column ``magic``; arguments as for ``fetch``.
+        The batch has the column ``magic``, if ``columns`` does not leave it out; arguments as for ``fetch``.
         """
         ...
 
@@ -588,6 +666,60 @@ class OptionalOperations(Protocol):
 
     async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
         """Return a replica's table about the log: ``terms``, ``segments`` or ``producers``; any replica by default."""
+        ...
+
+    async def archivable_ranges(self, start: int | None = None, *, until: int | None = None) -> ArchivableRanges:
+        """Return the entries that the archive lacks, in ranges as the leader cuts them.
+
+        A range is cut when it is full (64 MiB of the log, or 2^20 indexes), when its first entry is an hour of log time
+        old, or with ``until``. A range may have no rows: it is proved like any other. Before the first proof the caller
+        pins the entries (``pin``): retention does not wait for it yet.
+
+        Args:
+            start: first index; None = where the archive ends, or the leader's first index if the log has none.
+            until: end, exclusive, up to which the ranges reach, closed or not.
+
+        Raises:
+            ArchiveRefusedError: the log cannot have an archive, or the leader lacks entries; ``reason`` says why.
+            UnsupportedError: the leader's node is of 0.2.
+        """
+        ...
+
+    async def prove_archived(self, start: int, end: int, digest: RowsDigest, *, table: str) -> Proof:
+        """Let the leader compare rows of the archive with the log, and record the range if they are equal.
+
+        The leader computes the digest from its own files. The range must start where the archive ends, the first one at
+        the leader's first index. A repeated call returns the same.
+
+        Args:
+            start: first index.
+            end: end index, exclusive.
+            digest: of the archive's rows in the range (``digest.rows_digest``).
+            table: URI of the archive, at most 2,000 bytes, without credentials.
+
+        Raises:
+            ArchiveRefusedError: nothing was recorded; ``reason`` says why: ``not-next``, ``not-visible``,
+                ``too-large``, ``trimmed``, ``older-nodes``, ``profile`` or ``table``.
+            MemberChangeRefusedError: the first proof raises the version of the group, and that was refused now.
+            LeadershipLostError: the outcome is unknown; call again.
+            UnsupportedError: the leader's node is of 0.2.
+        """
+        ...
+
+    async def archived_ranges(self, start: int = 0) -> ArchivedRanges:
+        """Return recorded ranges of the archive, from the one that contains ``start`` on.
+
+        Raises:
+            UnsupportedError: the leader's node is of 0.2.
+        """
+        ...
+
+    async def end_archive(self) -> None:
+        """End the archive: the ranges are forgotten, and retention does not wait for it any longer. Idempotent.
+
+        Raises:
+            UnsupportedError: the leader's node is of 0.2.
+        """
         ...
 
     async def members(self) -> GroupMembers:

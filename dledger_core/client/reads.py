@@ -40,7 +40,14 @@ from dledger_core.errors import (
     UnsupportedError,
 )
 from dledger_core.net import messages
-from dledger_core.net.codec import SeenLog, numbers_payload, parse_numbers, parse_records, seen_payload
+from dledger_core.net.codec import (
+    SeenLog,
+    numbers_payload,
+    parse_fields,
+    parse_numbers,
+    parse_records,
+    seen_payload,
+)
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import SPLIT
 from dledger_core.record import (
@@ -50,8 +57,10 @@ from dledger_core.record import (
     MAGIC_MEMBERSHIP,
     READ_SCHEMA,
     RECORD_SCHEMA,
+    Chosen,
     Fetch,
     Isolation,
+    MessageFields,
     Records,
     data_entries,
     description_batch,
@@ -88,13 +97,22 @@ class Reader:
         requests: sends the requests.
         timeouts: the client's limits.
         prefix: checks messages of the commitlog prefix; None if the client does not read them.
+        messages: decodes messages; None if the client does not read their columns.
     """
 
-    def __init__(self, log: KnownLog, requests: Requests, timeouts: Timeouts, prefix: PrefixFormat | None) -> None:
+    def __init__(
+        self,
+        log: KnownLog,
+        requests: Requests,
+        timeouts: Timeouts,
+        prefix: PrefixFormat | None,
+        messages: MessageFields | None,
+    ) -> None:
         self._log = log
         self._requests = requests
         self._timeouts = timeouts
         self._prefix = prefix
+        self._messages = messages
 
     @takes(ReadRequest)
     async def fetch(self, read: ReadRequest) -> Fetch:
@@ -108,6 +126,7 @@ class Reader:
 
     async def _fetch(self, read: ReadRequest, *, records: bool = False) -> Fetch:
         start, known_end = read.start, min(read.end, read.min_end)
+        chosen = None if read.columns is None else Chosen.of(read.columns, self._messages)
         # A replica that lags may wait too, for entries that another one has.
         hedged = read.wait_ms == 0
         read = replace(
@@ -117,9 +136,12 @@ class Reader:
             min_commit=read.min_commit if read.node is not None else max(read.min_commit, self._log.commit_seen),
         )
         request = read_request(read, records=records)
+        # A body travels as a record, with the CRC of its producer.
+        if chosen is not None and "body" not in chosen.names:
+            request = replace(request, fields=list(chosen.names))
 
         def decode(frame: Frame) -> Fetch:
-            found = decode_read(request, frame)
+            found = decode_read(request, frame, chosen)
             check_progress(found.next_index, start, known_end)
             return found
 
@@ -132,7 +154,7 @@ class Reader:
             choice = ReplicaChoice(read.read_from, read.spread)
             found = await self._requests.to_any(header, decode, choice=choice, wait_s=wait_s, hedged=hedged)
         self._log.saw_commit(found.commit_index)
-        if found.batch.num_rows:
+        if found.batch.num_rows and {"index", "term"} <= set(found.batch.schema.names):
             self._log.saw_entry(found.batch.column("index")[-1].as_py(), found.batch.column("term")[-1].as_py())
         return found
 
@@ -382,27 +404,43 @@ def millis(timestamp: datetime | int) -> int:
 # --- responses --------------------------------------------------------------------------------------------------------
 
 
-def decode_read(request: messages.ReadRequest, frame: Frame) -> Fetch:
+def decode_read(request: messages.ReadRequest, frame: Frame, chosen: Chosen | None = None) -> Fetch:
     """Return the decoded READ_OK, without control entries and orphaned attempts unless records were requested.
+
+    Args:
+        request: the request.
+        frame: the response: records, or the columns that the request names.
+        chosen: the columns to return; None = all.
 
     Raises:
         ProtocolError: the response is malformed or covers another range.
         CorruptRecordError: a record is damaged.
     """
     response = messages.READ_OK.decode(frame.header)
-    records = parse_records(frame.payload, response.count)
-    first = response.next_index - response.count
+    first, next_index = response.next_index - response.count, response.next_index
     if first < request.start:
         values = {"start": request.start, "first": first}
         raise ProtocolError("the response covers a different range than requested", "", "", values)
-    records.check(first, gather=True)
-    return Fetch(
-        _to_batch(records, first, response.skip, as_records=request.isolation == "records"),
-        response.next_index,
-        response.commit_index,
-        response.visible_end,
-        response.first_index,
-    )
+    if chosen is not None and response.crc is not None:
+        batch = parse_fields(frame.payload, chosen.schema, response.crc)
+        indexes = batch.column("index") if batch.num_rows and "index" in chosen.names else ()
+        if indexes and not first <= indexes[0].as_py() <= indexes[-1].as_py() < next_index:
+            raise ProtocolError("the response has other entries than it names", "", "", {"first": first})
+    else:
+        records = parse_records(frame.payload, response.count)
+        records.check(first, gather=chosen is None or "body" in chosen.stored.names)
+        schema = RECORD_SCHEMA if request.isolation == "records" else READ_SCHEMA
+        schema = schema if chosen is None else chosen.stored
+        batch = _to_batch(records, first, response.skip, schema, as_records=request.isolation == "records")
+        if chosen is not None:
+            batch, next_index = selected(batch, chosen, next_index)
+    return Fetch(batch, next_index, response.commit_index, response.visible_end, response.first_index)
+
+
+def selected(entries: pa.RecordBatch, chosen: Chosen, next_index: int) -> tuple[pa.RecordBatch, int]:
+    """Return the chosen columns, and where to continue: inner batches of messages may have too many at once."""
+    found, count = chosen.select(entries)
+    return found, entries.column("index")[count].as_py() if count < entries.num_rows else next_index
 
 
 def check_progress(next_index: int, start: int, min_end: int) -> None:
@@ -412,13 +450,15 @@ def check_progress(next_index: int, start: int, min_end: int) -> None:
         raise BehindError("the replica has not reached the requested index", "", "ask another replica", values)
 
 
-def _to_batch(records: Records, first: int, skip: list[list[int]], *, as_records: bool) -> pa.RecordBatch:
+def _to_batch(
+    records: Records, first: int, skip: list[list[int]], schema: pa.Schema, *, as_records: bool
+) -> pa.RecordBatch:
     if not records.count:
-        return empty_batch(RECORD_SCHEMA if as_records else READ_SCHEMA)
+        return empty_batch(schema)
     if as_records:
-        return to_arrow(records, magic=True)
+        return to_arrow(records, schema=schema)
     try:
-        return data_entries(records, first, skip)
+        return data_entries(records, first, skip, schema)
     except (ValueError, OverflowError):
         raise ProtocolError("field 'skip' is malformed", "header") from None
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from dataclasses import replace
 from typing import Any, Final
 
+from dledger_core.client.archive import archive_of
 from dledger_core.client.protocol import (
     LogRange,
     Metadata,
@@ -57,7 +58,9 @@ def metadata_of(peers: Sequence[Peer], responses: Described) -> Metadata:
         for name, rows, limit in response.tables or ():
             if name not in tables or rows > tables[name].rows:
                 tables[name] = TableUsage(name, rows, limit)
-    return Metadata(leader, newest.term, nodes, uuid, tuple(newest.preferred), chain, tuple(tables.values()))
+    # The leader's, if it responded: another node may not have applied the newest proof, or the end of the archive.
+    archive = archive_of(next((r for r in decoded.values() if r.node[0] == leader), newest).archive)
+    return Metadata(leader, newest.term, nodes, uuid, tuple(newest.preferred), chain, tuple(tables.values()), archive)
 
 
 def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> LogRange:

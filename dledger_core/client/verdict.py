@@ -13,12 +13,14 @@ from enum import IntEnum
 from typing import Final, Protocol
 
 from dledger_core.client.members import DISK_FULL, RECOVERING, STALLED, WITHHOLDS, GroupMembers, MemberStatus
-from dledger_core.client.protocol import Metadata, TableUsage
+from dledger_core.client.protocol import ArchiveState, Metadata, TableUsage
 from dledger_core.errors import DLedgerError
 from dledger_core.raft import even_group_warning
 
 _STATES_AT_WORK: Final = ("leader", "follower", "learner", "candidate", "pre-candidate")
 _FREE: Final = "free disk space or set a retention"
+_ARCHIVE_LATE_MS: Final = 24 * 3_600_000
+"""Age of entries that the archive lacks at which it is late: its job runs each hour at least."""
 
 
 class Level(IntEnum):
@@ -100,6 +102,7 @@ class GroupHealth:
     nodes: tuple[NodeHealth, ...]
     members: GroupMembers | None = None
     tables: tuple[TableUsage, ...] = field(default=())
+    archive: ArchiveState | None = None
 
     @property
     def voters(self) -> int:
@@ -151,7 +154,14 @@ def health_of(name: str, metadata: Metadata, members: GroupMembers | None) -> Gr
         )
         for node in metadata.nodes
     )
-    return GroupHealth(name=name, leader_id=metadata.leader_id, nodes=nodes, members=members, tables=metadata.tables)
+    return GroupHealth(
+        name=name,
+        leader_id=metadata.leader_id,
+        nodes=nodes,
+        members=members,
+        tables=metadata.tables,
+        archive=metadata.archive,
+    )
 
 
 class _Asked(Protocol):
@@ -177,12 +187,13 @@ def ask_health(client: _Asked, name: str, *, space: bool = False) -> tuple[Metad
     return metadata, health_of(name, metadata, members)
 
 
-def reasons_of(group: GroupHealth, damaged: int = 0) -> list[Reason]:
+def reasons_of(group: GroupHealth, damaged: int = 0, *, differs: bool = False) -> list[Reason]:
     """Return everything that is wrong in a group, the worst first.
 
     Args:
         group: the group.
         damaged: places with damage on the node that asks.
+        differs: whether an entry of that node differs from the archive's record of it.
     """
     if group.nodes and all(node.role == "waiting" for node in group.nodes if node.answers):
         return [Reason(Level.UNAVAILABLE, "waits to be bootstrapped", group.name, f"dledger init --group {group.name}")]
@@ -191,12 +202,16 @@ def reasons_of(group: GroupHealth, damaged: int = 0) -> list[Reason]:
         *(reason for node in group.nodes for reason in _of_node(group, node)),
         *_of_members(group),
         *_of_tables(group),
+        *_of_archive(group),
     ]
     if group.failures_survived == 0 and group.voters > 2:
         found.append(Reason(Level.DEGRADED, "survives no more failure", group.name))
     if damaged:
         text = "damaged records here wait for their repair"
         found.append(Reason(Level.DEGRADED, text, group.name, "start the other nodes: one of them has the records"))
+    if differs:
+        text = "an entry here differs from the archive's record of it: retention has stopped here"
+        found.append(Reason(Level.DEGRADED, text, group.name, "compare the nodes with dledger-audit"))
     return sorted(found, key=lambda reason: -reason.level)
 
 
@@ -291,6 +306,18 @@ def _of_tables(group: GroupHealth) -> Iterator[Reason]:
                 group.name,
                 "at the limit new ones are rejected; see 'dledger producer list'",
             )
+
+
+def _of_archive(group: GroupHealth) -> Iterator[Reason]:
+    archive = group.archive
+    is_full = any(node.is_disk_full for node in group.nodes)
+    if archive is None or archive.missing_bytes <= 0 or not (is_full or archive.missing_ms > _ARCHIVE_LATE_MS):
+        return
+    text = (
+        f"the archive is behind: {archive.missing_bytes >> 20:,} MiB, {archive.missing_ms // 3_600_000:,} h of log time"
+    )
+    remedy = f"run the job that proves {archive.table}; retention keeps these entries, whatever the options say"
+    yield Reason(Level.DEGRADED, text, group.name, remedy)
 
 
 @dataclass(frozen=True, slots=True)

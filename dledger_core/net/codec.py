@@ -7,12 +7,13 @@ are safe for the core and the log.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from dledger_core.bootstrap import BootstrapRecord
 from dledger_core.checksum import Buffer, crc32
@@ -21,7 +22,7 @@ from dledger_core.errors import BadRequestError, CorruptRecordError, DLedgerErro
 from dledger_core.ids import NUMBER_MAX, Index, MemberId, Term
 from dledger_core.lineage import RecoveryRecord
 from dledger_core.net.fields import Field, Table, int_field
-from dledger_core.net.frame import Frame, encode_frame
+from dledger_core.net.frame import LARGE_PAYLOAD_BYTES, Frame, encode_frame
 from dledger_core.net.protocol import Type
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.messages import (
@@ -46,6 +47,7 @@ HEARTBEATS_MAX: Final = 1024
 
 _COUNT_MAX = 1 << 23
 _NO_CONDITIONS: Final[Mapping[int, Condition]] = {}
+_U32: Final = np.dtype("<u4")
 SNAPSHOT_BYTES_MAX: Final = 1 << 30
 """Limit on a snapshot with all its chunks: the tables, of which 1,000,000 producers take 100 to 500 MB."""
 
@@ -70,7 +72,7 @@ def parse_records(payload: Buffer, n: int) -> Records:
     view = memoryview(payload)
     if type(n) is not int or n < 0 or len(view) < 4 * n:
         raise ProtocolError("a payload is too short for its count", "records", "", {"bytes": len(view), "count": n})
-    sizes = np.frombuffer(view, "<u4", n)
+    sizes = np.frombuffer(view, _U32, n)
     total, smallest = total_and_smallest(sizes)
     if total != len(view) - 4 * n or (n and smallest < HEADER_BYTES):
         values = {"bytes": len(view), "count": n, "sizes_sum": total}
@@ -78,10 +80,34 @@ def parse_records(payload: Buffer, n: int) -> Records:
     return Records(sizes, view[4 * n :])
 
 
+def fields_payload(batch: pa.RecordBatch) -> memoryview:
+    """Return the payload of READ_OK with columns."""
+    return memoryview(batch.serialize())
+
+
+def parse_fields(payload: Buffer, schema: pa.Schema, crc: int) -> pa.RecordBatch:
+    """Return the columns of READ_OK, which share the payload's memory.
+
+    Raises:
+        CorruptRecordError: the payload does not match its CRC.
+        ProtocolError: it has no such columns.
+    """
+    if crc32(payload) != crc:
+        raise CorruptRecordError("columns arrived damaged", "", "retry")
+    try:
+        # Arrow aligns to 8 bytes from the start, and a small payload starts anywhere in the receive buffer.
+        memory = pa.py_buffer(payload if len(payload) > LARGE_PAYLOAD_BYTES else bytes(payload))
+        batch = pa.ipc.read_record_batch(memory, schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise ProtocolError(f"columns are malformed: {error}", "columns") from None
+    return batch
+
+
 def columns_payload(columns: Columns) -> list[Buffer]:
     """Return the payload of an append: lengths, CRCs, bodies."""
-    lengths = np.ascontiguousarray(columns.lengths, "<u4").tobytes()
-    return [lengths + np.ascontiguousarray(columns.crcs, "<u4").tobytes(), columns.bodies]
+    lengths, crcs = np.ascontiguousarray(columns.lengths, _U32), np.ascontiguousarray(columns.crcs, _U32)
+    return [lengths.tobytes() + crcs.tobytes(), columns.bodies]
 
 
 def parse_columns(payload: Buffer, n: int) -> Columns:
@@ -93,12 +119,37 @@ def parse_columns(payload: Buffer, n: int) -> Columns:
     view = memoryview(payload)
     if type(n) is not int or n < 0 or len(view) < 8 * n:
         raise ProtocolError("a payload is too short for its count", "columns", "", {"bytes": len(view), "count": n})
-    lengths = np.frombuffer(view, "<u4", n)
+    lengths = np.frombuffer(view, _U32, n)
     total, _ = total_and_smallest(lengths)
     if total != len(view) - 8 * n:
         values = {"bytes": len(view), "count": n, "lengths_sum": total}
         raise ProtocolError("body lengths do not add up", "columns", "", values)
-    return Columns(lengths, np.frombuffer(view, "<u4", n, 4 * n), view[8 * n :])
+    return Columns(lengths, np.frombuffer(view, _U32, n, 4 * n), view[8 * n :])
+
+
+def parse_appends(frames: Sequence[Frame]) -> Columns:
+    """Return the columns of the entries of appends, whose headers are checked; one append as ``parse_columns`` does.
+
+    Raises:
+        ProtocolError: the lengths of one do not add up.
+    """
+    if len(frames) == 1:
+        return parse_columns(frames[0].payload, frames[0].header["n"])
+    lengths, crcs, bodies = [], [], []
+    for header, payload in frames:
+        end = 4 * header["n"]
+        lengths.append(payload[:end])
+        crcs.append(payload[end : 2 * end])
+        bodies.append(payload[2 * end :])
+    counts, column, crc_column = [header["n"] for header, _ in frames], b"".join(lengths), b"".join(crcs)
+    found, sums = Columns.empty(), list[int]()
+    # Each has all of its lengths and CRCs, else ``reduceat`` would count those of another one.
+    if len(column) == len(crc_column) == 4 * sum(counts):
+        found = Columns(np.frombuffer(column, _U32), np.frombuffer(crc_column, _U32), b"".join(bodies))
+        sums = np.add.reduceat(found.lengths, np.cumsum([0, *counts[:-1]]), dtype=np.int64).tolist()
+    if not found.count or sums != list(map(len, bodies)):
+        raise ProtocolError("body lengths do not add up", "columns", "", {"appends": len(frames)})
+    return found
 
 
 def parts_payload(parts: Sequence[Part]) -> list[Buffer]:
@@ -375,9 +426,7 @@ def message_to_frame(number: int, message: Message) -> list[Buffer]:
 def _append_entries_frame(number: int, message: AppendEntries) -> list[Buffer]:
     blocks = [records_of(batch) for batch in message.batches]
     payload = records_payload(blocks)
-    crc = 0
-    for part in payload:
-        crc = crc32(part, crc)
+    crc = blocks[0].payload_crc if len(blocks) == 1 else reduce(lambda value, part: crc32(part, value), payload, 0)
     rows = [(batch.first_index, batch.count, batch.term) for batch in message.batches]
     computed = {"batches": rows, "count": sum(block.count for block in blocks), "crc": crc}
     return encode_frame(APPEND_ENTRIES.encode(message, computed, a=number), *payload)

@@ -93,8 +93,7 @@ def _receive_buffer(nbytes: int) -> memoryview:
 
 def _unpack_header(packed: Buffer, containers_max: int | None) -> dict[str, Any]:
     size = len(packed)
-    count = min(size, ARRAY_LENGTH_MAX)
-    hooks = {} if containers_max is None or size <= containers_max else _counting(containers_max)
+    hook = None if containers_max is None or size <= containers_max else _counting(containers_max)
     try:
         if size > _UNSKIPPED_BYTES:
             unpacker = msgpack.Unpacker(max_buffer_size=size)
@@ -106,10 +105,11 @@ def _unpack_header(packed: Buffer, containers_max: int | None) -> dict[str, Any]
             strict_map_key=True,
             max_str_len=size,
             max_bin_len=size,
-            max_array_len=count,
-            max_map_len=count,
+            max_array_len=min(size, ARRAY_LENGTH_MAX),
+            max_map_len=min(size, ARRAY_LENGTH_MAX),
             max_ext_len=0,
-            **hooks,
+            list_hook=hook,
+            object_hook=hook,
         )
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise ProtocolError(f"a header is not msgpack: {error}", "frame") from None
@@ -118,8 +118,8 @@ def _unpack_header(packed: Buffer, containers_max: int | None) -> dict[str, Any]
     return header
 
 
-def _counting(containers_max: int) -> dict[str, Callable[[Any], Any]]:
-    """Return the hooks that count the lists and maps of one header."""
+def _counting(containers_max: int) -> Callable[[Any], Any]:
+    """Return the hook that counts the lists and maps of one header."""
     numbers = itertools.count(1)
 
     def count(found: Any) -> Any:
@@ -127,7 +127,7 @@ def _counting(containers_max: int) -> dict[str, Callable[[Any], Any]]:
             raise ValueError("it has too many lists and maps")
         return found
 
-    return {"list_hook": count, "object_hook": count}
+    return count
 
 
 class FrameDecoder:
@@ -152,6 +152,7 @@ class FrameDecoder:
         "_large",
         "_large_types",
         "_payloads",
+        "_put_back",
         "_skipping",
         "_takes_pieces",
         "_view",
@@ -170,6 +171,7 @@ class FrameDecoder:
         self._large: memoryview | None = None
         self._filled = 0
         self._header: dict[str, Any] = {}
+        self._put_back: Frame | None = None
         self._skipping = 0  # bytes of a refused payload that are still to come
         self._takes_pieces = False
         self._cut_frame: memoryview | None = None  # the memory of a frame that arrives in pieces
@@ -177,8 +179,14 @@ class FrameDecoder:
 
     @property
     def is_inside_frame(self) -> bool:
-        """Whether a frame has begun and not ended."""
-        return self._large is not None or self._cut_frame is not None or self._skipping > 0 or self._begin < self._end
+        """Whether a frame has begun and not ended, or was put back."""
+        return (
+            self._begin < self._end
+            or self._large is not None
+            or self._cut_frame is not None
+            or self._skipping > 0
+            or self._put_back is not None
+        )
 
     @property
     def buffered(self) -> memoryview:
@@ -256,10 +264,23 @@ class FrameDecoder:
         Raises:
             ProtocolError: a limit is exceeded, or the header is damaged.
         """
-        frame = self._next_received()
-        while frame is not None and self._is_piece(frame.header):
+        frame, self._put_back = self._put_back or self._next_received(), None
+        while self._takes_pieces and frame is not None and frame.header["t"] == Type.PIECE:
             frame = self._add_piece(len(frame.payload)) or self._next_received()
         return frame
+
+    @property
+    def has_small_frame(self) -> bool:
+        """Whether a frame without a large payload is complete: ``next_frame`` returns it, or raises for it."""
+        have = self._end - self._begin
+        if have < _PREFIX_BYTES or self._large is not None or self._skipping:
+            return False
+        length, _, _ = _PREFIX.unpack_from(self._view, self._begin)
+        return bool(4 + length <= have and length <= LARGE_PAYLOAD_BYTES)
+
+    def put_back(self, frame: Frame) -> None:
+        """Let ``next_frame`` return a frame again, the one that it returned last."""
+        self._put_back = frame
 
     def _next_received(self) -> Frame | None:
         if self._large is not None:
@@ -287,7 +308,7 @@ class FrameDecoder:
         if crc32(packed) != header_crc:
             raise ProtocolError("a header does not match its CRC", "frame")
         header = _unpack_header(packed, self._containers_max)
-        if self._is_piece(header):
+        if self._takes_pieces and header["t"] == Type.PIECE:
             return self._start_large(header, begin + body, self._room_for_piece(header, payload_bytes))
         if large:
             return self._begin_large(header, begin + body, payload_bytes)
@@ -300,9 +321,6 @@ class FrameDecoder:
             return Frame(header, _EMPTY)
         # A copy, because the receive buffer is used again.
         return Frame(header, memoryview(bytes(self._view[begin + body : begin + needed])))
-
-    def _is_piece(self, header: dict[str, Any]) -> bool:
-        return self._takes_pieces and header["t"] == Type.PIECE
 
     def _room_for_piece(self, header: dict[str, Any], nbytes: int) -> memoryview:
         """Return the memory for the next piece: a part of that of its frame."""

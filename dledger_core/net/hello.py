@@ -17,7 +17,11 @@ PRODUCE: Final = "produce"
 """Serves PRODUCE, the appends of several producers in one request; 0.2.0 does not."""
 SPLIT: Final = "split"
 """Serves SPLIT, the indexes at many positions in one request; 0.2.0 does not."""
-FEATURES: Final[frozenset[str]] = frozenset({PRODUCE, SPLIT})
+ARCHIVE: Final = "archive"
+"""Serves RANGES, PROVE, ARCHIVE_RANGES and ARCHIVE_END; 0.2.0 does not."""
+FIELDS: Final = "fields"
+"""Responds to the key ``fields`` of READ with columns; 0.2.0 ignores it and responds with records."""
+FEATURES: Final[frozenset[str]] = frozenset({PRODUCE, SPLIT, FIELDS, ARCHIVE})
 """Optional features that this version supports."""
 
 

@@ -15,6 +15,7 @@ own, a map or pairs by name as ``conditions`` of MEMBER: earlier readers ignore 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -47,6 +48,20 @@ _POSITIONS: Final = "positions i64 x n, ascending"
 SPLIT_MAX: Final = 1 << 13
 """Positions in one SPLIT: 64 KiB, for which no memory of its own is taken (LARGE_PAYLOAD_BYTES)."""
 _RECORDS: Final = "sizes u32 x n, then the records as stored on disk"
+_FIELDS: Final = (
+    "respond with these columns instead of records, where they are smaller: of entries index, term, position, "
+    "timestamp, magic, length and crc of the body, and those of RocketMQ messages in the bodies, a row per message"
+)
+_FIELDS_MAX: Final = 64
+_FIELDS_PAYLOAD: Final = "; with crc: the columns, a record batch in Arrow's IPC format without its schema"
+
+
+ARCHIVE_RANGES_MAX: Final = 1000
+"""Ranges in one RANGES_OK or ARCHIVE_RANGES_OK, which must fit a header."""
+_ARCHIVE: Final = (
+    "the archive: start and end of what is proved, table (its URI); where it was measured also bytes and ms: how much "
+    "log, and log time, it lacks up to the visible end; nil = the log has no archive"
+)
 
 
 def _row(*kinds: type) -> Any:
@@ -87,6 +102,14 @@ def _is_transaction(value: dict[str, Any]) -> bool:
     kinds = {"q": str, "b": int, "r": str, "a": str, "o": bool, "w": int}
     is_named = value.keys() >= {"q", "b", "r"} and all(type(value[key]) is kinds.get(key) for key in value)
     return is_named and value["b"] >= -1 and value.get("w", -1) >= -1
+
+
+def _is_archive(value: dict[str, Any]) -> bool:
+    return (
+        type(value.get("table")) is str
+        and _numbers([value.get("start"), value.get("end")])
+        and _numbers([value[key] for key in ("bytes", "ms") if value.get(key) is not None])
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +176,7 @@ class MetadataResponse:
         "tables", "list", "[table, rows, limit on them] of each table about the log's writers", low=0,
         accepts=_rows(str, int, int), default=None, optional=True,
     )  # fmt: skip
+    archive: dict[str, Any] | None = wire("archive", "map", _ARCHIVE, accepts=_is_archive, default=None, optional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +193,23 @@ class AppendRequest:
     )
     traceparent: str | None = wire(
         "tp", "str", "the client's span as W3C traceparent, if it traces appends", default=None, optional=True
+    )
+
+
+_PLAIN_KEYS: Final = frozenset({"t", "r", "g", "lu", "n"})
+
+
+def is_plain_append(header: Mapping[str, Any]) -> bool:
+    """Whether a request is a well-formed append with no field but its number of entries, and names its group."""
+    if header["t"] != Type.APPEND or not header.keys() <= _PLAIN_KEYS:
+        return False
+    number, count = header.get("r"), header.get("n")
+    return (
+        type(number) is int
+        and 0 < number <= INT64_MAX
+        and type(count) is int
+        and 0 < count <= INT64_MAX
+        and type(header.get("g")) is str
     )
 
 
@@ -221,20 +262,28 @@ class ReadRequest:
         choices=("committed", "linearizable"), default="committed",
     )  # fmt: skip
     pin: list[Any] | None = wire("pin", "any", _PIN, default=None, optional=True)
+    fields: list[str] | None = wire(
+        "fields", "list", _FIELDS, low=1, high=_FIELDS_MAX, accepts=all_of(str), default=None, optional=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadResponse:
-    """Records of a range."""
+    """Records of a range, or columns of them."""
 
-    count: int = wire("n", "int", "number of records", low=0)
+    count: int = wire("n", "int", "number of records that were read", low=0)
     next_index: int = wire("next", "int", "index to continue from", low=0)
     commit_index: int = wire("commit", "int", "last entry that is committed and durable on the node")
     visible_end: int = wire("visible", "int", "end of the entries that read_committed shows", low=0)
     first_index: int = wire("first", "int", "first index of the log", low=0)
     skip: list[list[int]] = wire(
-        "skip", "list", "[start, end) of orphaned attempts in the range", low=0, accepts=_rows(int, int)
-    )
+        "skip", "list", "[start, end) of orphaned attempts in the range; columns are without them", low=0,
+        accepts=_rows(int, int),
+    )  # fmt: skip
+    crc: int | None = wire(
+        "crc", "int", "CRC-32 of the payload if it has columns, nil if it has records", low=0, default=None,
+        optional=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -581,6 +630,75 @@ class MemberResponse:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangesRequest:
+    """Ask a group's leader how to cut what the archive lacks into ranges."""
+
+    start: int = wire("start", "int", "first index; -1 = where the archive ends, or the log's first index", default=-1)
+    until: int | None = wire(
+        "until", "int", "end (exclusive): what is before it is cut although it is neither full nor old", low=0,
+        default=None, optional=True,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangesResponse:
+    """Consecutive ranges that are full or closed."""
+
+    ranges: list[list[int]] = wire(
+        "ranges", "list", "[start, end, bytes]", low=0, high=ARCHIVE_RANGES_MAX, accepts=_rows(int, int, int)
+    )
+    start: int = wire("start", "int", "start of the first range, also of one that is not closed yet", low=0)
+    visible_end: int = wire("visible", "int", "end of the entries that read_committed shows", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProveRequest:
+    """Ask a group's leader to compare a range of the archive with the log, and to record it if they are equal."""
+
+    start: int = wire("start", "int", "first index", low=0)
+    end: int = wire("end", "int", "end (exclusive)", low=1)
+    rows: int = wire("rows", "int", "number of the archive's rows", low=0)
+    digest: bytes = wire("digest", "bytes", "their digest; empty = they are not such rows as the log has")
+    table: str = wire("table", "str", "URI of the archive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProveResponse:
+    """Whether the rows are equal; then the range is recorded, and the entry that records it is committed."""
+
+    equal: bool = wire("equal", "bool", "whether the archive has the log's rows")
+    rows: int = wire("rows", "int", "number of the log's rows", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveRangesRequest:
+    """Ask a group's leader for the recorded ranges of the archive."""
+
+    start: int = wire("start", "int", "the first range is the one with this index", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveRangesResponse:
+    """Recorded ranges, and the archive that they belong to."""
+
+    ranges: list[list[Any]] = wire(
+        "ranges", "list", "start, end, rows, digest, position, bytes, append time and term and check of the last entry",
+        low=0, high=ARCHIVE_RANGES_MAX, accepts=_rows(int, int, int, bytes, int, int, int, int, int),
+    )  # fmt: skip
+    archive: dict[str, Any] | None = wire("archive", "map", _ARCHIVE, accepts=_is_archive, optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveEndRequest:
+    """End the archive: retention does not wait for it any longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveEndResponse:
+    """The log has no archive; the entry that ended it is committed."""
+
+
 def _exchange(
     number: Type, request: type[Q], response: type[A], payload: str = "", response_payload: str = ""
 ) -> tuple[Table[Q], Table[A]]:
@@ -594,7 +712,7 @@ def _exchange(
 METADATA, METADATA_OK = _exchange(Type.METADATA, MetadataRequest, MetadataResponse)
 APPEND, APPEND_OK = _exchange(Type.APPEND, AppendRequest, AppendResponse, _COLUMNS)
 PRODUCE, PRODUCE_OK = _exchange(Type.PRODUCE, ProduceRequest, ProduceResponse, _COLUMNS)
-READ, READ_OK = _exchange(Type.READ, ReadRequest, ReadResponse, response_payload=_RECORDS)
+READ, READ_OK = _exchange(Type.READ, ReadRequest, ReadResponse, response_payload=_RECORDS + _FIELDS_PAYLOAD)
 TIME, TIME_OK = _exchange(Type.TIME, TimeRequest, TimeResponse)
 SPLIT, SPLIT_OK = _exchange(Type.SPLIT, SplitRequest, SplitResponse, _POSITIONS, "indexes i64 x n")
 PRODUCER, PRODUCER_OK = _exchange(Type.PRODUCER, ProducerRequest, ProducerResponse)
@@ -620,6 +738,10 @@ FOUND, FOUND_OK = _exchange(
 )
 ADMIT, ADMIT_OK = _exchange(Type.ADMIT, AdmitRequest, AdmitResponse)
 MEMBER, MEMBER_OK = _exchange(Type.MEMBER, MemberRequest, MemberResponse)
+RANGES, RANGES_OK = _exchange(Type.RANGES, RangesRequest, RangesResponse)
+PROVE, PROVE_OK = _exchange(Type.PROVE, ProveRequest, ProveResponse)
+ARCHIVE_RANGES, ARCHIVE_RANGES_OK = _exchange(Type.ARCHIVE_RANGES, ArchiveRangesRequest, ArchiveRangesResponse)
+ARCHIVE_END, ARCHIVE_END_OK = _exchange(Type.ARCHIVE_END, ArchiveEndRequest, ArchiveEndResponse)
 
 TABLES: Final[tuple[Table[Any], ...]] = tuple(table for table in vars().values() if isinstance(table, Table))
 """All messages between clients and nodes, without hello and FAILURE."""

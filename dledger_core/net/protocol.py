@@ -101,5 +101,13 @@ class Type(IntEnum):
     PRODUCE_OK = 69
     SPLIT = 70
     SPLIT_OK = 71
+    RANGES = 72
+    RANGES_OK = 73
+    PROVE = 74
+    PROVE_OK = 75
+    ARCHIVE_RANGES = 76
+    ARCHIVE_RANGES_OK = 77
+    ARCHIVE_END = 78
+    ARCHIVE_END_OK = 79
     ALIVE = 64
     ALIVE_OK = 65

@@ -12,6 +12,7 @@ from dledger_core.checksum import Buffer
 from dledger_core.errors import DLedgerError, ProtocolError, error_from_wire, invariant
 from dledger_core.net.frame import LARGE_REQUESTS, Frame, FrameDecoder, Payloads, encode_frame
 from dledger_core.net.hello import Hello, negotiate
+from dledger_core.net.messages import is_plain_append
 from dledger_core.net.protocol import (
     CLIENT_CONTAINERS_MAX,
     CLIENT_FRAME_BYTES_MAX,
@@ -24,6 +25,8 @@ from dledger_core.net.protocol import (
 
 _TLS_HANDSHAKE: Final = 0x16
 _OTHER_PROTOCOL: Final = (0, 1)
+APPENDS_BYTES_MAX: Final = 64 << 10
+"""More bytes of appends are handled in several parts: a request of its own may be as large."""
 Opening = Hello | DLedgerError | bytes
 """The other side's hello; the error by which it refuses this side; or the first bytes of another protocol."""
 
@@ -31,7 +34,8 @@ Opening = Hello | DLedgerError | bytes
 class Session(FrameDecoder):
     """Preface, hello, frames; a subclass of the decoder, so that a frame costs no further call.
 
-    Call ``next_opening`` until it returns something, ``accept`` a hello, and then only ``next_frame``.
+    Call ``next_opening`` until it returns something, ``accept`` a hello, and then only ``next_frame`` and, for the
+    requests of a client, ``next_appends``.
 
     Args:
         hello: this side's hello if it dialed; None = it listens.
@@ -43,7 +47,14 @@ class Session(FrameDecoder):
         is_between_nodes: whether both sides are nodes.
     """
 
-    __slots__ = ("_awaits_preface", "_hello", "_takes_others", "is_between_nodes", "serves_client", "version")
+    __slots__ = (
+        "_awaits_preface",
+        "_hello",
+        "_takes_others",
+        "is_between_nodes",
+        "serves_client",
+        "version",
+    )
 
     def __init__(self, hello: Hello | None = None, *, takes_others: bool = False) -> None:
         super().__init__(HELLO_BYTES_MAX)
@@ -131,3 +142,29 @@ class Session(FrameDecoder):
             )
         else:
             self.raise_limit(FRAME_BYTES_MAX, takes_pieces=self.is_between_nodes)
+
+    def next_appends(self, most: int) -> list[Frame]:
+        """Return the next frames if they are plain appends to one log; none if the next one is anything else.
+
+        Args:
+            most: number of frames; there are fewer if their payloads are more than ``APPENDS_BYTES_MAX``.
+
+        Raises:
+            ProtocolError: as ``next_frame``, once the frames before the damaged one were returned.
+        """
+        frame, found, nbytes = self.next_frame(), list[Frame](), 0
+        while frame is not None and is_plain_append(header := frame.header):
+            if found and (header["g"] != found[0].header["g"] or header.get("lu") != found[0].header.get("lu")):
+                break
+            found.append(frame)
+            nbytes += len(frame.payload)
+            # No large frame is begun: once it is complete, its payload has no charge until it is handled.
+            if len(found) >= most or nbytes > APPENDS_BYTES_MAX or not self.has_small_frame:
+                return found
+            try:
+                frame = self.next_frame()
+            except ProtocolError:  # raised again by the next call, which finds the same bytes
+                return found
+        if frame is not None:
+            self.put_back(frame)
+        return found

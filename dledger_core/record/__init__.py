@@ -32,8 +32,10 @@ from dledger_core.record.arrow import (
 )
 from dledger_core.record.columns import Columns, ProposedBatch
 from dledger_core.record.encoding import encode
+from dledger_core.record.fields import Chosen, MessageFields
 from dledger_core.record.layout import (
     BATCH_END,
+    FIELD_SCHEMA,
     HEADER,
     HEADER_BYTES,
     INDEX_RECORD,
@@ -62,6 +64,7 @@ from dledger_core.record.records import Records, index_records, index_rows, reco
 __all__ = [
     "BATCH_END",
     "DESCRIPTIONS",
+    "FIELD_SCHEMA",
     "HEADER",
     "HEADER_BYTES",
     "INDEX_RECORD",
@@ -74,10 +77,12 @@ __all__ = [
     "PREFIX",
     "READ_SCHEMA",
     "RECORD_SCHEMA",
+    "Chosen",
     "Columns",
     "Fetch",
     "Header",
     "Isolation",
+    "MessageFields",
     "ProposedBatch",
     "Records",
     "append_time",

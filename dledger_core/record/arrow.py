@@ -13,22 +13,42 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dledger_core.record.layout import HEADER_BYTES, MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, append_times
+from dledger_core.record.layout import HEADER_BYTES, MAGIC_DATA, READ_SCHEMA, append_times
 from dledger_core.record.ranges import inside
 from dledger_core.record.records import Records, slices_of
 
 _YEAR_10000_MS: Final = 253_402_300_800_000
 
 
-def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, magic: bool = False) -> pa.RecordBatch:
-    """Return checked records as a RecordBatch of READ_SCHEMA, or RECORD_SCHEMA with ``magic``.
+def to_arrow(
+    records: Records, keep: npt.NDArray[np.bool_] | None = None, schema: pa.Schema = READ_SCHEMA
+) -> pa.RecordBatch:
+    """Return checked records as a RecordBatch.
 
     Args:
         records: checked records.
         keep: bool, shape (n,): which of them; None = all.
-        magic: add the column ``magic``.
+        schema: the columns, any of FIELD_SCHEMA. Without ``body``, bodies are not touched.
     """
     rows: slice | npt.NDArray[np.bool_] = slice(None) if keep is None or bool(keep.all()) else keep
+    made = [_made(field, records, rows) for field in schema]
+    return pa.RecordBatch.from_arrays(made, schema=schema)
+
+
+def _made(field: pa.Field, records: Records, rows: slice | npt.NDArray[np.bool_]) -> pa.Array:
+    if field.name == "body":
+        return _bodies(records, rows)
+    if field.name == "crc":
+        return _column(records.body_crcs()[rows], field.type)
+    if field.name != "timestamp":
+        return _column(records.column(field.name)[rows], field.type)
+    millis = append_times(records.column("flags")[rows])
+    unknown = (millis == 0) | (millis >= _YEAR_10000_MS)  # impossible for a clock, possible in a damaged header
+    known = np.packbits(~unknown, bitorder="little") if unknown.any() else None
+    return _column(millis * 1000, field.type, known)
+
+
+def _bodies(records: Records, rows: slice | npt.NDArray[np.bool_]) -> pa.Array:
     lengths = records.column("length")[rows]
     if isinstance(rows, slice):
         blob = records.bodies  # gathered once, for the check and for here
@@ -36,20 +56,7 @@ def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, mag
         blob = slices_of([records.data], lengths.astype(np.int64), 0, records.starts[rows] + HEADER_BYTES)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, dtype=np.int32, out=offsets[1:])
-    body = pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
-    millis = append_times(records.column("flags")[rows])
-    unknown = (millis == 0) | (millis >= _YEAR_10000_MS)  # impossible for a clock, possible in a damaged header
-    known = np.packbits(~unknown, bitorder="little") if unknown.any() else None
-    arrays = [
-        _column(records.column("index")[rows], pa.int64()),
-        _column(records.column("term")[rows], pa.int64()),
-        _column(records.column("position")[rows], pa.int64()),
-        _column(millis * 1000, pa.timestamp("us", tz="UTC"), known),
-        body,
-    ]
-    if magic:
-        arrays.append(_column(records.column("magic")[rows], pa.int32()))
-    return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA if magic else READ_SCHEMA)
+    return pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
 
 
 def _column(values: npt.NDArray[Any], kind: pa.DataType, known: npt.NDArray[np.uint8] | None = None) -> pa.Array:
@@ -86,13 +93,16 @@ class Fetch:
     first_index: int
 
 
-def data_entries(records: Records, first_index: int, skip: Sequence[Any] = ()) -> pa.RecordBatch:
-    """Return the data entries of checked records, with columns of READ_SCHEMA.
+def data_entries(
+    records: Records, first_index: int, skip: Sequence[Any] = (), schema: pa.Schema = READ_SCHEMA
+) -> pa.RecordBatch:
+    """Return the data entries of checked records.
 
     Args:
         records: checked records.
         first_index: index of the first one.
         skip: index ranges [start, end) to leave out, sorted and disjoint.
+        schema: as in ``to_arrow``.
 
     Raises:
         TypeError, ValueError, OverflowError: the ranges are not pairs of integers.
@@ -100,7 +110,7 @@ def data_entries(records: Records, first_index: int, skip: Sequence[Any] = ()) -
     keep = records.column("magic") == MAGIC_DATA
     if len(skip):
         keep &= ~inside(np.arange(first_index, first_index + records.count), skip)
-    return to_arrow(records, keep) if keep.any() else empty_batch(READ_SCHEMA)
+    return to_arrow(records, keep, schema) if keep.any() else empty_batch(schema)
 
 
 # --- tables that describe a log -----------------------------------------------------------------------------------

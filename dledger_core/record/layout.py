@@ -106,6 +106,8 @@ READ_SCHEMA: Final = pa.schema(
 """The columns of entries that a client reads."""
 RECORD_SCHEMA: Final = READ_SCHEMA.append(pa.field("magic", pa.int32()))
 """The columns of entries that a store is read with."""
+FIELD_SCHEMA: Final = pa.schema([*RECORD_SCHEMA, ("length", pa.int32()), ("crc", pa.uint32())])
+"""All columns of entries: with the length and the CRC-32 of the body, which need no body to be sent."""
 
 
 def append_time(flags: int) -> int:

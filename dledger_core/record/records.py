@@ -48,7 +48,7 @@ class Records:
         headers: dtype HEADER, shape (n,), if the caller has them already; else they are gathered on first use.
     """
 
-    __slots__ = ("_bodies", "_columns", "_headers", "_rows", "_starts", "data", "sizes")
+    __slots__ = ("_bodies", "_columns", "_headers", "_payload_crc", "_rows", "_starts", "data", "sizes")
 
     def __init__(self, sizes: _U32, data: Buffer, headers: npt.NDArray[Any] | None = None) -> None:
         self.sizes = sizes
@@ -58,6 +58,18 @@ class Records:
         self._starts: _I64 | None = None
         self._bodies: memoryview | None = None
         self._rows: _U8 | Literal[False] | None = False
+        self._payload_crc: int | None = None
+
+    @property
+    def payload_crc(self) -> int:
+        """CRC-32 of the sizes (little-endian uint32) and the records, as nodes send them.
+
+        Computed once: a leader sends a batch to each follower, and that took a twentieth of its time for large ones.
+        """
+        if self._payload_crc is None:
+            sizes = np.ascontiguousarray(self.sizes, "<u4").tobytes()
+            self._payload_crc = checksum.crc32(self.data, checksum.crc32(sizes))
+        return self._payload_crc
 
     @property
     def count(self) -> int:
@@ -244,6 +256,13 @@ class Records:
         """Return which bodies have a CRC. A CRC of 0 in a record without flags means that Java wrote none."""
         found: npt.NDArray[np.bool_] = (self.column("flags") != 0) | (self.column("crc") != 0)
         return found
+
+    def body_crcs(self) -> _U32:
+        """Return the CRC-32 of each body, of checked records; computed for those whose record has none."""
+        crcs = self.column("crc")
+        if self.verifiable().all():
+            return crcs
+        return checksum.crc32_column(self.bodies, self.column("length").astype(np.int64))
 
     def first_bad_body(self, *, gather: bool = False) -> int | None:
         """Return the row of the first body that does not match its CRC, or None."""

@@ -32,6 +32,7 @@ from dledger_core.rocketmq.message.records import field_at
 from dledger_core.rocketmq.store.broker_conf import BrokerConf, read_broker_conf
 from dledger_core.rocketmq.store.broker_json import consumer_offsets, topic_configs
 from dledger_core.rocketmq.store.commit_log import ClassicCommitLog, CommitLogFile, FileStop, commit_log_files
+from dledger_core.rocketmq.store.commit_log_view import CommitLogView
 from dledger_core.rocketmq.store.consume_queue import (
     PREFILL,
     UNIT,
@@ -55,8 +56,10 @@ from dledger_core.rocketmq.store.directory import (
     check_continues,
     open_log_directory,
 )
+from dledger_core.rocketmq.store.dispatch import NAMED_AGAIN, with_further_units
 from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY, Location, Skipped, locate, log_around
 from dledger_core.rocketmq.store.log_end import CommitLogEnd, end_of
+from dledger_core.rocketmq.store.queue_slots import STAYS, Move, moves_of, replay
 
 __all__ = [
     "COMMITLOG_DIRECTORY",
@@ -64,10 +67,12 @@ __all__ = [
     "CONSUME_QUEUE_SCHEMA",
     "DELAY_LEVELS_MS",
     "MESSAGE_SCHEMA",
+    "NAMED_AGAIN",
     "PHYSICAL_OFFSET_DELTA",
     "PREFILL",
     "QUEUE_FIELDS_SCHEMA",
     "SCHEDULE_TOPIC",
+    "STAYS",
     "UNIT",
     "UNIT_BYTES",
     "BrokerConf",
@@ -75,11 +80,13 @@ __all__ = [
     "ClassicCommitLog",
     "CommitLogEnd",
     "CommitLogFile",
+    "CommitLogView",
     "Damaged",
     "Deleted",
     "FileStop",
     "Location",
     "LogDirectory",
+    "Move",
     "PartProblem",
     "QueueStatistics",
     "Selected",
@@ -109,14 +116,17 @@ __all__ = [
     "locate",
     "log_around",
     "lost_units",
+    "moves_of",
     "open_log_directory",
     "queue_ends",
     "queue_statistics",
     "read_broker_conf",
+    "replay",
     "rows_of_messages",
     "sample_positions",
     "sample_ranges",
     "select_entries",
     "tags_code",
     "topic_configs",
+    "with_further_units",
 ]

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dledger_core.bootstrap import GROUP_VERSION
+from dledger_core.bootstrap import GROUP_VERSION_MAX
 from dledger_core.errors import (
     BadRequestError,
     OtherLogError,
@@ -21,6 +21,7 @@ from dledger_core.lineage import LogEnd, find_link
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.net.limits.budget import Budget
 from dledger_core.raft import ConfigurationInForce, Message
+from dledger_core.record import MessageFields
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.bootstrap.store import GroupStore, configuration_of
 from dledger_core.server.config import ServerConfig
@@ -32,6 +33,7 @@ from dledger_core.server.replica.members import Members
 from dledger_core.server.replica.replica import Replica, ReplicaSettings
 from dledger_core.server.services.admission import Admissions
 from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.archive import Archive
 from dledger_core.server.services.backups import Backups
 from dledger_core.server.services.membership import Membership
 from dledger_core.server.services.reads import OpenLogPrefix, Positions, Reads
@@ -58,6 +60,7 @@ class GroupHost:
         on_configuration: called with each configuration that comes into force in a group.
         role_listeners: called with each role change.
         open_log_prefix: opens the CommitLog that precedes a log.
+        messages: decodes messages for reads of their columns.
         on_quarantined: called when a group was quarantined, with the reason.
         on_failed: called with an error that ends the node.
         admin_log: gets each change of members.
@@ -75,6 +78,7 @@ class GroupHost:
     on_configuration: Callable[[str, ConfigurationInForce], None]
     role_listeners: Sequence[OnRole]
     open_log_prefix: OpenLogPrefix | None
+    messages: MessageFields | None
     on_quarantined: Callable[[BaseException], None]
     on_failed: Callable[[BaseException], None]
     admin_log: AdminLog
@@ -92,7 +96,7 @@ def store_claim(replica: Replica) -> StoreClaim:
         replica.log.hard_state.term,  # a crash must not make it show a lower one
         Term(last_term),
         Index(last_index),
-        GROUP_VERSION,
+        GROUP_VERSION_MAX,
         commit_index=commit_index,
         commit_term=None if commit_term == NO_TERM else commit_term,
         floor=replica.raft.floor,
@@ -112,6 +116,7 @@ class HostedGroup:
     roles: RoleFeed
     membership: Membership
     backups: Backups
+    archive: Archive
 
     # --- attach ----------------------------------------------------------------------------------------------
 
@@ -144,6 +149,7 @@ class HostedGroup:
                 {"group": replica.group, "needed": needed, "understood": theirs.version},
             )
         replica.peers.check_attach(theirs)
+        self.membership.shown(theirs.member, theirs.version)
 
     # --- close -----------------------------------------------------------------------------------------------
 
@@ -221,21 +227,23 @@ def host_log(
     transactions = Transactions(appends)
     # Appends first: when a role change is reported, their clients have their response.
     replica.loop.observe(appends, transactions, roles, measures)
+    membership = Membership(
+        replica,
+        Admissions(replica, host.members, credentials=host.credentials).admit,
+        host.admin_log,
+        partial(transfer_leadership, replica, host.members, timeout_s=config.limits.transfer_s),
+        config.limits,
+    )
     return HostedGroup(
         replica=replica,
         appends=appends,
         transactions=transactions,
-        reads=Reads(replica, host.executor, config.limits),
+        reads=Reads(replica, host.executor, config.limits, host.messages),
         positions=Positions(replica, host.executor, host.open_log_prefix),
         roles=roles,
-        membership=Membership(
-            replica,
-            Admissions(replica, host.members, credentials=host.credentials).admit,
-            host.admin_log,
-            partial(transfer_leadership, replica, host.members, timeout_s=config.limits.transfer_s),
-            config.limits,
-        ),
+        membership=membership,
         backups=Backups(replica),
+        archive=Archive(appends, membership, host.executor, config.limits),
     )
 
 

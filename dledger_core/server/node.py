@@ -28,6 +28,7 @@ from dledger_core.net.limits.deadlines import Deadlines
 from dledger_core.net.limits.quotas import Quota
 from dledger_core.net.listening import Server, serve
 from dledger_core.raft import ConfigurationInForce, Message, even_group_warning
+from dledger_core.record import MessageFields
 from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.bootstrap.bootstrapper import Bootstrapper
 from dledger_core.server.config import ServerConfig
@@ -84,6 +85,7 @@ class NodeServer:
         config: its settings.
         on_role: called on the event loop with each role change of each group; must not block.
         open_log_prefix: opens the CommitLog that precedes a log; None = it is not served.
+        messages: decodes messages for reads of their columns; None = there are no such columns.
         foreign_port: serves connections to the port that speak another protocol; None = they are refused, as with
             security: such a protocol has no principals.
         site: the parts of the second port.
@@ -95,6 +97,7 @@ class NodeServer:
         on_role: OnRole | None = None,
         *,
         open_log_prefix: OpenLogPrefix | None = None,
+        messages: MessageFields | None = None,
         foreign_port: ForeignPort | None = None,
         site: SiteOptions | None = None,
     ) -> None:
@@ -143,6 +146,7 @@ class NodeServer:
             on_configuration=self._configured,
             role_listeners=[listener for listener in (on_role, self._role_command) if listener is not None],
             open_log_prefix=open_log_prefix,
+            messages=messages,
             on_quarantined=self._quarantined,
             on_failed=self._fail,
             admin_log=self._admin_log,
@@ -519,6 +523,7 @@ def run(
     on_role: OnRole | None = None,
     *,
     open_log_prefix: OpenLogPrefix | None = None,
+    messages: MessageFields | None = None,
     foreign_port: ForeignPort | None = None,
     site: SiteOptions | None = None,
 ) -> None:
@@ -529,6 +534,7 @@ def run(
         on_started: called once it listens.
         on_role: see ``NodeServer``.
         open_log_prefix: see ``NodeServer``.
+        messages: see ``NodeServer``.
         foreign_port: see ``NodeServer``.
         site: see ``NodeServer``.
 
@@ -549,6 +555,7 @@ def run(
             config,
             on_role,
             open_log_prefix=open_log_prefix,
+            messages=messages,
             foreign_port=foreign_port,
             site=site,
         )

@@ -303,7 +303,7 @@ def _of_store(plan: RebuildPlan, store: str, commitlog: str | None, until: Until
     """Plan to read a store directory, which a classic CommitLog may precede."""
     from spark_connector.connections import store_for
     from spark_connector.options import DLedgerOptions
-    from spark_connector.reading.logs import open_log
+    from spark_connector.reading.opening import open_log
 
     group = open_log(DLedgerOptions.for_reading({"path": store})).group  # names the stores below a wrong directory
     reader = store_for(store)

@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from .units import NAMED_AGAIN, UNIT_COLUMNS
+from dledger_core.rocketmq import NAMED_AGAIN, STAYS, moves_of, replay
+
+from .units import UNIT_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -254,22 +256,6 @@ def _changed() -> Column:
     return f.raise_error(f.lit("the log was read in other batches the second time")).cast("bigint")
 
 
-class Move(NamedTuple):
-    """A move of a queue's end.
-
-    Attributes:
-        replaces: to the first offset of the next range: the broker had lost the units from there on.
-        lost: up by the units whose messages the log has lost.
-    """
-
-    replaces: bool = False
-    lost: int = 0
-
-
-_STAYS: Final = Move()
-_REPLACES: Final = Move(replaces=True)
-
-
 def _replayed(units: DataFrame, ranges: DataFrame) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -308,7 +294,7 @@ def _replay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _replayed_queue(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     ranges = [(row["first"], row["units"]) for row in rows]
     renumbered = rows[0]["renumbered"]
-    rebuilt = replay(ranges, [_STAYS] * len(ranges), renumbered=renumbered)
+    rebuilt = replay(ranges, [STAYS] * len(ranges), renumbered=renumbered)
     served = replay(ranges, moves_of(ranges), renumbered=renumbered)
     columns = [pa.array([row[name] for row in rows]) for name in _RANGE]
     columns[2] = columns[2].cast(pa.int32())
@@ -317,56 +303,6 @@ def _replayed_queue(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     ]
     names = [*_RANGE, "floor", "shift", "served_floor", "served_shift", "renumbered"]
     return pa.RecordBatch.from_arrays([*columns, pa.array([renumbered] * len(rows))], names=names)
-
-
-def replay(ranges: list[tuple[int, int]], moves: list[Move], *, renumbered: bool = False) -> list[tuple[int, int]]:
-    """Return for each range of one queue the lowest offset that gets a slot, and how far its slots are below offsets.
-
-    Args:
-        ranges: lowest offset and number of units, in log order; offset 0 is a range of its own.
-        moves: of the queue's end before each range.
-        renumbered: the slots are contiguous, whatever the offsets are.
-    """
-    found = []
-    end = ranges[0][0]
-    for (first, units), move in zip(ranges, moves, strict=True):
-        if not renumbered:
-            end = first if move.replaces else end + move.lost
-        if renumbered or first == 0 or first >= end:
-            found.append((first, first - end))
-            end += units
-        else:
-            found.append((end, 0))
-            end = max(end, first + units)
-    return found
-
-
-def moves_of(ranges: list[tuple[int, int]]) -> list[Move]:
-    """Return the moves of a broker's queue that only its log shows.
-
-    Offsets of messages that were sent at once are repeated, and as many are skipped after them. Other repeated offsets
-    replaced the queue's end; messages of other skipped ones were in the queue, and are lost from the log.
-    """
-    moves = [_STAYS] * len(ranges)
-    repeated: list[int] = []
-    count, end = 0, ranges[0][0]
-    for at, (first, units) in enumerate(ranges):
-        if first < end:
-            repeated.append(at)
-            count += min(first + units, end) - first
-        elif first > end:
-            if first - end == count:
-                repeated.clear()
-            else:
-                moves[at] = Move(lost=first - end)
-            for one in repeated:
-                moves[one] = _REPLACES
-            repeated.clear()
-            count = 0
-        end = max(end, first + units)
-    for one in repeated:
-        moves[one] = _REPLACES
-    return moves
 
 
 def kept_in(rows: DataFrame, on_duplicate: str) -> DataFrame:

@@ -31,6 +31,7 @@ from dledger_core.cli import (
     option,
     peers_option,
     say,
+    say_waiting,
     show_result,
     show_rows,
     timeout_option,
@@ -40,7 +41,7 @@ from spark_connector.errors import DataLossError, loss_error
 from spark_connector.monitoring.lag import LagReport, lag_from
 from spark_connector.offsets import GroupOffset, MicroBatch, SparkCheckpoint, StreamOffset, local_path, read_checkpoint
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.logs import open_log
+from spark_connector.reading.opening import open_log
 
 
 def _check_directory(_context: click.Context, _parameter: click.Parameter, value: str) -> Path:
@@ -236,9 +237,7 @@ def lag(
         say(f"the lag of group {group} cannot be measured: {failure}")
     late = [report.group for report, _ in reports if _is_late(report, max_records, max_seconds)]
     for report, _ in reports:
-        if report.waiting_records:
-            named = report.transaction or f"'dledger transaction list --group {report.group}' shows it"
-            say(f"group {report.group}: {report.waiting_records:,} records wait for an open transaction: {named}")
+        say_waiting(report.group, report.waiting_records, report.transaction)
     for report, loss in reports:
         if loss is not None:
             say(f"group {report.group}: [{loss.name}] {loss.what}")

@@ -22,7 +22,8 @@ from spark_connector.errors import LossPolicy
 from spark_connector.offsets import LatestOffset, LogEnd, StreamOffset
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
-from spark_connector.reading.logs import Log, ServerLog, open_log
+from spark_connector.reading.logs import Log, ServerLog
+from spark_connector.reading.opening import open_log
 
 _log = logging.getLogger(__name__)
 _READ_BYTES: Final = 64 << 10

@@ -1,6 +1,6 @@
-"""The log of one group: on servers, on Java nodes, or in a store directory.
+"""The log of one group: on servers, on Java nodes, in a store directory, or a classic CommitLog.
 
-All three implement ``Log``: the bounds of the log, one record, and the entries of a range in chunks. The client and
+All implement ``Log``: the bounds of the log, one record, and the entries of a range in chunks. The client and
 ``StoreReader`` do the work; the client chooses replicas, retries and keeps the timeouts.
 
 Pins protect planned entries against retention until they are read. Every running node keeps a pin for a limited time,
@@ -18,9 +18,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
+import pyarrow as pa
+from pydantic.alias_generators import to_camel
+
 from dledger_core import (
+    READ_SCHEMA,
     BadRequestError,
     BehindError,
     CorruptRecordError,
@@ -33,6 +38,7 @@ from dledger_core import (
     UnreachableError,
 )
 from dledger_core.client import EntryCheck, OpenTransaction, check_of, record_at
+from dledger_core.rocketmq import CommitLogView
 from spark_connector.connections import client_for, forget_client, store_for
 from spark_connector.errors import (
     LossPolicy,
@@ -46,14 +52,22 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from dledger_core import ReadFrom, StoreReader
 
 import uuid
 from collections.abc import Callable
 
-__all__ = ["Chunk", "JavaLog", "Log", "Pin", "RecordInfo", "ServerLog", "StoreLog", "check_history", "open_log"]
+__all__ = [
+    "Chunk",
+    "ClassicLog",
+    "JavaLog",
+    "Log",
+    "Pin",
+    "RecordInfo",
+    "ServerLog",
+    "StoreLog",
+    "check_history",
+]
 
 _log = logging.getLogger("spark_connector")
 
@@ -79,9 +93,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RecordInfo:
-    """Term and check of a stored record, and its bytes [position, end_position) in the log."""
+    """Term and check of a record, None within a range of an archive; and its bytes [position, end_position)."""
 
-    check: EntryCheck
+    check: EntryCheck | None
     position: int
     end_position: int
     timestamp: datetime | None
@@ -129,16 +143,6 @@ class Log(Protocol):
         Raises:
             RetentionError: all replicas have deleted ``start``.
         """
-
-
-def open_log(
-    options: DLedgerOptions, group: str | None = None, *, measuring: bool = False, log: str | None = None
-) -> Log:
-    """Open the log of ``group``; a store names its group itself. ``measuring`` and ``log``: see ``client_for``."""
-    if options.path:
-        return StoreLog(options)
-    kind = JavaLog if options.protocol == "dledger-java" else ServerLog
-    return kind(options, group or options.groups[0], measuring=measuring, log=log)
 
 
 class _ClientLog:
@@ -426,6 +430,86 @@ class StoreLog:
         return self._view.fetch(start, part.end, max_bytes=max_bytes)
 
 
+_OF_INDEXES: Final = (
+    *("max_offsets_per_trigger", "min_offsets_per_trigger", "max_records_per_partition", "filter_pushdown"),
+    *("isolation", "table"),
+)
+"""Options that count or filter indexes, which a CommitLog has not."""
+
+
+class ClassicLog:
+    """A broker's classic CommitLog, running or stopped: its positions take the place of indexes.
+
+    Everything in it counts: it has no commit index. Messages have no index and no term; see ``CommitLogView``.
+    """
+
+    def __init__(self, options: DLedgerOptions, directory: Path) -> None:
+        self._options = options
+        for name in _OF_INDEXES:
+            if name in options.model_fields_set:
+                remedy = "leave it out; maxBytesPerTrigger and minPartitions limit a CommitLog"
+                raise OptionError(f"{to_camel(name)}: a classic CommitLog has no indexes", options.path, remedy)
+        # With decode=message each damaged message is a row with an error, or an error, as onDecodeError says.
+        self._view = CommitLogView(directory, check=options.decode == "none")
+        # The directory above is the broker's, whose name tells its logs apart.
+        self.group = options.groups[0] if options.groups_given else directory.resolve().parent.name
+
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
+        """Look at the files again."""
+        deadline = time.monotonic() + min(wait_ms, self._options.fetch_retry_ms) / 1000
+        while True:
+            first, end = self._view.bounds()
+            if end >= min_end or time.monotonic() >= deadline:
+                return LogRange(first, end, end - 1)
+            time.sleep(_STORE_POLL_S)
+
+    def record(self, index: int) -> RecordInfo:
+        """Return the message that contains the byte at a position."""
+        found = self._view.message_before(index + 1)
+        check = EntryCheck(0, check_of(found.position, 0, found.position, found.body))
+        return RecordInfo(check, found.position, found.end, None)
+
+    def split_points(self, part: Range, positions: Sequence[int]) -> Sequence[int]:
+        """Return the positions: a range may end in the middle of a message, see ``CommitLogView``."""
+        return positions
+
+    def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
+        """Return the position of the first message that the broker stored at or after a time."""
+        found = self._view.position_at_time(timestamp_ms)
+        return bounds.end if found is None else min(found, bounds.end)
+
+    def open_transaction(self) -> OpenTransaction | None:
+        """Return None: a CommitLog has half messages, which are messages of a topic of their own."""
+        return None
+
+    def wait(self, known: LogRange, timeout_ms: int) -> bool:
+        """Poll for new messages every 100 ms."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while self._view.bounds()[1] == known.end:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(_STORE_POLL_S, left))
+        return True
+
+    def pin(self, name: str, start: int, seconds: float) -> None:
+        """Do nothing: a broker deletes expired files even while they are read."""
+
+    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+        """See ``Log``."""
+        try:
+            found = self._view.read(start, part.end, max_bytes or self._options.read_bytes(files=True))
+        except (IndexOutOfRangeError, FileNotFoundError) as error:
+            first, _ = self._view.bounds()
+            if start >= first:
+                raise
+            raise RetentionError.of(part.group, start, first, part.end) from error
+        rows = found.batch.num_rows
+        columns = {field.name: pa.nulls(rows, field.type) for field in READ_SCHEMA}
+        columns |= {name: found.batch.column(name) for name in found.batch.schema.names}
+        return Chunk(pa.RecordBatch.from_pydict(columns, READ_SCHEMA), found.next_position)
+
+
 def check_history(log: Log, part: Range) -> None:
     """Compare the record before the planned end of a range with the one that was planned.
 
@@ -447,7 +531,7 @@ def check_history(log: Log, part: Range) -> None:
         raise BehindError(
             f"the log does not contain index {at}", f"group {part.group!r}", "read it again later"
         ) from error
-    if found != part.check:
+    if found is not None and found != part.check:
         raise TermMismatchError.of(part.group, at + 1, part.check, found, part.start)
 
 

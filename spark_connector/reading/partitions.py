@@ -22,7 +22,8 @@ from spark_connector.columns import rows_of, schema_for, with_names
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
-from spark_connector.reading.logs import Chunk, Log, Pin, check_history, open_log
+from spark_connector.reading.logs import Chunk, Log, Pin, check_history
+from spark_connector.reading.opening import open_log
 
 __all__ = ["RangesPartition", "read_partition"]
 

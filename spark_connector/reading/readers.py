@@ -260,6 +260,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # With failOnDataLoss=false a start may be below the first index: the batch must end after the gap
         # (test_deleted_prefix_is_error_or_counted).
         ends = {group: max(end, min(bounds[group].first_index, allowed[group])) for group, end in ends.items()}
+        ends = self.tracker.batch_ends(starts, ends, allowed)
         # A group without new entries keeps its offset as it is. Spark compares texts: a change in any field would start
         # an empty micro-batch, again and again (test_offsets_never_decrease_and_idle_query_repeats_offset).
         moved = {group: end for group, end in ends.items() if end > starts[group]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from bisect import bisect_left
@@ -32,7 +33,9 @@ from spark_connector.planning import (
     searched_points,
     split,
 )
-from spark_connector.reading.logs import Log, Pin, RecordInfo, ServerLog, open_log
+from spark_connector.reading.archived import ArchivedLog
+from spark_connector.reading.logs import Log, Pin, RecordInfo, ServerLog
+from spark_connector.reading.opening import open_log
 
 if TYPE_CHECKING:
     from spark_connector.reading.partitions import RangesPartition
@@ -275,7 +278,18 @@ class Tracker:
     def index_at_term(self, group: str, term: int, bounds: LogRange) -> int:
         """Return the first index of a group with an entry of a term or a later one, its end if there is none."""
         log, first = self._logs[group], bounds.first_index
-        return first + bisect_left(range(first, bounds.end), term, key=lambda index: log.record(index).check.term)
+        if isinstance(log, ArchivedLog):
+            archived, first = log.index_at_term(term), max(first, log.stored_index)
+            if archived is not None:
+                return archived
+
+        def term_of(index: int) -> int:
+            check = log.record(index).check
+            if check is None:  # retention has deleted it since
+                raise RetentionError.of(group, index, index + 1)
+            return check.term
+
+        return first + bisect_left(range(first, bounds.end), term, key=term_of)
 
     def offset_at(self, ends: Mapping[str, int], bounds: Mapping[str, LogRange]) -> StreamOffset:
         """Return the offset at the given indexes, with term and check of the record before each."""
@@ -378,6 +392,20 @@ class Tracker:
         for group, index in indexes.items():
             self._reaching(group, index, bounds[group])
 
+    def batch_ends(
+        self, starts: Mapping[str, int], ends: Mapping[str, int], allowed: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Return the ends of a micro-batch: in an archive they are ends of its ranges, at least one per backlog.
+
+        A range is verified as a whole, so a part of one would be read by two micro-batches.
+        """
+        return {
+            group: log.range_end(starts[group], end, allowed[group])
+            if isinstance(log := self._logs[group], ArchivedLog)
+            else end
+            for group, end in ends.items()
+        }
+
     def within_bytes(
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogRange], most: int
     ) -> dict[str, int]:
@@ -420,12 +448,14 @@ class Tracker:
             if start < min(view.first_index, end):
                 self.policy.report(RetentionError.of(group, start, view.first_index, end))
                 start = min(view.first_index, end)
-            if start < end:
+            log = self._logs[group]
+            border = log.stored_index if isinstance(log, ArchivedLog) else start
+            for first, stop in itertools.pairwise(sorted({start, min(max(start, border), end), end})):
                 # The check of the end travels with the range: an executor with another copy of the log returns no row
                 # of it (test_copy_of_store_with_its_own_later_history_serves_no_row).
-                low, _ = self._border(group, start, view.first_index)
-                high, check = self._border(group, end, view.first_index)
-                part = Range(group, start, end, view.commit_index, view.log_uuid, end - 1, check)
+                low, _ = self._border(group, first, view.first_index)
+                high, check = self._border(group, stop, view.first_index)
+                part = Range(group, first, stop, view.commit_index, view.log_uuid, stop - 1, check)
                 extents.append(Extent(part, low, high))
         # Before the pins: tasks count from here, so they renew too early rather than too late.
         pinned_at = time.time()

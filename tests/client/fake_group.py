@@ -191,6 +191,11 @@ class FakeNode:
         else:
             self.respond(connection, frame)
 
+    def on_appends(self, connection, frames):
+        for frame in frames:
+            self.on_frame(connection, frame)
+        return True
+
     def respond(self, connection, frame):
         steps = self.script.get(frame.header["t"])
         step = steps.pop(0) if steps else None
@@ -216,7 +221,10 @@ class FakeNode:
         header, kind = frame.header, frame.header["t"]
         if header.get("lu", self.log_uuid) != self.log_uuid:
             raise OtherLogError(f"{self.node_id} has another log", "", "", {"ours": self.log_uuid})
-        of_leader = kind in (Type.APPEND, Type.PRODUCE, Type.PRODUCER, Type.TRANSACTION, Type.TRANSFER, Type.MEMBER)
+        of_leader = kind in (
+            *(Type.APPEND, Type.PRODUCE, Type.PRODUCER, Type.TRANSACTION, Type.TRANSFER, Type.MEMBER),
+            *(Type.RANGES, Type.PROVE, Type.ARCHIVE_RANGES, Type.ARCHIVE_END),
+        )
         if (of_leader or header.get("cons") == "linearizable") and self.leader != self.node_id:
             raise NotLeaderError(f"{self.node_id} does not lead", "", "", {"leader_id": self.leader})
         defaults = {field.key: field.default for field in TABLES[kind].fields}
@@ -315,6 +323,21 @@ class FakeNode:
         rows = [[header["start"], header["end"], 4, 100, b"c" * 32, b"l" * 32]]
         response = {"ranges": rows, "next": header["end"], "commit": 9, "damaged": [3], "cut": False}
         return {"t": Type.DIGEST_OK, **response}, []
+
+    def on_ranges(self, header, payload):
+        end = self.group.log.end
+        return {"t": Type.RANGES_OK, "ranges": [[0, end, 100]] if end else [], "start": 0, "visible": end}, []
+
+    def on_prove(self, header, payload):
+        return {"t": Type.PROVE_OK, "equal": header["rows"] == 1, "rows": 1}, []
+
+    def on_archive_ranges(self, header, payload):
+        archive = {"start": 0, "end": 1, "table": "file:///archive"}
+        row = [0, 1, 1, b"d" * 32, 0, 100, 0, 1, 7]
+        return {"t": Type.ARCHIVE_RANGES_OK, "ranges": [row] if header["start"] < 1 else [], "archive": archive}, []
+
+    def on_archive_end(self, header, payload):
+        return {"t": Type.ARCHIVE_END_OK}, []
 
     def on_alive(self, header, payload):
         return {"t": Type.ALIVE_OK}, []

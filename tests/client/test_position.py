@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dledger_core import LogRange
 from dledger_core.client import EntryCheck, Lag, LogPosition, LossKind, check_of, find_loss, measure_lag
+from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.lineage import AncestorLog
 from dledger_core.record import READ_SCHEMA
 
@@ -81,6 +82,30 @@ def test_reader_that_accepts_loss_resumes_at_first_unread_entry(
     loss = find_loss(position, view, lambda _: KNOWN)
     assert loss is not None
     assert loss.resume_index == resume
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [
+        pytest.param(60, LossKind.RETENTION, id="with entries that were not read"),
+        pytest.param(50, None, id="with the read entries alone"),
+    ],
+)
+def test_record_deleted_since_the_view_was_made_is_no_error(first: int, kind: LossKind | None) -> None:
+    def record(index: int) -> EntryCheck:
+        raise IndexOutOfRangeError("deleted", "", "", {"index": index, "first_index": first})
+
+    loss = find_loss(LogPosition(50, "log-a", 3, 0xAB), VIEW, record)
+    assert (loss and loss.kind) == kind
+    assert loss is None or loss.view.first_index == first
+
+
+def test_record_that_the_log_ought_to_have_is_an_error() -> None:
+    def record(index: int) -> EntryCheck:
+        raise IndexOutOfRangeError("unknown", "", "", {"index": index, "first_index": 10})
+
+    with pytest.raises(IndexOutOfRangeError):
+        find_loss(LogPosition(50, "log-a", 3, 0xAB), VIEW, record)
 
 
 def test_check_changes_with_each_part_of_record() -> None:

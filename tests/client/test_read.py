@@ -1,11 +1,14 @@
 """Reads and queries of a client against scripted nodes: by index, by position, by time, and about the log."""
 
 import asyncio
+import zlib
 from datetime import UTC, datetime
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from dledger_core.checksum import crc32
 from dledger_core.errors import (
     BadRequestError,
     BehindError,
@@ -16,7 +19,7 @@ from dledger_core.errors import (
     UnknownGroupError,
     UnsupportedError,
 )
-from dledger_core.net.codec import numbers_payload
+from dledger_core.net.codec import fields_payload, numbers_payload
 from dledger_core.net.messages import SPLIT_MAX
 from dledger_core.net.protocol import Type
 from dledger_core.record import READ_SCHEMA, RECORD_SCHEMA
@@ -41,6 +44,55 @@ async def test_read_skips_control_entries_and_orphaned_attempts(group, client):
     for index in (0, 5, 6):
         with pytest.raises(IndexOutOfRangeError):
             await client.get(index)
+
+
+@on_group(is_filled=True)
+async def test_columns_of_node_without_the_feature_are_selected_here(group, client):
+    for node in group:
+        node.features = frozenset()
+    found = await client.fetch(0, 100, columns=["length", "index"])
+    assert found.batch.to_pylist() == [{"length": 6, "index": index} for index in (1, 2, 3, 4, 8, 9)]
+    assert found.next_index == 10
+    assert {tuple(header["fields"]) for header in group.asked(Type.READ)} == {("length", "index")}
+    records = (await client.records(0, 100, columns=["magic"])).batch
+    assert records.to_pydict() == {"magic": [2, 1, 1, 1, 1, 2, 1, 1, 1, 1]}
+    tailed = [batch async for batch in client.tail(8, 10, columns=["index"])]
+    assert [batch.to_pydict() for batch in tailed] == [{"index": [8, 9]}]
+
+
+@on_group(is_filled=True)
+async def test_body_is_read_as_record(group, client):
+    batch = await client.read(1, 2, columns=["body", "index", "crc"])
+    assert batch.to_pylist() == [{"body": b"body 1", "index": 1, "crc": zlib.crc32(b"body 1")}]
+    assert [header["fields"] for header in group.asked(Type.READ)] == [None]
+
+
+def sent(batch, **fields):
+    """A step that responds with columns of the entries 1 to 3."""
+    payload = fields_payload(batch)
+    header = {"n": 3, "next": 4, "commit": 9, "visible": 10, "first": 0, "skip": [], "crc": crc32(payload)}
+    return answering(payload, **(header | fields))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        sent(pa.record_batch({"index": pa.array([1, 2, 3])}), crc=7),
+        sent(pa.record_batch({"index": pa.array([1, 2, 4])})),
+        sent(pa.record_batch({"index": pa.array([0, 2, 3])})),
+        sent(pa.record_batch({"index": pa.array(["1", "2", "3"])})),
+        answering(b"\xff" * 40, n=3, next=4, commit=9, visible=10, first=0, skip=[], crc=crc32(b"\xff" * 40)),
+        answering(b"", n=3, next=4, commit=9, visible=10, first=0, skip=[], crc=0),
+    ],
+    ids=["crc", "after", "before", "type", "not Arrow", "empty"],
+)
+@on_group(is_filled=True)
+async def test_wrong_columns_count_as_failure_of_their_node(group, client, wrong):
+    group.always(Type.READ, wrong, "n0 n1")
+    assert (await client.read(1, 4, columns=["index"])).to_pydict() == {"index": [1, 2, 3]}
+    group.always(Type.READ, wrong)
+    with pytest.raises((CorruptRecordError, ProtocolError)):
+        await client.read(1, 4, columns=["index"])
 
 
 @on_group(is_filled=True)

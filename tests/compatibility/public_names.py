@@ -22,7 +22,7 @@ from spark_connector.columns import ddl_of, schema_for
 from spark_connector.options import DLedgerOptions
 
 MODULES = ("dledger_core", "dledger_core.rocketmq", "dledger_core.cli", "spark_connector")
-JOBS = ("audit_replicas", "demo", "ingest", "rebuild_consume_queue")
+JOBS = ("archive", "audit_replicas", "demo", "ingest", "rebuild_consume_queue")
 OURS = ("dledger_core", "spark_connector")
 
 

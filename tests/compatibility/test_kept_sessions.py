@@ -25,7 +25,11 @@ from tests.support.frames import frames_of
 from tests.support.logs import rows_of
 
 WITHOUT_TABLE = {Type.FAILURE, Type.GOAWAY, Type.PIECE, Type.RECOVER, Type.RECOVER_OK}
-LATER = {Type.BACKUP, Type.BACKUP_OK, Type.PRODUCE, Type.PRODUCE_OK, Type.SPLIT, Type.SPLIT_OK}
+LATER = {
+    *(Type.BACKUP, Type.BACKUP_OK, Type.PRODUCE, Type.PRODUCE_OK, Type.SPLIT, Type.SPLIT_OK),
+    *(Type.RANGES, Type.RANGES_OK, Type.PROVE, Type.PROVE_OK),
+    *(Type.ARCHIVE_RANGES, Type.ARCHIVE_RANGES_OK, Type.ARCHIVE_END, Type.ARCHIVE_END_OK),
+}
 """Messages that no release has yet."""
 RELEASES = pytest.mark.parametrize("release", VERSIONS, ids=lambda path: path.name)
 Row = dict[str, Any]

@@ -72,6 +72,6 @@ def test_snapshot_notices_lost_name_and_new_required_parameter() -> None:
     names = list(current())
     assert "parameter dledger_core.Client peers required position 0" in names
     assert "error NOT_LEADER 404 exit 2 retriable NotLeaderError" in names
-    assert "option dledger convert --peers value required" in names
+    assert "option dledger backup --to value required" in names
     assert "peers" in required_parameters(names)["dledger_core.Client"]
     assert "timeout_ms" not in required_parameters(names)["dledger_core.Client"]

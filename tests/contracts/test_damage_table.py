@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from dledger_core import ConfigError, DLedgerError
+from dledger_core import ConfigError, DLedgerError, open_store
 from dledger_core.cli import main
 from dledger_core.rocketmq import locate
 from jobs._audit.replicas import stored_logs
@@ -66,6 +67,31 @@ def test_damage_is_noticed_by_command(damaged: Cell, tmp_path: Path, way: tuple[
     result = CliRunner().invoke(main, [command, str(damaged.path), *options])
     assert (result.exit_code in (1, 3, 4)) == damaged.knowable, result.output
     assert not damaged.knowable or damaged.path.name in result.output
+
+
+def messages_of(store: Path) -> dict[int, tuple[int, bytes]]:
+    """Queue offset and body of each message by its index: a message's position is another one where it was moved."""
+    with open_store(store) as reader:
+        found = reader.messages(until="end").read_all()
+    columns = (found.column(name).to_pylist() for name in ("index", "queue_offset", "body"))
+    return {index: (offset, body) for index, offset, body in zip(*columns, strict=True)}
+
+
+def test_salvage_keeps_each_intact_entry_and_lists_the_others(damaged: Cell, tmp_path: Path) -> None:
+    store, intact = locate(damaged.path).store, locate(damaged.intact).store
+    if store is None or intact is None or store / "data" != damaged.data:
+        return  # a CommitLog, which has no indexes to keep
+    if store.parent == damaged.path and min(damaged.data.iterdir()).name != FIRST_OF_MIXED:
+        return  # of the store alone, as it would be after retention
+    result = CliRunner().invoke(main, ["salvage", str(store), str(tmp_path), "--format", "json"])
+    assert result.exit_code == 1, result.output
+    lost = {index for each in json.loads(result.stdout)["lost"] for index in range(each["start"], each["end"])}
+    saved, before = messages_of(tmp_path / "salvaged" / "dledger-n0"), messages_of(intact)
+    assert len(saved) > len(before) // 3 or (len(list(damaged.data.iterdir())) == 2 and not saved), "two files swapped"
+    assert saved == {index: before[index] for index in saved}
+    assert set(before) - set(saved) == set(before) & lost
+    verified = CliRunner().invoke(main, ["verify", str(tmp_path / "salvaged" / "dledger-n0")])
+    assert verified.exit_code == 0, verified.output
 
 
 def test_damage_is_noticed_by_audit(damaged: Cell) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from dledger_core.rocketmq import encode_messages
-from jobs import audit_replicas, demo, ingest, rebuild_consume_queue
+from jobs import archive, audit_replicas, demo, ingest, rebuild_consume_queue
 from tests.support.run_job import run_in_process, start_job, wait_for
 from tests.support.slow_elections import SLOW_ELECTIONS
 
@@ -21,15 +21,17 @@ COMMANDS: dict[str, click.Command] = {
     "ingest": ingest.command,
     "rebuild_consume_queue": rebuild_consume_queue.command,
     "audit_replicas": audit_replicas.command,
+    "archive": archive.command,
     "demo": demo.command,
 }
 DOWN = ("--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2")
 TABLE = ("--table", "table")
-INGEST, REBUILD, AUDIT = "ingest", "rebuild_consume_queue", "audit_replicas"
+INGEST, REBUILD, AUDIT, ARCHIVE = "ingest", "rebuild_consume_queue", "audit_replicas", "archive"
 NEEDED = (*DOWN, *TABLE, "--checkpoint", "checkpoint")
 STORE = (*TABLE, "--store", "s")
 STORES = (*TABLE, "--replica", "a=/x", "--replica", "b=/y")
 OUTPUTS: dict[str, tuple[str, ...]] = {INGEST: (*TABLE, "--checkpoint", "checkpoint"), REBUILD: TABLE, AUDIT: TABLE}
+OUTPUTS[ARCHIVE] = (*TABLE, "--write")
 UNUSABLE = ("file", "file/t", "file/a/b", "photos", "/proc/dledger")
 """Directories that a job cannot write to, or that have files of another program; ``work`` makes the first ones."""
 SAME = (("x", "x/"), ("x", "./y/../x"), ("x", "x/c"), ("x/t", "x"), ("x", "link"), ("x", "link/c"))
@@ -88,6 +90,17 @@ BAD_INPUT: list[tuple[str, tuple[str, ...], list[str]]] = [
     (REBUILD, (*TABLE, *DOWN, "--checkpoint", "c", "--trigger", "soon"), ["--trigger", "'soon'"]),
     (REBUILD, (*TABLE, *DOWN, "--groups", "a,b", "--files", "f"), ["--files"]),
     (REBUILD, ("--table", "file", "--store", "s"), ["--table"]),
+    (ARCHIVE, DOWN, ["--table"]),
+    (ARCHIVE, (*TABLE, "--peers", "nonsense"), ["nonsense"]),
+    (ARCHIVE, (*DOWN, *TABLE, "--group", "a b"), ["a b"]),
+    (ARCHIVE, (*DOWN, *TABLE, "--end", "--write"), ["--end"]),
+    (ARCHIVE, (*DOWN, *TABLE, "--verify", "--every", "10m"), ["--verify", "--every"]),
+    (ARCHIVE, (*DOWN, *TABLE, "--every", "soon"), ["'soon'"]),
+    (ARCHIVE, (*DOWN, *TABLE, "--until", "-1"), ["--until"]),
+    (ARCHIVE, (*DOWN, *TABLE, "--storage", "file"), ["--storage", "file"]),
+    (ARCHIVE, (*DOWN, *TABLE, "--report", "absent/x.html"), ["--report"]),
+    (ARCHIVE, (*DOWN, "--table", "photos"), ["--table", "photos"]),
+    (ARCHIVE, (*DOWN, "--table", "empty"), ["empty"]),
     (AUDIT, DOWN, ["--table"]),
     (AUDIT, (*STORES, *DOWN), ["--peers", "--replica"]),
     (AUDIT, (*TABLE, "--peers", "nonsense"), ["nonsense"]),

@@ -17,7 +17,8 @@ from dledger_core.client import check_of
 from spark_connector.errors import OptionError, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
-from spark_connector.reading.logs import Log, open_log
+from spark_connector.reading.logs import Log
+from spark_connector.reading.opening import open_log
 from tests.contracts.stores import Broker, JavaA, JavaB, Store, copy_of
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.growing_store import GrowingStore

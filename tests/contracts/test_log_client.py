@@ -14,6 +14,7 @@ import pytest
 from dledger_core.client import LogClient, OptionalOperations
 from dledger_core.connect import AsyncClient, Client, JavaOptions
 from dledger_core.control import TransactionId
+from dledger_core.digest import RowsDigest
 from dledger_core.errors import (
     BadRequestError,
     ConfigError,
@@ -46,6 +47,10 @@ OPTIONAL: dict[str, Callable[[Any], Any]] = {
     "wait_for_entries": lambda c: c.wait_for_entries({"default": -1}, wait_ms=0),
     "describe": lambda c: c.describe("terms"),
     "role_changes": lambda c: anext(c.role_changes()),
+    "archivable_ranges": lambda c: c.archivable_ranges(),
+    "prove_archived": lambda c: c.prove_archived(0, 1, RowsDigest(1, b"d" * 32), table="file:///archive"),
+    "archived_ranges": lambda c: c.archived_ranges(),
+    "end_archive": lambda c: c.end_archive(),
     "members": lambda c: c.members(),
     "add_member": lambda c: c.add_member("n3", "127.0.0.1:1"),
     "remove_member": lambda c: c.remove_member("n0"),

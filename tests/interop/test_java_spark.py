@@ -17,7 +17,7 @@ from spark_connector.errors import OptionError, TermMismatchError
 from spark_connector.offsets import StreamOffset
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
-from spark_connector.reading.logs import open_log
+from spark_connector.reading.opening import open_log
 from spark_connector.reading.readers import DLedgerBatchReader
 from spark_connector.reading.tracking import Tracker
 from tests.interop.java_group import JavaGroup

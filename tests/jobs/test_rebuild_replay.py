@@ -7,7 +7,8 @@ import random
 import pyarrow as pa
 import pytest
 
-from jobs._rebuild.slots import Move, file_slots_of, moves_of, replay
+from dledger_core.rocketmq import Move, moves_of, replay
+from jobs._rebuild.slots import file_slots_of
 from tests.jobs.broker_store import BrokersQueue
 from tests.jobs.test_rebuild_slots import offsets_of_a_broker
 from tests.rocketmq.golden import TESTDATA

@@ -6,7 +6,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core.net.limits.fair_queue import ALONE_S, ALONE_TURN_S, RECEIVE_S, TURN_S, Fairness, FairQueue
+from dledger_core.net.limits.fair_queue import ALONE_S, ALONE_TURN_S, RECEIVE_S, TURN_S, Fairness, FairQueue, FairShare
 from tests.support.server_group import eventually
 
 ITEMS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10)), max_size=40)
@@ -107,6 +107,30 @@ async def test_received_bytes_of_many_connections_count_together():
     for _ in range(8):
         fairness.use("busy", (128 << 10) * RECEIVE_S)
     assert fairness.left_s("busy") <= 0 < fairness.left_s("other")
+
+
+async def test_appends_of_source_without_time_are_handled_one_by_one():
+    fairness, most = Fairness(), []
+
+    def receive(source):
+        share = FairShare(fairness, source, lambda: most.append(share.appends_max()), lambda: None)
+        for _ in range(3):
+            share.handled(together=True)
+        share.received(1)
+        fairness.use(source, TURN_S)
+
+    for source in ("busy", "busy", "other"):
+        receive(source)
+    assert most[1] == 1 < min(most[0], most[2])
+
+
+async def test_few_appends_are_handled_together_after_some_were_not():
+    fairness, most = Fairness(), []
+    share = FairShare(fairness, "source", lambda: most.append(share.appends_max()), lambda: None)
+    for together in (True, True, False, True):
+        share.handled(together=together)
+        share.received(0)
+    assert most == [2, 4, 1, 2]
 
 
 async def test_turns_are_long_only_while_no_other_source_uses_time():

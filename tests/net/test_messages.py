@@ -306,6 +306,43 @@ def test_columns_survive_encoding(items):
     got.verify()
 
 
+def append_frames(*appends):
+    columns = [Columns.from_bodies(bodies) for bodies in appends]
+    return [Frame({"n": each.count}, memoryview(b"".join(codec.columns_payload(each)))) for each in columns]
+
+
+@pytest.mark.parametrize("appends", [[[b"one"]], [[b""], [b"a", b"", b"ccc"], [b"dd"]]], ids=repr)
+def test_appends_become_one_column(appends):
+    found = codec.parse_appends(append_frames(*appends))
+    found.verify()
+    assert [bytes(each.bodies) for each in found.split([1] * found.count)] == [
+        body for each in appends for body in each
+    ]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("damage", ["short", "long", "no columns", "wrong length"])
+def test_malformed_append_among_others_is_refused(at, damage):
+    frames = append_frames([b"one"], [b"two", b"three"], [b"four"])
+    header, payload = frames[at]
+    data = bytes(payload)
+    damaged = {"short": data[:-1], "long": data + b"x", "no columns": data[:6], "wrong length": b"\xff" + data[1:]}
+    frames[at] = Frame(header, memoryview(damaged[damage]))
+    with pytest.raises(ProtocolError):
+        codec.parse_appends(frames)
+
+
+def test_lengths_of_one_append_are_not_counted_for_another():
+    """Together they are as long as two appends should be."""
+    frames = append_frames([b"one", b"two"], [b"three"])
+    (first, one), (second, two) = frames
+    frames = [Frame(first, one[:-3]), Frame(second, memoryview(bytes(two) + b"two"))]
+    with pytest.raises(ProtocolError):
+        codec.parse_appends(frames)
+    with pytest.raises(ProtocolError):
+        codec.parse_appends([Frame({"n": 1 << 40}, one), Frame(second, two)])
+
+
 @pytest.mark.parametrize("parse", [codec.parse_columns, codec.parse_records])
 @pytest.mark.parametrize(
     ("payload", "n"),

@@ -100,3 +100,92 @@ def test_second_hello_breaks_an_invariant() -> None:
     session.accept(Hello())
     with pytest.raises(InvariantViolationError):
         session.accept(Hello())
+
+
+def listening(*frames: list) -> Session:
+    """Return the session of a node that has received these frames of a client."""
+    session = Session()
+    session.accept(Hello())
+    feed(session, b"".join(map(joined, frames)))
+    return session
+
+
+def append(number: int, payload: bytes = b"payload", **fields: object) -> list:
+    return encode_frame({"t": Type.APPEND, "g": "g", "n": 1, "r": number} | fields, payload)
+
+
+def numbers(session: Session, most: int = 64) -> list[list[int]]:
+    """Return the numbers of all requests, those that were returned together in one list."""
+    found = []
+    while True:
+        frames = session.next_appends(most)
+        if not frames:
+            if (frame := session.next_frame()) is None:
+                return found
+            frames = [frame]
+        found.append([frame.header["r"] for frame in frames])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"g": "another group"},
+        {"lu": "another log"},
+        {"p": "producer"},
+        {"x": {}},
+        {"tp": "traced"},
+        {"n": 0},
+        {"n": "1"},
+        {"g": None},
+        {"t": Type.READ},
+    ],
+    ids=repr,
+)
+def test_plain_appends_to_one_log_are_returned_together(other: dict) -> None:
+    session = listening(append(1), append(2), append(3, n=2), append(4, **other), append(5), append(6))
+    assert numbers(session) == [[1, 2, 3], [4], [5, 6]]
+    assert not session.is_inside_frame
+
+
+def test_appends_are_returned_in_parts_of_limited_number_and_bytes() -> None:
+    assert numbers(listening(*map(append, range(1, 6))), most=2) == [[1, 2], [3, 4], [5]]
+    large = [append(number, bytes(40 << 10)) for number in range(1, 4)]
+    assert numbers(listening(*large)) == [[1, 2], [3]]
+
+
+def test_large_append_is_not_begun_before_those_before_it_are_handled() -> None:
+    begun = []
+
+    class Payloads:
+        def begin(self, header: dict, nbytes: int) -> bool:
+            begun.append(nbytes)
+            return True
+
+        def end(self) -> None:
+            pass
+
+    session = Session()
+    session.accept(Hello(), Payloads())
+    feed(session, b"".join(map(joined, (append(1), append(2), append(3, bytes(80 << 10))))))
+    assert [frame.header["r"] for frame in session.next_appends(64)] == [1, 2]
+    assert not begun
+    assert [frame.header["r"] for frame in session.next_appends(64)] == [3]
+    assert begun == [80 << 10]
+
+
+def test_frame_that_was_read_ahead_counts_as_begun() -> None:
+    session = listening(append(1), encode_frame({"t": Type.READ, "r": 2}))
+    assert [frame.header["r"] for frame in session.next_appends(64)] == [1]
+    assert session.is_inside_frame
+    assert session.next_appends(64) == []
+    assert session.next_frame() == ({"t": Type.READ, "r": 2}, b"")
+    assert not session.is_inside_frame
+
+
+def test_appends_before_damaged_frame_are_returned_and_then_it_raises() -> None:
+    damaged = bytearray(joined(append(3)))
+    damaged[8] ^= 1
+    session = listening(append(1), append(2), [damaged])
+    assert [frame.header["r"] for frame in session.next_appends(64)] == [1, 2]
+    with pytest.raises(ProtocolError):
+        session.next_appends(64)

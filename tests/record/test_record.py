@@ -282,7 +282,7 @@ def test_column_is_a_field_of_all_headers_converted_once(name: str) -> None:
 def test_to_arrow() -> None:
     bodies = [b"", b"a", bytes(300)]
     records = encoded(bodies, first_index=5, term=2, timestamp_ms=1234, control=b"c")
-    batch = to_arrow(records, magic=True)
+    batch = to_arrow(records, schema=RECORD_SCHEMA)
     assert batch.schema == RECORD_SCHEMA
     batch.validate(full=True)
     time = datetime.fromtimestamp(1.234, UTC)

@@ -20,9 +20,11 @@ from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
+from dledger_core import control
 from dledger_core.checksum import crc32
+from dledger_core.client.position import check_of_last
 from dledger_core.config import Limits
 from dledger_core.errors import (
     ConfigError,
@@ -63,6 +65,8 @@ from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.ready_loop import ReadyLoop
 from dledger_core.server.replica.replica import Replica, ReplicaSettings
 from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.archive import Archive
+from dledger_core.server.services.membership import Membership
 from dledger_core.server.services.transactions import Transactions
 from dledger_core.storage import CommitLog
 from dledger_core.storage.files.members_file import ConfigurationEntry
@@ -507,6 +511,7 @@ class ReplicaMember(Member):
         self.replica.loop.shown_to = self
         self.appends = Appends(self.replica, Budget(INFLIGHT_BYTES_MAX))
         self.transactions = Transactions(self.appends)
+        self.archive = Archive(self.appends, cast("Membership", None), None, LIMITS)
         self.replica.loop.observe(self.appends, self.transactions)
         self.repairs.watch()
         self.joined()
@@ -707,7 +712,14 @@ class ReplicaMember(Member):
         replica = self.replica
 
         def trim(index: Index) -> None:
+            archive, before = replica.tables.archive, replica.raft.first_index
+            waiting = [body for _, _, body in self.log.control_entries(replica.tables.applied_index + 1, NUMBER_MAX)]
             replica.store.trim(index)
+            if (first := replica.raft.first_index) > before and not replica.loop.has_failed:
+                kept = archive.is_active and first > archive.end
+                hasty = not archive.is_active and any(control.unpack(body).get("k") == "archived" for body in waiting)
+                check(not kept and not hasty, "an entry is trimmed that is not archived", self.node_id, first)
+                self.sim.counters["archived entries trimmed"] += archive.is_active
             if not replica.loop.has_failed:
                 self.staged.delete_before(replica.raft.first_index)
 
@@ -717,6 +729,18 @@ class ReplicaMember(Member):
             index = random.choice((starts[-1], random.choice(starts[1:])))
             self.input(lambda: trim(index))
             self.crash_soon()
+
+    def check_archive(self) -> None:
+        """Check that the recorded ranges are consecutive, were written before their records, and are as the log is."""
+        tables, log = self.replica.tables, self.log
+        ranges = tables.archive.containing(-1)
+        check(all(a.end == b.start for a, b in pairwise(ranges)), "ranges of the archive have a gap", self.node_id)
+        check(not ranges or ranges[-1].end <= tables.applied_index, "a range is not written yet", self.node_id)
+        for found in ranges[-3:]:
+            if found.digest and log.first_index() < found.end <= self.replica.readable_end and not self.is_damaged:
+                ours = check_of_last(log.read(found.end - 1, found.end, 1))
+                is_same = (ours.term, ours.check) == (found.term, found.check)
+                check(is_same, "a range of another log is recorded", self.node_id, found)
 
     def lie(self, random: Random) -> None:
         """Receive a message that says what cannot be true."""
@@ -805,6 +829,8 @@ class Shared:
         orphaned = tuple(member.replica.tables.transactions.orphaned.ranges)
         rest = LogTables.restore(member.replica.tables.snapshot())
         rest.transactions.orphaned.trim(NUMBER_MAX)
+        rest.archive.trim(NUMBER_MAX)
+        member.check_archive()
         found = crc32(rest.snapshot()), first, orphaned
         known = self._tables.setdefault(applied, found)
         # Each member forgets the orphaned ranges that it has trimmed.

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import pickle
+import shutil
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import closing
@@ -33,7 +34,14 @@ from dledger_core.cli import main
 from dledger_core.client import NodeClient
 from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.control import TransactionId
-from dledger_core.errors import DLedgerError, FencedError, QueryUnknownError, TransactionError, UnreachableError
+from dledger_core.errors import (
+    DLedgerError,
+    FencedError,
+    OtherLogError,
+    QueryUnknownError,
+    TransactionError,
+    UnreachableError,
+)
 from dledger_core.rocketmq import decode_messages
 from spark_connector.errors import OptionError, SchemaError
 from spark_connector.options import DLedgerOptions
@@ -505,10 +513,25 @@ class Versions:
         if group is None:
             self._schema.add("group", StringType())
 
-    def write(self, version: int, *batches: pa.RecordBatch, fails: bool = False, **options: str) -> None:
+    def write(
+        self, version: int, *batches: pa.RecordBatch, fails: bool = False, is_killed: bool = False, **options: str
+    ) -> None:
+        self.write_rows(version, iter(batches), fails=fails, is_killed=is_killed, **options)
+
+    def write_rows(
+        self,
+        version: int,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        fails: bool = False,
+        is_killed: bool = False,
+        **options: str,
+    ) -> None:
         given = self._options | {"txnVersion": str(version)} | options
         writer = DLedgerBatchWriter(DLedgerOptions.for_writing(given), self._schema, overwrite=False)
-        message = writer.write(iter(batches))
+        message = writer.write(batches)
+        if is_killed:
+            return
         if fails:
             writer.abort([message])
         else:
@@ -536,6 +559,23 @@ def test_version_of_application_is_written_once(
 
 
 @pytest.mark.integration
+def test_version_is_written_once_through_hung_leader_and_killed_attempt(cluster: LocalCluster, log: Client) -> None:
+    """The first attempt appends and never responds, as that of a killed executor."""
+    app = Versions(cluster, f"app of {log.group}", log.group)
+    app.write(1, rows(0, 1000), is_killed=True)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in range(20):
+            if number == 10:
+                hang_leader(cluster, log)
+            yield rows(number * 100, number * 100 + 100)
+
+    app.write_rows(1, batches())
+    app.write(1, rows(0, 2000))
+    assert shown(log) == bodies(0, 2000)
+
+
+@pytest.mark.integration
 def test_replay_of_version_finishes_remaining_groups(cluster: LocalCluster, log: Client, target: Client) -> None:
     """The driver crashed between the commits of two groups."""
     app = f"app of {log.group}"
@@ -544,6 +584,32 @@ def test_replay_of_version_finishes_remaining_groups(cluster: LocalCluster, log:
     Versions(cluster, app, None).write(3, rows_of[log], rows_of[target])
     Versions(cluster, app, None).write(3, rows_of[target], rows_of[log])
     assert (shown(log), shown(target)) == ([b"x"], [b"x"])
+
+
+def recreate(nodes: LocalCluster) -> None:
+    nodes.stop("n0")
+    shutil.rmtree(nodes.directory / "again" / "dledger-n0")
+    nodes.restart("n0")
+    nodes.leader("again")
+
+
+@pytest.mark.integration
+def test_log_that_is_recreated_gets_later_versions_and_fails_a_running_write() -> None:
+    with LocalCluster(1, groups=("again",)) as nodes:
+        app = Versions(nodes, "app", "again")
+        app.write(7, rows(0, 10))
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield rows(10, 1000)
+            recreate(nodes)
+            yield rows(1000, 3000)
+
+        with pytest.raises(OtherLogError):
+            app.write_rows(8, batches(), appendMaxBytes="50000")
+        app.write(8, rows(10, 20))
+        app.write(7, rows(0, 10))  # below the newest version that the new log knows
+        with Client(nodes.peers, "again") as client:
+            assert shown(client) == bodies(10, 20), "those of version 7 were in the old log"
 
 
 @pytest.mark.integration

@@ -119,12 +119,22 @@ def test_shuffled_task_retry_and_replayed_batch_write_each_row_once(
 
 
 def test_foreach_batch_of_guide_writes_each_row_once(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
+    """Though a worker is killed after its last row, and a micro-batch is replayed."""
     (code,) = blocks(GUIDE.read_text(), "Writing")[-1:]
     expected = put_lines(tmp_path, "a", 0, 20)
     lines = dledger.readStream.format("text").load(str(tmp_path / "in"))
+    killed = tmp_path / "killed"
+
+    def kill_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        if not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    rows = lines.selectExpr("value AS body", f"'{log.group}' AS group")
     names = {
         "peers": cluster.peers,
-        "stream": lines.selectExpr("value AS body", f"'{log.group}' AS group"),
+        "stream": rows.mapInArrow(kill_once, rows.schema),
         "checkpoint": str(tmp_path / "checkpoint"),
     }
 
@@ -135,6 +145,7 @@ def test_foreach_batch_of_guide_writes_each_row_once(dledger: Any, cluster: Any,
         query.stop()
 
     run()
+    assert killed.exists()
     forget_newest_commit(tmp_path / "checkpoint")
     expected += put_lines(tmp_path, "b", 20, 30)
     run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import pickle
@@ -506,6 +507,19 @@ def test_query_waits_for_accepted_shorter_log_without_requests(tmp_path: Path, m
             end = tolerant.latestOffset(end, ALL)
         assert indexes(tolerant, tolerant.partitions(at, end)) == [10, 11]
         assert report_of(tolerant)["losses"]["entries"] == 7  # [4, 10), and entry 9 is another one than was consumed
+
+
+def test_copies_of_a_checkpoint_read_all_entries_after_the_copy(store: StoreWriter) -> None:
+    store.append_numbers(10)
+    first = Engine()
+    first.run(make_reader(store), 2)
+    second = copy.deepcopy(first)
+    store.append_numbers(7)
+    first.start(make_reader(store))
+    store.append_numbers(3)
+    for query in (first, second):
+        query.start(make_reader(store))
+        assert query.read == list(range(20))
 
 
 def delete_first_segments(path: Path) -> int:

@@ -38,6 +38,8 @@ def good_value(field: Field) -> object:
         return {"group": 3}
     if field.key == "seen" and field.kind == "list":
         return ["log", 3, 1]
+    if field.key == "archive":
+        return {"start": 0, "end": 5, "table": "file:///archive", "bytes": None, "ms": 3}
     if field.key == "self":
         return ["n0", "leader", 1, 0, 9, 9, 10, 500]
     if field.kind == "list" and field.low > 0:

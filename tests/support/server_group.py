@@ -67,7 +67,8 @@ class ServerGroup:
     """``nodes`` servers; an async context manager that starts and closes them."""
 
     def __init__(self, directory: Path, nodes: int = 3, **options: Any) -> None:
-        self.parts = {name: options.pop(name, None) for name in ("on_role", "foreign_port", "open_log_prefix", "site")}
+        parts = ("on_role", "foreign_port", "open_log_prefix", "messages", "site")
+        self.parts = {name: options.pop(name, None) for name in parts}
         self.peers = free_peers(nodes)
         self.directory = directory
         self.options = {"raft": RAFT, "storage": STORAGE, "tick_ms": 10} | options

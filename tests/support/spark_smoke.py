@@ -1,7 +1,8 @@
 """Source and sink with the installed Spark: ``python -m tests.support.spark_smoke``, which prints one line.
 
 For each row of the table of versions in ``spark_connector/README.md``: a batch read, a stream with limits that
-continues after a restart, and the sink, whose driver is killed in the middle of the query and started again.
+continues after a restart, the sink, whose driver is killed in the middle of the query and started again, and, where
+Delta has a jar, a stream into a Delta table.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from dledger_core import Client, LocalCluster
+from dledger_core.environment import DELTA_SPARK_VERSIONS
 from spark_connector import register
 from spark_connector.reading.admission import PASSES_START
 
@@ -27,9 +29,19 @@ COUNT, LIMIT = 1000, 300
 TIMEOUT_S = 300.0
 
 
+HAS_DELTA = pyspark.__version__.rpartition(".")[0] in DELTA_SPARK_VERSIONS
+
+
 def session() -> SparkSession:
     builder: Any = SparkSession.builder
-    spark: SparkSession = builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    builder = builder.master("local[2]").config("spark.ui.enabled", "false")
+    if HAS_DELTA:
+        from delta import configure_spark_with_delta_pip
+
+        builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        builder = configure_spark_with_delta_pip(builder)
+    spark: SparkSession = builder.getOrCreate()
     register(spark)
     return spark
 
@@ -52,6 +64,13 @@ def run_stream(spark: SparkSession, peers: str, checkpoint: Path, rows: dict[int
     query = writer.trigger(processingTime="100 milliseconds").start()
     assert is_done.wait(TIMEOUT_S), rows
     query.stop()
+
+
+def count_in_table(spark: SparkSession, peers: str, directory: Path) -> int:
+    """Stream all there is into a Delta table, and return the number of different bodies in it."""
+    writer = source(spark, peers).writeStream.format("delta").option("checkpointLocation", f"{directory}/checkpoint")
+    writer.trigger(availableNow=True).start(f"{directory}/table").awaitTermination()
+    return spark.read.format("delta").load(f"{directory}/table").distinct().count()
 
 
 def sink(peers: str, checkpoint: str) -> None:
@@ -100,9 +119,12 @@ def main() -> None:
         limited = [count for number, count in rows.items() if number > 0 or PASSES_START]
         assert 0 < max(limited) <= LIMIT, rows
         assert spark.read.format("dledger").option("peers", peers).load().count() == 2 * COUNT
+        assert not HAS_DELTA or count_in_table(spark, peers, directory / "delta") == 2 * COUNT
         spark.stop()
         assert killed_and_continued_sink(peers, directory / "sink") == (2 * COUNT, 2 * COUNT)
-    sys.stdout.write(f"PySpark {pyspark.__version__}: batch, limits over a restart, sink whose driver was killed: ok\n")
+    delta = ", Delta" if HAS_DELTA else ""
+    did = f"batch, limits over a restart, sink whose driver was killed{delta}"
+    sys.stdout.write(f"PySpark {pyspark.__version__}: {did}: ok\n")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from dledger_core.checksum import Buffer
+from dledger_core.client.routing.send_window import SendWindow
 from dledger_core.client.routing.silence import CONNECT_S, PROBE_TICKS, SILENT_TICKS, Silence, SilenceWatch, WhenSilent
 from dledger_core.config import Peer
 from dledger_core.errors import (
@@ -97,6 +97,15 @@ class Unanswered(Generic[_T]):
             RequestTimedOutError: no response arrived in time.
             DLedgerError: the error that ``settle`` got.
         """
+        future = self.expect(number, timeout_s, when_silent)
+        try:
+            send()
+            return await future
+        finally:
+            self.forget(number)
+
+    def expect(self, number: int, timeout_s: float, when_silent: WhenSilent) -> asyncio.Future[_T]:
+        """Return the future of the response to a request that is sent next; ``forget`` it whatever happens."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
         expires = loop.time() + timeout_s
@@ -104,11 +113,11 @@ class Unanswered(Generic[_T]):
         # One timer for all requests: most of them have their response long before.
         if self._timer is None or expires < self._timer_at:
             self._set_timer(loop, expires)
-        try:
-            send()
-            return await future
-        finally:
-            self._waiting.pop(number, None)
+        return future
+
+    def forget(self, number: int) -> None:
+        """Wait for a response no longer."""
+        self._waiting.pop(number, None)
 
     def settle(self, number: object, response: _T | DLedgerError) -> None:
         """Pass a response to its caller; drop it if the caller has stopped waiting."""
@@ -160,12 +169,16 @@ class Channel:
         peer: the node.
         on_request: called with each request.
         credentials: this side's TLS files and token.
+
+    Attributes:
+        window: the appends that are sent, and those that wait to be sent.
     """
 
     def __init__(
         self, peer: Peer, on_request: Callable[[], None] = lambda: None, credentials: Credentials = PLAINTEXT
     ) -> None:
         self.peer = peer
+        self.window = SendWindow(peer.address)
         self._credentials = credentials
         self._on_request = on_request
         self._silence = Silence()
@@ -222,8 +235,9 @@ class Channel:
         return self._unanswered.has(kind)
 
     def abandon(self, kind: WhenSilent) -> None:
-        """Fail all requests of a kind, because the node is silent."""
+        """Fail all requests of a kind, and those that are not sent yet, because the node is silent."""
         self._unanswered.left(kind)
+        self.window.abandon()
 
     async def request(
         self,
@@ -252,12 +266,15 @@ class Channel:
         if connection is None or not self.is_open:
             raise UnreachableError("the connection is closed", self.peer.address)
         self._last_request = number = self._last_request + 1
-        send = partial(connection.send, {**header, "r": number}, *payload)
         self._on_request()
+        future = self._unanswered.expect(number, timeout_s, when_silent)
         try:
-            frame = await self._unanswered.response(number, send, timeout_s, when_silent)
+            connection.send({**header, "r": number}, *payload)
+            frame = await future
         finally:
-            self._leave()
+            self._unanswered.forget(number)
+            if self._is_leaving:
+                self._leave()
         if frame.header["t"] != (response_type or header["t"] + 1):
             error = ProtocolError("the response is of another type", self.peer.address, "", {"type": frame.header["t"]})
             connection.close(error)
@@ -358,6 +375,11 @@ class ChannelPool:
             return channel.is_silent
         since = self._connecting_since.get(node_id)
         return since is not None and asyncio.get_running_loop().time() - since > CONNECT_S
+
+    def present(self, node_id: str) -> Channel | None:
+        """Return the node's channel if it is open and not silent."""
+        channel = None if self._closed else self._channels.get(node_id)
+        return channel if channel is not None and channel.is_open and not channel.is_silent else None
 
     def has(self, node_id: str, kind: WhenSilent) -> bool:
         """Whether a request of a kind waits for a response of the node."""

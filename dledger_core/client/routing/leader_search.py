@@ -38,6 +38,11 @@ class LeaderSearch:
         self._seeking: dict[str, asyncio.Task[None]] = {}
         self._waiting = 0  # calls that wait until a silent leader has a successor
 
+    @property
+    def present(self) -> Channel | None:
+        """The channel to the presumed leader, if it is open and not silent: what ``channel`` would return."""
+        return None if self._log.leader is None else self._pool.present(self._log.leader)
+
     async def channel(self, timeout_s: float) -> Channel:
         """Return a channel to the presumed leader; query all nodes if none is known, or that one is silent.
 

@@ -93,6 +93,8 @@ class NodeHealth:
 
     def responded(self, address: str, read_s: float | None = None) -> None:
         """Record a response, and how long it took if it is that of a read."""
+        if read_s is None and not self._missed:  # nearly always, and each append asks
+            return
         with self._lock:
             self._missed.pop(address, None)
             if read_s is not None:

@@ -16,6 +16,7 @@ from dledger_core.client.routing.cluster_view import ClusterView
 from dledger_core.client.routing.outcomes import effect_of
 from dledger_core.client.routing.replica_order import ANY_REPLICA, ReplicaChoice
 from dledger_core.client.routing.retry import LEADER_FAILED, Retry, Timeouts, is_temporary, with_retries
+from dledger_core.client.routing.send_window import REQUEST_BYTES
 from dledger_core.client.routing.silence import CONNECT_S, WhenSilent
 from dledger_core.errors import (
     CorruptRecordError,
@@ -88,6 +89,7 @@ class Requests:
 
         Raises:
             UnknownFeatureError: the leader does not have it; nothing was sent.
+            OverloadedError: too much waits for a response; nothing was sent.
             RequestTimedOutError, LeadershipLostError: it may have taken effect.
             DLedgerError: it has not.
         """
@@ -96,14 +98,23 @@ class Requests:
             idempotent=idempotent,
             connected=self._pool.connected,
             wait_s=wait_s,
-            effect=effect_of(header),
+            effect=lambda: effect_of(header),
         )
         while True:
             channel: Channel | None = None
             try:
-                channel = await self._leader.channel(retry.attempt_s)
+                channel = self._leader.present
+                if channel is None:
+                    channel = await self._leader.channel(retry.attempt_s)
                 when_silent = WhenSilent.FOLLOW if idempotent else WhenSilent.WAIT
-                return await self._request(channel, header, payload, retry.attempt_s, when_silent, feature)
+                if not payload:
+                    return await self._request(channel, header, payload, retry.attempt_s, when_silent, feature)
+                sent, frame = await channel.window.enter(sum(map(len, payload)) + REQUEST_BYTES, retry.room_s), None
+                try:
+                    frame = await self._request(channel, header, payload, retry.attempt_s, when_silent, feature)
+                    return frame
+                finally:
+                    channel.window.leave(sent, self._timeouts.request_s, committed=frame is not None)
             except OtherLogError as error:
                 if channel is None:
                     raise  # no node has the log

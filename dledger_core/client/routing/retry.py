@@ -30,6 +30,7 @@ from dledger_core.errors import (
     LeadershipLostError,
     NoLeaderError,
     NotLeaderError,
+    OverloadedError,
     RequestTimedOutError,
     UnreachableError,
 )
@@ -117,8 +118,21 @@ class Retry:
         idempotent: the call may take effect twice without harm (reads, producers, transactions).
         connected: a node has responded to this client before.
         wait_s: time that a node may wait before it responds, in addition to every limit.
-        effect: what an error with an unknown outcome says about the request.
+        effect: returns the effect of the request for an error with an unknown outcome.
     """
+
+    __slots__ = (
+        "_attempt_max_s",
+        "_attempt_s",
+        "_call_s",
+        "_deadline",
+        "_effect",
+        "_hops",
+        "_idempotent",
+        "_pause_s",
+        "_unknown",
+        "_wait_s",
+    )
 
     def __init__(
         self,
@@ -127,7 +141,7 @@ class Retry:
         idempotent: bool,
         connected: bool = True,
         wait_s: float = 0.0,
-        effect: Effect = NOTHING,
+        effect: Callable[[], Effect] = lambda: NOTHING,
     ) -> None:
         self._call_s = timeouts.call_s(connected=connected) + wait_s
         self._deadline = Deadline(self._call_s)
@@ -154,6 +168,11 @@ class Retry:
         longest = min(self._attempt_s, self._attempt_max_s) if self._idempotent else self._attempt_max_s
         return min(self.left_s, longest + self._wait_s)
 
+    @property
+    def room_s(self) -> float:
+        """Time in which an append may wait to be sent: the rest of the first half of the call's time."""
+        return max(0.0, self._deadline.left_s - self._call_s / 2)
+
     def expired(self, pause_s: float = 0.0) -> bool:
         """Whether too little time is left for another attempt; its timeout would hide a more specific earlier error."""
         return self._deadline.left_s - pause_s < min(LAST_ATTEMPT_S, self._call_s / 4)
@@ -162,16 +181,16 @@ class Retry:
         """Return when it is time for the next attempt, or raise the error for the caller of the request."""
         if is_unknown(error):
             if not self._idempotent:
-                raise unknown(error, self._effect)
+                raise unknown(error, self._effect())
             self._unknown = error
             self._attempt_s *= 2
         elif isinstance(error, ClosedError) and self._unknown is not None:
-            raise unknown(self._unknown, self._effect)  # an attempt before the close may have taken effect
+            raise unknown(self._unknown, self._effect())  # an attempt before the close may have taken effect
         elif not error.retriable:
             raise error
         pause = self._next_pause(error)
-        if self.expired(pause):
-            raise error if self._unknown is None else unknown(self._unknown, self._effect)
+        if self.expired(pause) or (isinstance(error, OverloadedError) and not self.room_s):
+            raise error if self._unknown is None else unknown(self._unknown, self._effect())
         if pause:
             await asyncio.sleep(pause)
 

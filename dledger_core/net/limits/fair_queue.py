@@ -26,6 +26,10 @@ ALONE_TURN_S: Final = 0.003
 """The same while no other source has used time for ``ALONE_S``. Each turn that has an append costs a batch: with 64
 requests in flight on one connection, short turns took twice the processor time of the followers."""
 ALONE_S: Final = 0.2
+APPEND_S: Final = 0.00001
+"""Time of a plain append among others of its connection, roughly."""
+TOGETHER_MAX: Final = 64
+"""Plain appends that are handled together: one by one, because one is wrong, they take about ``ALONE_TURN_S``."""
 RECEIVE_S: Final = 0.001 / (1 << 20)
 """Time of a received byte, roughly: the loop has copied it, and decrypted it if the port speaks TLS."""
 
@@ -150,7 +154,7 @@ class FairShare:
         ends: time on the clock of ``time.perf_counter`` when the turn ends.
     """
 
-    __slots__ = ("_deliver", "_fairness", "_on_waiting", "_source", "ends", "is_waiting")
+    __slots__ = ("_deliver", "_fairness", "_on_waiting", "_source", "_together", "ends", "is_waiting")
 
     def __init__(
         self, fairness: Fairness, source: str, deliver: Callable[[], bool], on_waiting: Callable[[], None]
@@ -161,6 +165,18 @@ class FairShare:
         self._on_waiting = on_waiting
         self.is_waiting = False
         self.ends = 0.0
+        self._together = 1
+
+    def appends_max(self) -> int:
+        """Return how many plain appends to handle together: at least one, then as many as the turn has time for."""
+        # Time is counted after they are handled: without these bounds each connection of a source that has none left
+        # would take as much, and wrong appends, which are handled one by one, several turns at once
+        # (``test_appends_of_source_without_time_are_handled_one_by_one``).
+        return max(1, min(self._together, int((self.ends - time.perf_counter()) / APPEND_S)))
+
+    def handled(self, *, together: bool) -> None:
+        """Record whether appends could be handled together: if not the next ones are few, and then twice as many."""
+        self._together = min(2 * self._together, TOGETHER_MAX) if together else 1
 
     def received(self, nbytes: int) -> None:
         """Deliver frames for as long as the source has time."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -26,7 +26,7 @@ from dledger_core.client.protocol import (
     ReadRequest,
     RecordsRequest,
 )
-from dledger_core.client.reads import check_numbers, check_progress, entry_of, wire_isolation
+from dledger_core.client.reads import check_numbers, check_progress, entry_of, selected, wire_isolation
 from dledger_core.client.routing.outcomes import plain_append
 from dledger_core.client.routing.retry import Timeouts, with_retries
 from dledger_core.client.signatures import takes
@@ -42,7 +42,7 @@ from dledger_core.errors import (
     UnknownGroupError,
     UnsupportedError,
 )
-from dledger_core.record import MAGIC_DATA, Fetch, Isolation
+from dledger_core.record import MAGIC_DATA, Chosen, Fetch, Isolation
 from dledger_core.rocketmq.client.log import (
     OBSERVE_S,
     PROBE_PREFIX,
@@ -54,6 +54,7 @@ from dledger_core.rocketmq.client.log import (
     read_entries,
 )
 from dledger_core.rocketmq.client.nodes import JavaNodes
+from dledger_core.rocketmq.message.fields import MessageColumns
 from dledger_core.rocketmq.remoting.codes import ResponseCode
 from dledger_core.rocketmq.remoting.messages import (
     AppendRequest,
@@ -203,17 +204,25 @@ class JavaClient:
         start, end = read.start, read.end
         await self._check_served(start)
         if read.isolation == "read_uncommitted":
-            return await self._fetch(start, end, read.max_bytes)
+            return await self._fetch(start, end, read.max_bytes, columns=read.columns)
         bounds = self._bounds.known
         if bounds is None or end > bounds.end:
             bounds = await self._bounds.current(self._timeouts.request_s)
         if start >= bounds.end and read.wait_ms:
             bounds = await self._bounds.wait_beyond(start, read.wait_ms / 1000, self._timeouts.request_s)
-        return await self._fetch(start, min(end, bounds.end), read.max_bytes, bounds)
+        return await self._fetch(start, min(end, bounds.end), read.max_bytes, bounds, columns=read.columns)
 
     async def _fetch(
-        self, start: int, end: int, max_bytes: int, bounds: LogRange | None = None, *, records: bool = False
+        self,
+        start: int,
+        end: int,
+        max_bytes: int,
+        bounds: LogRange | None = None,
+        *,
+        records: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> Fetch:
+        chosen = None if columns is None else Chosen.of(columns, MessageColumns())
         entries: list[WireEntry] = []
         if start < end:
             try:
@@ -224,15 +233,18 @@ class JavaClient:
                 if is_deleted(error):
                     raise await self._deleted(start) from None
         next_index = start + len(entries)
+        known = bounds or LogRange(0, next_index, -1)
+        batch = batch_of(entries, records=records, chosen=chosen)
+        if chosen is not None:
+            batch, next_index = selected(batch, chosen, next_index)
         if entries:
-            self._served[next_index] = entries[-1].term
+            self._served[next_index] = entries[next_index - start - 1].term
             while len(self._served) > _SERVED_MAX:
                 self._served.popitem(last=False)
-        known = bounds or LogRange(0, next_index, -1)
-        return Fetch(batch_of(entries, records=records), next_index, known.commit_index, known.end, known.first_index)
+        return Fetch(batch, next_index, known.commit_index, known.end, known.first_index)
 
     async def _deleted(self, start: int) -> IndexOutOfRangeError:
-        log = await self._bounds.observe(self._timeouts.request_s)
+        log = await self._bounds.after_deletion(start, self._timeouts.request_s)
         values = {"index": start, "first_index": log.first_index, "last_index": log.end - 1}
         return IndexOutOfRangeError(f"index {start} is no longer in the log", f"group {self.group}", "", values)
 
@@ -260,7 +272,9 @@ class JavaClient:
     async def records(self, request: RecordsRequest) -> Fetch:
         # No-ops and probes too, and without the safety lag; min_commit and min_end have no effect.
         _check(ReadRequest(**asdict(request)))
-        fetch = partial(self._fetch, request.start, request.end, request.max_bytes, records=True)
+        fetch = partial(
+            self._fetch, request.start, request.end, request.max_bytes, records=True, columns=request.columns
+        )
         return await self._retrying(fetch)
 
     async def get(self, index: int) -> Entry:

@@ -15,9 +15,10 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
+from dledger_core.checksum import crc32
 from dledger_core.client.protocol import AppendResult, LogRange
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NoLeaderError, ProtocolError
-from dledger_core.record import HEADER_BYTES, MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA
+from dledger_core.record import HEADER_BYTES, MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, Chosen
 from dledger_core.rocketmq.client.nodes import JavaNodes
 from dledger_core.rocketmq.remoting.codes import ResponseCode
 from dledger_core.rocketmq.remoting.messages import AppendResponse, WireEntry
@@ -127,10 +128,16 @@ async def read_entries(get: Get, start: int, end: int, *, max_bytes: int, in_fli
         await asyncio.gather(*window, return_exceptions=True)
 
 
-def batch_of(entries: Sequence[WireEntry], *, records: bool) -> pa.RecordBatch:
-    """Return entries as rows: data entries without probes, or with ``records`` all of them and their magic."""
+def batch_of(entries: Sequence[WireEntry], *, records: bool, chosen: Chosen | None = None) -> pa.RecordBatch:
+    """Return entries as rows: data entries without probes, or with ``records`` all of them and their magic.
+
+    Args:
+        entries: the entries.
+        records: whether all of them are wanted.
+        chosen: other columns; None = all.
+    """
     rows = entries if records else [e for e in entries if e.magic == MAGIC_DATA and not is_probe(e.body)]
-    schema = RECORD_SCHEMA if records else READ_SCHEMA
+    schema = chosen.stored if chosen is not None else RECORD_SCHEMA if records else READ_SCHEMA
     columns = {
         "index": [entry.index for entry in rows],
         "term": [entry.term for entry in rows],
@@ -138,6 +145,8 @@ def batch_of(entries: Sequence[WireEntry], *, records: bool) -> pa.RecordBatch:
         "timestamp": [None] * len(rows),  # Java does not write append times
         "body": [entry.body for entry in rows],
         "magic": [entry.magic for entry in rows],
+        "length": [len(entry.body) for entry in rows],
+        "crc": [crc32(entry.body) for entry in rows] if "crc" in schema.names else [],
     }
     return pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
 
@@ -347,6 +356,13 @@ class JavaBounds:
     def forget(self) -> None:
         """Forget the last observation."""
         self._last = None
+
+    async def after_deletion(self, index: int, timeout_s: float) -> LogEnd:
+        """Observe the log, from whose beginning retention has deleted an entry."""
+        if self._first <= index:
+            self._first_at = float("-inf")
+            self.forget()
+        return await self.observe(timeout_s)
 
     async def _observe(self, loop: asyncio.AbstractEventLoop) -> LogEnd:
         while True:

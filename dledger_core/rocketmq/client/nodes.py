@@ -220,7 +220,7 @@ class JavaNodes:
             RequestTimedOutError, LeadershipLostError: it may have taken effect.
             DLedgerError: it has not.
         """
-        retry = Retry(Timeouts(timeout_s), idempotent=idempotent, effect=effect)
+        retry = Retry(Timeouts(timeout_s), idempotent=idempotent, effect=lambda: effect)
         while True:
             node: str | None = None
             try:

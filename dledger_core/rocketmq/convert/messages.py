@@ -21,6 +21,8 @@ from dledger_core.rocketmq.message.records import Located, locate
 
 QUEUE_OFFSET_AT: Final = 20
 PHYSICAL_OFFSET_AT: Final = 28
+_PREPARED_BEFORE_BODY: Final = 12
+"""The offset of the half message and the length of the body precede the body."""
 
 _I64 = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
@@ -88,7 +90,13 @@ def located_in(bodies: Buffer, starts: _I64, lengths: _I64) -> Located:
     return locate(Rows(np.frombuffer(bodies, np.uint8), starts, lengths, None))
 
 
-def patch(located: Located, chosen: _Bools, physical: _I64, queue_offsets: _I64 | None) -> npt.NDArray[np.uint8]:
+def patch(
+    located: Located,
+    chosen: _Bools,
+    physical: _I64,
+    queue_offsets: _I64 | None,
+    prepared: tuple[_I64, _I64] | None = None,
+) -> npt.NDArray[np.uint8]:
     """Return the column's bytes with the offsets of some messages replaced.
 
     Args:
@@ -96,6 +104,7 @@ def patch(located: Located, chosen: _Bools, physical: _I64, queue_offsets: _I64 
         chosen: bool, shape (m,): the messages to change.
         physical: int64, shape (m,): their physical offsets.
         queue_offsets: int64, shape (m,), or None to keep the offsets.
+        prepared: numbers of chosen messages, and the physical offset of the half message of each.
     """
     data = located.data.copy()
     at = located.starts[chosen]
@@ -103,6 +112,9 @@ def patch(located: Located, chosen: _Bools, physical: _I64, queue_offsets: _I64 
     _put(data, at + PHYSICAL_OFFSET_AT, physical[chosen])
     if queue_offsets is not None:
         _put(data, at + QUEUE_OFFSET_AT, queue_offsets[chosen])
+    if prepared is not None:
+        rows, half = prepared
+        _put(data, located.body[rows] - _PREPARED_BEFORE_BODY, half)
     signed = signed[chosen[signed]]
     if len(signed):
         ends = located.starts[signed] + located.sizes[signed]

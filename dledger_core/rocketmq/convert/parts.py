@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
@@ -11,11 +12,12 @@ import numpy.typing as npt
 
 from dledger_core.checksum import Buffer, crc32_column
 from dledger_core.errors import CorruptRecordError
-from dledger_core.record import MAGIC_CONTROL, MAGIC_DATA, MAGIC_MEMBERSHIP, Records, slices_of
+from dledger_core.record import BATCH_END, MAGIC_CONTROL, MAGIC_DATA, MAGIC_MEMBERSHIP, Records, slices_of
 from dledger_core.rocketmq.convert.messages import QueueCounters, located_in
 from dledger_core.rocketmq.message.columns import rows_of
 from dledger_core.rocketmq.message.integrity import fault_text
 from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, message_faults
+from dledger_core.rocketmq.store.directory import Damaged, Deleted, readable
 from dledger_core.storage.read.store_reader import StoreReader
 
 PartName = Literal["commitlog", "log"]
@@ -38,6 +40,25 @@ class SourceCursor:
 
 
 @dataclass(frozen=True, slots=True)
+class LostRange:
+    """Entries [start, end) that could not be read, in a copy that has no-ops in their place.
+
+    Attributes:
+        start: the first one.
+        end: end (exclusive).
+        position: of the first one in the source; -1 = unknown.
+        path: the file.
+        reason: the damage.
+    """
+
+    start: int
+    end: int
+    position: int
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Consecutive entries of a source; all columns have shape (n,).
 
@@ -52,6 +73,7 @@ class Chunk:
         positions: int64, of the records, as their writer recorded them.
         lengths: int64, bytes of each body.
         bodies: the concatenated bodies.
+        lost: the entries that these replace, as no-ops; None: they were read.
     """
 
     name: PartName
@@ -64,6 +86,7 @@ class Chunk:
     positions: _I64
     lengths: _I64
     bodies: Buffer
+    lost: LostRange | None = None
 
     @property
     def count(self) -> int:
@@ -136,6 +159,7 @@ def chunk_of(records: Records, after: SourceCursor, crcs: npt.NDArray[Any]) -> C
 
 
 _CHUNK_BYTES: Final = 8 << 20
+_LOST_ROWS: Final = 1 << 16
 
 
 class SourcePart(Protocol):
@@ -246,9 +270,11 @@ class LogPart:
 
     Attributes:
         reader: the opened store.
+        salvage: a no-op stands for each entry that is damaged or missing, so that the others keep their indexes.
     """
 
     reader: StoreReader
+    salvage: bool = False
     name: PartName = "log"
 
     @property
@@ -262,16 +288,50 @@ class LogPart:
         """See ``SourcePart``."""
         if self.reader.last_index < self.reader.first_index:
             return 0
-        first = self.reader.raw(self.reader.first_index, self.reader.first_index + 1, 1)
-        return int(self.reader.position_end - int(first.headers["position"][0]))
+        return self.reader.position_end - self.reader.position_of(self.reader.first_index)
 
     def read(self, cursor: SourceCursor) -> Iterator[Chunk]:
         """See ``SourcePart``."""
-        at, end = cursor.at, int(self.reader.last_index) + 1
-        while at < end:
-            records = self.reader.raw(at, end, _CHUNK_BYTES)
-            at += records.count
-            yield chunk_of(records, SourceCursor(cursor.part, at, at), _crcs(records))
+        at = cursor.at
+        for found in readable(self.reader, at, int(self.reader.last_index) + 1):
+            match found:
+                case Records():
+                    at += found.count
+                    yield chunk_of(found, SourceCursor(cursor.part, at, at), _crcs(found))
+                case Damaged() if self.salvage:
+                    before = self._header_before(at)
+                    for start in range(at, found.end, _LOST_ROWS):
+                        at = min(start + _LOST_ROWS, found.end)
+                        yield _lost_chunk(found, start, SourceCursor(cursor.part, at, at), *before)
+                case Damaged():
+                    raise found.error
+                case Deleted():
+                    raise CorruptRecordError(
+                        "entries were deleted during the conversion",
+                        str(self.reader.path),
+                        "stop the process that writes there, remove the destination, and convert again",
+                        {"index": found.start, "end": found.end},
+                    )
+
+    def _header_before(self, index: int) -> tuple[int, int]:
+        """Return term and flags of the last readable entry before ``index``; zeros if there is none."""
+        for before in range(index - 1, int(self.reader.first_index) - 1, -1):
+            with contextlib.suppress(CorruptRecordError):
+                header = self.reader.raw(before, before + 1, 1).first
+                return header.term, header.flags
+        return 0, 0
+
+
+def _lost_chunk(damaged: Damaged, start: int, after: SourceCursor, term: int, flags: int) -> Chunk:
+    """Return no-ops for lost entries, each a batch of its own with term and time of the entry before them."""
+    n = after.at - start
+    none = np.zeros(n, np.int64)
+    marked = np.full(n, flags | BATCH_END if flags else 0, np.uint64)
+    terms, magics = np.full(n, term, np.int64), np.full(n, MAGIC_CONTROL, np.int32)
+    error = damaged.error
+    position = int(error.values.get("position", -1)) if error.values.get("index") == start else -1
+    lost = LostRange(start, after.at, position, error.where, error.what)
+    return Chunk("log", start, after, magics, terms, marked, none.astype(np.uint32), none, none, b"", lost)
 
 
 def _crcs(records: Records) -> npt.NDArray[np.uint32]:

@@ -61,6 +61,7 @@ def transform(plan: Plan, state: ConversionState, chunk: Chunk) -> Records | Non
     state.control_dropped += control
     state.hidden_dropped += int(dropped.sum()) - control
     state.cursor = chunk.after
+    state.note_lost(chunk)
     numbers, kept = chunk.numbers[keep], chunk.only(keep)
     if not kept.count:
         return None

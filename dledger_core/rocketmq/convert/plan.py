@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import re
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,7 +17,7 @@ from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES, Storage
 from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.record import MAGIC_DATA
 from dledger_core.rocketmq.convert.messages import QueueCounters
-from dledger_core.rocketmq.convert.parts import Chunk, PartName, SourceCursor
+from dledger_core.rocketmq.convert.parts import Chunk, LostRange, PartName, SourceCursor
 from dledger_core.rocketmq.convert.source import ConversionSource, Kind
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import Layout
@@ -44,6 +44,7 @@ class ConvertRequest:
         messages: correct the offsets in bodies that are message records, where entries move.
         cut_tail: bytes after the last entry of a Java store may be dropped.
         drop_open: drop the entries of open transactions, where the destination cannot contain transactions.
+        salvage: take everything readable of a damaged store; the result is a log of its own.
         dry_run: read and check everything, write nothing.
         save_bytes: bytes after which the state is saved.
     """
@@ -61,6 +62,7 @@ class ConvertRequest:
     messages: bool = True
     cut_tail: bool = False
     drop_open: bool = False
+    salvage: bool = False
     dry_run: bool = False
     save_bytes: int = _SAVE_BYTES
 
@@ -109,6 +111,7 @@ class Report:
         digest: SHA-256 over index, term, magic and body of all entries; empty in a dry run.
         resumed: an interrupted conversion was finished.
         dry_run: nothing was written.
+        lost: entries that no-ops stand for, in order; only with ``salvage``.
     """
 
     kind: Kind
@@ -132,6 +135,7 @@ class Report:
     digest: str
     resumed: bool
     dry_run: bool
+    lost: tuple[LostRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +297,7 @@ class ConversionState:
         odd: unchanged messages, because their offset was not their position.
         repositioned: an entry has another position than before.
         notes: remarks for the owner of the source.
+        lost: of a salvage, as ``LostRange``.
         digest: of the finished log.
     """
 
@@ -314,7 +319,18 @@ class ConversionState:
     odd: int = 0
     repositioned: bool = False
     notes: list[str] = field(default_factory=list)
+    lost: list[LostRange] = field(default_factory=list)
     digest: str = ""
+
+    def note_lost(self, chunk: Chunk) -> None:
+        """Add the entries for which a chunk has no-ops to those that are lost."""
+        if (more := chunk.lost) is None:
+            return
+        last = self.lost[-1] if self.lost else None
+        if last is not None and (last.end, last.path, last.reason) == (more.start, more.path, more.reason):
+            self.lost[-1] = replace(last, end=more.end)
+        else:
+            self.lost.append(more)
 
     def encode(self) -> bytes:
         """Return the file's content."""
@@ -325,6 +341,7 @@ class ConversionState:
             "index_map": self.index_map.saved(),
             "queues": self.queues.saved(),
             "first": list(self.first),
+            "lost": [astuple(each) for each in self.lost],
         }
         return (json.dumps(plain | special) + "\n").encode()
 
@@ -340,6 +357,7 @@ class ConversionState:
             index_map=IndexMap.restored(found["index_map"]),
             queues=QueueCounters.restored(found["queues"]),
             first=tuple(found["first"]),
+            lost=[LostRange(*each) for each in found.get("lost", ())],
         )
 
 

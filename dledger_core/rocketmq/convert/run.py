@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -58,6 +59,8 @@ def identity_of(request: ConvertRequest, plan: Plan, state: ConversionState) -> 
     meta = plan.source.meta
     if request.log_uuid is not None:
         return request.log_uuid
+    if request.salvage:  # no-ops stand where the old log has entries: it is another log, the same after a resume
+        return hashlib.sha256(repr(("salvage", request.group, plan.source.stamp)).encode()).hexdigest()[:32]
     if meta is not None and meta.group == request.group and not plan.drops_control:
         return meta.log_uuid
     if not state.first:
@@ -150,7 +153,8 @@ def convert(
 
 
 def _open(request: ConvertRequest) -> ConversionSource:
-    return open_source(request.source, request.commitlog, bodies=MESSAGES if request.messages else None)
+    bodies = MESSAGES if request.messages else None
+    return open_source(request.source, request.commitlog, bodies=bodies, salvage=request.salvage)
 
 
 class _Conversion:
@@ -306,6 +310,8 @@ class _Conversion:
 
     def _check_source(self) -> list[str]:
         self._on_step(Step("check", 0, 0, self._source_bytes))
+        if self._request.salvage:
+            return list(self._source.notes)  # the copy reads everything too, and notes the lost entries
         return [*self._source.notes, *self._source.check(cut_tail=self._request.cut_tail)]
 
     def _fresh(self, plan: Plan, notes: list[str]) -> ConversionState:
@@ -425,6 +431,7 @@ class _Conversion:
             digest=state.digest,
             resumed=self._resumed,
             dry_run=self._request.dry_run,
+            lost=(*source.lost_before, *state.lost, *source.lost_after) if self._request.salvage else (),
         )
 
 

@@ -18,7 +18,7 @@ from dledger_core.errors import ConfigError, CorruptRecordError, StoreBusyError,
 from dledger_core.ids import NO_INDEX, MemberId, Term
 from dledger_core.raft.ready import HardState
 from dledger_core.rocketmq import broker_end_of, check_continues, end_of, locate
-from dledger_core.rocketmq.convert.parts import ClassicPart, LogPart, SourcePart
+from dledger_core.rocketmq.convert.parts import ClassicPart, LogPart, LostRange, SourcePart
 from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.store.commit_log import commit_log_files
 from dledger_core.storage.check.judge import BodyFormat
@@ -127,7 +127,7 @@ class ConversionSource:
         """Approximate number of bytes to read."""
         return sum(part.data_bytes for part in self.parts)
 
-    def check(self, *, cut_tail: bool) -> list[str]:
+    def check(self, *, cut_tail: bool, leave_out: tuple[tuple[int, int], ...] = ()) -> list[str]:
         """Read the complete store among the parts; return remarks for its owner.
 
         Reading up to the end is not enough: a damaged record can look like the end of a log, and the entries after it
@@ -135,6 +135,7 @@ class ConversionSource:
 
         Args:
             cut_tail: bytes after the last entry of a Java store may be dropped.
+            leave_out: ranges [start, end) of entries that may be damaged.
 
         Raises:
             CorruptRecordError: it is damaged, or there are such bytes and they must not be dropped.
@@ -147,6 +148,9 @@ class ConversionSource:
                 continue  # hidden from the reader, which reads the store as Java does; or older than Java's own
             if name == "members":
                 continue  # the copy gets members of its own
+            if any(start <= finding.start and finding.end <= end for start, end in leave_out):
+                notes.append(f"left out: entries {finding.start} to {finding.end - 1}: {finding.message}")
+                continue
             if finding.kind == "INDEX_MISMATCH":
                 between = f"{finding.start} to {finding.end - 1}"
                 notes.append(f"the index differs from the data for entries {between}; the data is used")
@@ -179,6 +183,25 @@ class ConversionSource:
                 {"last_index": missing[0] - 1, "committed_index": missing[1] - 1},
             )
         return [f"entries {missing[0]} to {missing[1] - 1} are lost: the checkpoint records them as committed"]
+
+    @property
+    def lost_before(self) -> list[LostRange]:
+        """Entries of the store whose files are missing before its first entry."""
+        first, gaps = (0, ()) if self.log is None else (int(self.log.first_index), self.log.gaps)
+        return [
+            LostRange(int(gap.start), int(gap.end), int(gap.position), str(gap.path), gap.message)
+            for gap in gaps
+            if gap.end <= first
+        ]
+
+    @property
+    def lost_after(self) -> list[LostRange]:
+        """Entries that the store had after its last one, as its index, its checkpoint or what follows them tells."""
+        end = None if self.log is None else end_of(self.log)
+        if end is None or end.lost is None or end.lost[1] <= end.end:
+            return []
+        start = max(end.lost[0], end.end)
+        return [LostRange(start, end.lost[1], end.position, str(end.path), "the end of the log is lost")]
 
     def hidden_ranges(self, *, drop_open: bool) -> tuple[tuple[int, int], ...]:
         """Return the ranges [start, end) of entries that ``read_committed`` does not show, sorted.
@@ -215,7 +238,12 @@ _TAIL_ROWS: Final = 1024
 
 
 def open_source(
-    path: Path, commitlog: Path | None = None, files: Files | None = None, *, bodies: BodyFormat | None = MESSAGES
+    path: Path,
+    commitlog: Path | None = None,
+    files: Files | None = None,
+    *,
+    bodies: BodyFormat | None = MESSAGES,
+    salvage: bool = False,
 ) -> ConversionSource:
     """Open a source.
 
@@ -224,6 +252,7 @@ def open_source(
         commitlog: the classic CommitLog that precedes the store at ``path``.
         files: the file system for stores.
         bodies: the format of bodies that are checked; None = all are opaque.
+        salvage: of a store that is damaged, what can be read.
 
     Raises:
         ConfigError: the directory contains no log, or the two do not belong together.
@@ -237,6 +266,12 @@ def open_source(
     for directory in filter(None, (store, classic)):
         check_broker_idle(directory.absolute().parent)
     part = ClassicPart(commit_log_files(classic)) if classic is not None else None
+    if salvage and (store is None or part is not None):
+        raise ConfigError(
+            "only a store can be salvaged, and here is a classic CommitLog",
+            str(classic),
+            "name the store itself, the directory with data/ and index/; 'dledger dump' shows what a CommitLog has",
+        )
     if store is None:
         assert part is not None
         sizes = {file.size for file in part.files[:-1]} or {part.files[-1].size}
@@ -247,15 +282,17 @@ def open_source(
         stamp = _stamp([Path(file.path) for file in part.files])
         state = HardState(Term(0), None)
         return ConversionSource("classic", path, (part,), state, NO_INDEX, None, max(sizes), None, None, stamp)
-    return _open_store(path, store, part, files, bodies)
+    return _open_store(path, store, part, files, bodies, salvage=salvage)
 
 
 def _open_store(
-    path: Path, store: Path, classic: ClassicPart | None, files: Files, bodies: BodyFormat | None
+    path: Path, store: Path, classic: ClassicPart | None, files: Files, bodies: BodyFormat | None, *, salvage: bool
 ) -> ConversionSource:
     layout = Layout(store)
     check_node_idle(layout)
     reader, meta, continued = _open_reader(store, files, bodies)
+    if reader.gaps and not salvage:
+        raise reader.gaps[0].error
     data_bytes, index_bytes = reader.segment_bytes
     watched = [*sorted(layout.data.iterdir()), *(p for p in (layout.root / "currterm", layout.root / "checkpoint"))]
     if classic is not None:
@@ -264,14 +301,15 @@ def _open_store(
         classic = replace(classic, closed=reader.last_index >= reader.first_index)
     before, classic = (classic, None) if meta is not None else (None, classic)
     kind: Kind = "mixed" if classic is not None else _kind_of(reader, meta)
-    parts: tuple[SourcePart, ...] = (LogPart(reader),) if classic is None else (classic, LogPart(reader))
+    log = LogPart(reader, salvage)
+    parts: tuple[SourcePart, ...] = (log,) if classic is None else (classic, log)
     commit = reader.commit_index
     hard_state = _hard_state(files, layout, reader)
-    if meta is not None and load_floor(files, layout, hard_state.term) is not None:
+    if not salvage and meta is not None and load_floor(files, layout, hard_state.term) is not None:
         raise CorruptRecordError(
             "the end of this log was lost, with entries that its node may have acknowledged",
             str(store),
-            "convert another node's store, or let this node catch up first",
+            "convert another node's store, or let this node catch up first; 'dledger salvage' copies the rest",
         )
     return ConversionSource(
         kind,
@@ -342,8 +380,6 @@ def _open_reader(store: Path, files: Files, bodies: BodyFormat | None) -> tuple[
     Java's records carry no append time and no CRC, so after native records they count as damage until converted.
     """
     reader = open_store(store, bodies=bodies, files=files)
-    if reader.gaps:
-        raise reader.gaps[0].error
     meta = reader.meta
     if meta is None or meta.profile == "A":
         return reader, meta, False

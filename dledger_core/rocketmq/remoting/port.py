@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 from dledger_core.errors import BadRequestError, DLedgerError, NotLeaderError, ProtocolError
 from dledger_core.ids import NodeId
 from dledger_core.net.limits.rates import BurstFilter
-from dledger_core.record import to_arrow
+from dledger_core.record import RECORD_SCHEMA, to_arrow
 from dledger_core.rocketmq.remoting.codes import HeaderCode, RequestCode, ResponseCode, code_of
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
 from dledger_core.rocketmq.remoting.messages import (
@@ -385,7 +385,7 @@ class _RemotingGroup:
         return Appended(found.last_index, self._group.position_of(found.last_index), found.term)
 
     async def get(self, index: int) -> WireEntry:
-        [row] = to_arrow(await self._group.read(index), magic=True).to_pylist()
+        [row] = to_arrow(await self._group.read(index), schema=RECORD_SCHEMA).to_pylist()
         return WireEntry(row["index"], row["term"], row["magic"], row["position"], row["body"])
 
     async def transfer(self, node_id: str) -> None:

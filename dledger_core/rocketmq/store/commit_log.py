@@ -100,17 +100,18 @@ class CommitLogFile:
         with Path(self.path).open("rb") as opened:
             return not any(opened.read(_HEAD.size))
 
-    def scan(self, batch_bytes: int = _BATCH_BYTES) -> Iterator[pa.RecordBatch | FileStop]:
+    def scan(self, batch_bytes: int = _BATCH_BYTES, start: int | None = None) -> Iterator[pa.RecordBatch | FileStop]:
         """Yield the file's messages in batches of columns ``position`` and ``body``, then a FileStop.
 
         Args:
             batch_bytes: about how many bytes of messages a batch contains.
+            start: position of a message of the file, or of its end; None = the first one.
         """
         with Path(self.path).open("rb", buffering=0) as opened:
             fd = opened.fileno()
             size = min(self.size, opened.seek(0, os.SEEK_END))
             newest: _Block | None = None  # withheld: its last message may prove to be torn
-            at = 0
+            at = 0 if start is None else start - self.position
             while (block := _read_block(fd, at, size, batch_bytes)) is not None:
                 if newest is not None:
                     yield newest.batch(self.position)
@@ -122,6 +123,11 @@ class CommitLogFile:
             if newest is not None and newest.ends:
                 yield newest.batch(self.position)
             yield FileStop(self.position + at, "end" if torn else _stop_kind(fd, at, size, self.position))
+
+    def has_message(self, position: int) -> bool:
+        """Whether a message that has this position starts there."""
+        data = self.read(position, position + BEFORE_HOSTS.itemsize)
+        return len(data) == BEFORE_HOSTS.itemsize and _is_message(data, 0, position)
 
     def next_message(self, position: int) -> int:
         """Return the position of the next message after damage that can be found, or the end of the file."""
@@ -198,11 +204,18 @@ def _next_message(fd: int, at: int, size: int, position: int) -> int | None:
     for magic in _MAGICS:
         begin = data.find(magic, _HEAD.size) - _MAGIC_OFFSET
         while 0 <= begin <= len(data) - BEFORE_HOSTS.itemsize:
-            if np.frombuffer(data, BEFORE_HOSTS, 1, begin)["physical_offset"][0] == position + at + begin:
+            if _is_message(data, begin, position + at + begin):
                 found.append(at + begin)
                 break
             begin = data.find(magic, begin + _MAGIC_OFFSET + 1) - _MAGIC_OFFSET
     return min(found, default=None)
+
+
+def _is_message(data: bytes, begin: int, position: int) -> bool:
+    """Whether the head of a message that has a position is at an offset of ``data``."""
+    [head] = np.frombuffer(data, BEFORE_HOSTS, 1, begin)
+    magic = data[begin + _MAGIC_OFFSET : begin + _HEAD.size]
+    return bool(head["physical_offset"] == position) and magic in _MAGICS
 
 
 def _is_zero(fd: int, start: int, end: int) -> bool:

@@ -246,14 +246,14 @@ class LogDirectory:
     ) -> Iterator[pa.RecordBatch | Damaged | Deleted]:
         low, high, skip = (start, end, []) if shown is None else shown.span(start, end)
         while low < high:
-            for found in _readable(log, low, high):
+            for found in readable(log, low, high):
                 if isinstance(found, Deleted):
                     yield found
                     continue
                 if isinstance(found, Damaged):
                     yield self._note(found)
                     continue
-                batch = to_arrow(found, magic=True)
+                batch = to_arrow(found, schema=RECORD_SCHEMA)
                 if records:
                     batch = batch.append_column("record", binary_column(found.data, found.sizes))
                 if shown is not None:
@@ -477,8 +477,8 @@ def _store_time(message: pa.RecordBatch) -> datetime | None:
     return found
 
 
-def _readable(log: StoreReader, at: int, end: int) -> Iterator[Records | Damaged | Deleted]:
-    """Yield the records of [at, end), and the damage between them."""
+def readable(log: StoreReader, at: int, end: int) -> Iterator[Records | Damaged | Deleted]:
+    """Yield the records of [at, end), and the damage between them; a bad record hides only what it must."""
     limit = end
     while at < end:
         try:

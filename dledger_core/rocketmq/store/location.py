@@ -161,7 +161,7 @@ class Location:
         raise StoreMismatchError(
             "the messages of a classic CommitLog precede the store and have no indexes",
             str(self.path),
-            f"name {self.store} to read the entries after them, or copy both into a store: dledger convert",
+            f"name {self.store} for the entries after them, or copy both into a store: dledger convert",
         )
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from dledger_core.errors import CorruptRecordError
 from dledger_core.record import HEADER, HEADER_BYTES, MAGIC_DATA, is_segment_name, segment_name
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.meta_files import read_properties
@@ -103,7 +104,10 @@ def _has_other_term(store: StoreReader, path: Path) -> bool:
     last = store.last_index
     if last < store.first_index:
         return False
-    records = store.raw(last, last + 1, 1)
+    try:
+        records = store.raw(last, last + 1, 1)
+    except CorruptRecordError:  # damage of the last entry itself, which reading it tells
+        return False
     if not store.index_mismatches(records):
         return False
     data = _read(path, int(store.position_end) % store.segment_bytes[0], HEADER_BYTES)

@@ -16,6 +16,7 @@ from typing import Any
 from dledger_core.config import LIMITS, Limits
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index, NodeId, Position
+from dledger_core.server.maintenance.archive_guard import ArchiveGuard
 from dledger_core.server.maintenance.retention import RetentionPolicy, plan
 from dledger_core.server.replica.replica import Replica
 from dledger_core.storage.files.file_system import DiskSpace
@@ -51,6 +52,7 @@ class DiskRounds:
         self._handed_over: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._recorded: dict[str, dict[Index, int]] = {}
+        self._archives: dict[str, ArchiveGuard] = {}
 
     def start_space_check(self) -> None:
         """Start a check of free disk space."""
@@ -85,8 +87,11 @@ class DiskRounds:
         """Check the free disk space of each log once."""
         replicas = self._replicas()
         guards = [replica.space for replica in replicas]
+        archives = [self.archive(replica) for replica in replicas]
 
         def space() -> list[tuple[Position, DiskSpace]]:
+            for archive in archives:
+                archive.measure()
             return [replica.log.space() for replica in replicas]
 
         found = await asyncio.get_running_loop().run_in_executor(self._executor, space)
@@ -110,6 +115,21 @@ class DiskRounds:
         for replica in self._replicas():
             await self._retain(replica)
 
+    def archive(self, replica: Replica) -> ArchiveGuard:
+        """Return the guard of a replica's archive."""
+        found = self._archives.get(replica.group)
+        if found is None or found.replica is not replica:  # a repair or a recovery opened the store again
+            found = self._archives[replica.group] = ArchiveGuard(replica, int(self._limits.log_time_s * 1000))
+        return found
+
+    async def _deletable_end(self, replica: Replica, segments: Sequence[SegmentSummary]) -> int:
+        """Return up to where the archive allows to delete, as far as this round could; 0 without an archive."""
+        if not replica.tables.archive.is_active:
+            return 0
+        last = segments[min(len(segments) - 1, self._limits.retention_segments)].first_index
+        compare = partial(self.archive(replica).deletable_end, segments[0].first_index, last)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, compare)
+
     async def _retain(self, replica: Replica) -> None:
         loop = asyncio.get_running_loop()
         segments = await loop.run_in_executor(self._executor, replica.log.segment_summaries)
@@ -117,10 +137,15 @@ class DiskRounds:
             return
         _, space = await loop.run_in_executor(self._executor, replica.log.space)
         expired = await self._expired(replica, segments)
+        deletable = await self._deletable_end(replica, segments)
+        keep_from = min(replica.readable_end - 1, replica.visible_end)
+        # Asked for now, after the last wait: an archive may have begun meanwhile, or ended.
+        if (archived := replica.store.archived_end) is not None:
+            keep_from = min(keep_from, archived, deletable)
         index = plan(
             self._policy,
             segments,
-            keep_from=min(replica.readable_end - 1, replica.visible_end),
+            keep_from=keep_from,
             pins=replica.pins.starts(replica.pin_time_ms),
             expired=expired,
             hour=time.localtime().tm_hour,

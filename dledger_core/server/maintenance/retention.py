@@ -2,7 +2,8 @@
 
 ``plan`` has the rules, without clock and disk; ``disk_rounds`` runs them. Names and defaults are Java DLedger's where
 it has them. Unlike there, a file is as old as the first log time recorded after it, whatever wall clocks show; and no
-entry is deleted that is not committed, that belongs to an open transaction, or that a reader has pinned.
+entry is deleted that is not committed, that belongs to an open transaction, that a reader has pinned, or that the log's
+archive does not have.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def plan(
     Args:
         policy: the rules.
         segments: the log's data files, oldest first, at least one; the last one is never deleted.
-        keep_from: the segment of this entry and all later ones are kept: the commit index or the oldest transaction.
+        keep_from: the segment of this entry and all later ones are kept: the commit index, the oldest transaction, or
+            the end of the archive.
         pins: indexes that readers have pinned.
         expired: how many of the oldest data files are older than ``file_reserved_hours``.
         hour: hour of the day, local time.

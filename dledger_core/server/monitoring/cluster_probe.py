@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from dledger_core.client.archive import archive_of
 from dledger_core.client.members import GroupMembers, members_of
-from dledger_core.client.protocol import TableUsage
+from dledger_core.client.protocol import ArchiveState, TableUsage
 from dledger_core.client.routing.channel import Channel
 from dledger_core.client.verdict import GroupHealth, NodeHealth
 from dledger_core.config import Peer
@@ -23,6 +24,7 @@ from dledger_core.net import messages
 from dledger_core.net.credentials import PLAINTEXT, Credentials
 from dledger_core.server.group import Group
 from dledger_core.server.monitoring.observed import ObservedNode
+from dledger_core.server.services.requests.archiving import archive_fields
 
 ANSWER_S: Final = 1.0
 CONTACT_MS: Final = 1000
@@ -94,6 +96,7 @@ class GroupProbe:
     nodes: tuple[NodeProbe, ...]
     members: GroupMembers | None = None
     tables: tuple[tuple[str, int, int], ...] = field(default=())
+    archive: ArchiveState | None = None
     commits: tuple[int, ...] = ()
     """Of another leader: ``History.commits``."""
 
@@ -116,7 +119,14 @@ class GroupProbe:
             for node in self.nodes
         )
         tables = tuple(TableUsage(*table) for table in self.tables)
-        return GroupHealth(name=self.name, leader_id=self.leader_id, nodes=nodes, members=self.members, tables=tables)
+        return GroupHealth(
+            name=self.name,
+            leader_id=self.leader_id,
+            nodes=nodes,
+            members=self.members,
+            tables=tables,
+            archive=self.archive,
+        )
 
     @property
     def leader_id(self) -> str | None:
@@ -260,7 +270,8 @@ class ClusterProbe:
         nodes = sorted((own, *others), key=lambda node: node.node_id)
         hosted, limits = group.hosted, self._node.config.limits
         tables = () if hosted is None else tuple(hosted.replica.tables.usage(limits))
-        return GroupProbe(name=name, nodes=tuple(nodes), tables=tables)
+        archive = None if hosted is None else archive_of(archive_fields(hosted.replica))
+        return GroupProbe(name=name, nodes=tuple(nodes), tables=tables, archive=archive)
 
     async def _with_members(self, probe: GroupProbe) -> GroupProbe:
         hosted, leader = self._node.groups[probe.name].hosted, probe.leader_id

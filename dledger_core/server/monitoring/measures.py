@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from dledger_core.ids import Index, MemberId
 from dledger_core.raft import Role, SoftState
@@ -64,6 +64,18 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
     return None
 
 
+class ArchiveLag(NamedTuple):
+    """Lag of a log's archive.
+
+    Attributes:
+        nbytes: bytes of the log from the end of the archive to the visible end.
+        ms: age of the first of these entries, in ms of log time.
+    """
+
+    nbytes: int
+    ms: int
+
+
 class GroupMeasures:
     """Work of one group on this node since the node started; an observer of its replica.
 
@@ -78,6 +90,8 @@ class GroupMeasures:
         read_bytes: bytes of their records.
         elections: elections that this node started.
         leader_changes: times that this node learned of another leader.
+        archive_lag: as last measured, None without an archive.
+        archive_differs: whether an entry here differs from the record of the archive, so that retention has stopped.
     """
 
     def __init__(self) -> None:
@@ -91,6 +105,8 @@ class GroupMeasures:
         self.read_bytes = 0
         self.elections = 0
         self.leader_changes = 0
+        self.archive_lag: ArchiveLag | None = None
+        self.archive_differs = False
         self._leader: MemberId | None = None
         self._role = Role.FOLLOWER
 

@@ -100,7 +100,12 @@ METRICS: Final = (
     MetricKind("dledger_append_batches_total", "counter", _GROUP, "Batches of appends that this leader committed."),
     MetricKind("dledger_appended_entries_total", "counter", _GROUP, "Entries in them."),
     MetricKind("dledger_appended_bytes_total", "counter", _GROUP, "Bytes of their records."),
-    MetricKind("dledger_appends_waiting", "gauge", _GROUP, "Appends that wait to be proposed."),
+    MetricKind(
+        "dledger_appends_waiting",
+        "gauge",
+        _GROUP,
+        "Appends that wait to be proposed; those that arrived together are one.",
+    ),
     MetricKind("dledger_appends_waiting_bytes", "gauge", _GROUP, "Bytes of them."),
     MetricKind("dledger_batches_in_flight", "gauge", _GROUP, "Batches that are proposed and not committed."),
     MetricKind("dledger_commit_duration_seconds", "histogram", _GROUP, "From the proposal of a batch to its commit."),
@@ -126,6 +131,12 @@ METRICS: Final = (
     MetricKind("dledger_table_rows_limit", "gauge", ("group", "table"), "Limit on them; at it newcomers are rejected."),
     MetricKind("dledger_open_transactions", "gauge", _GROUP, "Transactions without commit or abort."),
     MetricKind("dledger_pins", "gauge", _GROUP, "Readers that keep entries from retention here."),
+    MetricKind("dledger_archived_end", "gauge", _GROUP, "End of what the archive has; only of a log with an archive."),
+    MetricKind("dledger_archive_lag_bytes", "gauge", _GROUP, "Bytes from there to the visible end: retention waits."),
+    MetricKind("dledger_archive_lag_seconds", "gauge", _GROUP, "Age of the first of these entries, in log time."),
+    MetricKind(
+        "dledger_archive_differs", "gauge", _GROUP, "1 if an entry here differs from the archive's record of it."
+    ),
 )
 """All metrics of dledger; the process's own (process_...) are prometheus_client's."""
 
@@ -258,6 +269,12 @@ class Metrics:
             yield "dledger_table_rows_limit", (table,), limit
         yield "dledger_open_transactions", (), len(replica.tables.transactions.open)
         yield "dledger_pins", (), len(replica.pins.starts(replica.pin_time_ms))
+        if replica.tables.archive.is_active:
+            yield "dledger_archived_end", (), replica.tables.archive.end
+            yield "dledger_archive_differs", (), replica.measures.archive_differs
+            if (lag := replica.measures.archive_lag) is not None:
+                yield "dledger_archive_lag_bytes", (), lag.nbytes
+                yield "dledger_archive_lag_seconds", (), lag.ms / 1000
 
 
 def _add(

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from dledger_core.client.members import STALLED
-from dledger_core.client.verdict import reasons_of, verdict_of
+from dledger_core.client.verdict import GroupHealth, Reason, reasons_of, verdict_of
 from dledger_core.server.hosted import HostedGroup
 from dledger_core.server.monitoring.cluster_probe import ClusterProbe, GroupProbe, NodeProbe
 from dledger_core.server.monitoring.events import RecentEvents
@@ -48,7 +48,7 @@ class StatusReport:
         """Return the report about these groups."""
         probes = await self._cluster.probe(list(groups))
         groups_seen = [probe.health() for probe in probes]
-        reasons = [reason for each in groups_seen for reason in reasons_of(each, self._node.repairs.damaged(each.name))]
+        reasons = [reason for each in groups_seen for reason in self._reasons(each)]
         verdict = verdict_of(groups_seen, reasons)
         shown = []
         for probe in probes:
@@ -75,6 +75,11 @@ class StatusReport:
             "events": [self._event(event) for event in self._events.newest(frozenset(groups))],
         }
 
+    def _reasons(self, group: GroupHealth) -> list[Reason]:
+        hosted = self._node.groups[group.name].hosted
+        differs = hosted is not None and hosted.replica.measures.archive_differs
+        return reasons_of(group, self._node.repairs.damaged(group.name), differs=differs)
+
     def _event(self, event: Any) -> dict[str, Any]:
         found = dataclasses.asdict(event)
         found["time"] = datetime.fromtimestamp(found.pop("time_s"), UTC).isoformat(timespec="milliseconds")
@@ -95,6 +100,7 @@ class StatusReport:
             "change_pending": probe.members is not None and probe.members.is_change_pending,
             "nodes": [self._node_of(node, probe, best) for node in probe.nodes],
             "tables": [{"table": table, "rows": rows, "limit": limit} for table, rows, limit in probe.tables],
+            "archive": None if probe.archive is None else dataclasses.asdict(probe.archive),
         }
         return found | (self._here(hosted) if hosted is not None else {"here": None})
 

@@ -88,6 +88,11 @@ class Controls:
         return True
 
     @property
+    def awaits_archive(self) -> bool:
+        """Whether a range of an archive is recorded by an entry that waits for its commit."""
+        return any(control.unpack(entry.body).get("k") == "archived" for entry in self._waiting)
+
+    @property
     def log_time_ms(self) -> int:
         """The newest log time of the log, committed or not."""
         staged = [control.log_time(control.unpack(entry.body)) or 0 for entry in self._waiting]

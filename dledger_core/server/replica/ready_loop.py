@@ -221,7 +221,11 @@ class ReadyLoop:
     def _iterate(self) -> bool:
         propose, self._propose = self._propose, None
         if propose is not None:
-            propose()
+            self._is_scheduled = True  # what it proposes is in this iteration, and needs none of its own
+            try:
+                propose()
+            finally:
+                self._is_scheduled = False
         while self.raft.has_ready() and not self.has_failed:
             self.execute(self.raft.ready())
         return False

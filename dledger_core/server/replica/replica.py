@@ -155,6 +155,7 @@ class Replica:
         self.peers = PeerReports(self.loop)
         self.loop.observe(self.leadership)
         self._applied()
+        log.adopt_group_version(self.raft.configuration.version)
         self._was_member = settings.member in self.raft.configuration.members
         on_configuration(group, self.raft.configuration_before(Index(self.raft.last_index + 1)))
 

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from dledger_core.client.position import check_of
+from dledger_core.client.position import check_of_last
 from dledger_core.errors import BusyError, CorruptRecordError, RecoveryRefusedError
 from dledger_core.ids import NO_TERM, Index, Term
 from dledger_core.lineage import LogEnd
-from dledger_core.record import HEADER_BYTES
 from dledger_core.server.replica.ready_loop import ReadyLoop
 
 
@@ -53,8 +52,24 @@ class ReplicaStore:
         term = self._raft.term_at(index)
         return NO_TERM if term is None else term
 
+    @property
+    def archived_end(self) -> int | None:
+        """The first entry that no retention deletes because the log's archive does not have it; None = no archive.
+
+        It is a rule of the log: the options of a node do not change it.
+        """
+        archive = self._controls.tables.archive
+        if archive.is_active:
+            return archive.end
+        # Not applied yet, it may be committed: then this node could lead, and would lack entries that are not archived
+        # (test_range_that_waits_for_its_commit_holds_retention_back).
+        return 0 if self._controls.awaits_archive else None
+
     def trim(self, index: Index) -> None:
         """Queue the deletion of the segments before ``index``, which must be committed and the first entry of one."""
+        archived = self.archived_end
+        if archived is not None and index > archived:
+            return  # test_no_caller_trims_what_is_not_archived
         # Only readable entries: another leader's entry at that index might start at another position
         # (test_trim_deletes_nothing_that_is_not_readable).
         if index < self.readable_end and self._log.first_index() < index:
@@ -167,9 +182,7 @@ class ReplicaStore:
             records = self._log.read(index, index + 1, 1)
         except CorruptRecordError:  # a hole, which other survivors fill: then the files show it
             return None
-        header = records.headers[0]
-        body = memoryview(records.data)[HEADER_BYTES : int(records.sizes[0])]
-        return check_of(index, int(header["term"]), int(header["position"]), body)
+        return check_of_last(records).check
 
     async def close(self) -> None:
         """Write queued data and close the store; write nothing after a failure."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 
 from dledger_core.config import Limits
 from dledger_core.errors import DLedgerError, ForbiddenError, ProtocolError, UnauthenticatedError
-from dledger_core.net.connection import Connection, Handler
+from dledger_core.net.connection import ClientHandler, Connection
 from dledger_core.net.fields import int_field
 from dledger_core.net.frame import Frame
 from dledger_core.net.limits.rates import BurstFilter
@@ -35,7 +36,7 @@ class Guard:
 
     def __init__(
         self,
-        service: Handler,
+        service: ClientHandler,
         authentication: Authentication,
         grant: Grant,
         admin_log: AdminLog,
@@ -66,6 +67,17 @@ class Guard:
                 connection.close(error)
             return
         self._service.on_frame(connection, frame)
+
+    def on_appends(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        """Pass plain appends to one log on, which need the same permission; otherwise respond to each."""
+        try:
+            self._check(connection, frames[0])
+        except DLedgerError:
+            for frame in frames:
+                if connection.is_open:
+                    self.on_frame(connection, frame)
+            return False
+        return self._service.on_appends(connection, frames)
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
         """See ``Handler``."""

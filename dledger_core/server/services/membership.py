@@ -33,6 +33,7 @@ from dledger_core.raft import (
     Promote,
     Remove,
     SetAddress,
+    SetVersion,
     Status,
     even_group_warning,
 )
@@ -102,6 +103,7 @@ class Membership:
         self._led_term: Term = NO_TERM
         self._led_since = 0.0
         self._steps: set[asyncio.Task[None]] = set()
+        self._versions: dict[MemberId, int] = {}
 
     # --- reports ---------------------------------------------------------------------------------------------
 
@@ -349,6 +351,38 @@ class Membership:
         raise LeadershipLostError(
             "leadership was lost during the change of members", f"group {replica.group}", self._list()
         )
+
+    # --- the group's version -------------------------------------------------------------------------------------
+
+    def shown(self, member: MemberId, version: int) -> None:
+        """Record the highest group version that a member's node understands, as it shows it in an attach."""
+        self._versions[member] = version
+
+    def older_than(self, version: int) -> list[NodeId]:
+        """Return the nodes whose members have not shown that they understand a version, none if the group has it."""
+        configuration = self._replica.raft.configuration
+        if configuration.version >= version:
+            return []
+        others = [member for member in configuration.members if member != self._replica.member]
+        return [node_of(member) for member in others if self._versions.get(member, 0) < version]
+
+    async def raise_version(self, version: int, who: str) -> None:
+        """Raise the version of the group unless it is that high; return when that is committed.
+
+        Raises:
+            MemberChangeRefusedError: a member has not shown that it understands the version, or as for other changes.
+        """
+
+        async def change() -> MemberChange:
+            await self._leading()
+            if older := self.older_than(version):
+                raise _refused(
+                    "older-nodes", f"{', '.join(older)} have not shown that they know group version {version}"
+                )
+            return SetVersion(version)
+
+        if self._replica.raft.configuration.version < version:
+            await self._run(f"version {version}", who, change)
 
     # --- steps of the leader ---------------------------------------------------------------------------------
 

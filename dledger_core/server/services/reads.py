@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -26,8 +27,9 @@ from dledger_core.errors import (
     invariant,
 )
 from dledger_core.ids import Index
+from dledger_core.net.codec import fields_payload
 from dledger_core.net.messages import AwaitRequest, DigestRequest, Isolation, ReadRequest
-from dledger_core.record import DESCRIPTIONS, Records, key_of
+from dledger_core.record import DESCRIPTIONS, Chosen, MessageFields, Records, data_entries, key_of, to_arrow
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.growth import GrowthWatch, wait_grown
 from dledger_core.storage.read.log_queries import segment_rows, stored_producer_rows, term_rows, transaction_rows
@@ -48,7 +50,12 @@ _KEY_KINDS: Final = {"terms": [int], "segments": [int], "producers": [bytes], "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadResult:
-    """Records from the requested start on, and the index to continue from."""
+    """Records from the requested start on, and the index to continue from.
+
+    Attributes:
+        records: the records; None if there is none.
+        columns: the requested columns of them, as they are sent, which replace them in the response.
+    """
 
     records: Records | None
     next_index: int
@@ -56,17 +63,31 @@ class ReadResult:
     visible_end: int
     first_index: int
     skip: list[tuple[int, int]]
+    columns: memoryview | None = None
 
 
 class Reads:
     """The read service of one replica; coroutines run on the node's event loop, disk work in ``executor``.
 
+    Args:
+        replica: the group's replica.
+        executor: threads that read; None = the loop's own.
+        limits: the node's limits.
+        messages: decodes messages for requests of their columns.
+
     Attributes:
         growth: the requests that wait for entries.
     """
 
-    def __init__(self, replica: Replica, executor: Executor | None, limits: ClientLimits = LIMITS) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        executor: Executor | None,
+        limits: ClientLimits = LIMITS,
+        messages: MessageFields | None = None,
+    ) -> None:
         self.growth = GrowthWatch(replica)
+        self._messages = messages
         self._replica = replica
         self._executor = executor
         self._limits = limits
@@ -75,24 +96,27 @@ class Reads:
         """Return the records of a range without waiting: for a request that asks to wait, call ``ready`` first.
 
         Raises:
+            BadRequestError: there is no such column.
             IndexOutOfRangeError: the start is below the log's first index.
             CorruptRecordError: the records are damaged here.
         """
+        chosen = None if request.fields is None else Chosen.of(request.fields, self._messages)
         # Of entries before it, which files may still contain, the tables know no more which are orphaned.
         first = self._replica.raft.first_index
         if request.start < first:
             raise self._out_of_range(request.start, "is below the first index of the log")
         visibility = self._visibility(request.isolation)
         start, stop, skip = visibility.span(request.start, request.end, ranges_max=self._limits.read_ranges)
-        records = None
+        records = columns = None
         if start < stop:
-            log = self._replica.log
+            log, loop = self._replica.log, asyncio.get_running_loop()
             # An audit, which reads all records, reads a damaged one again before it reports it.
             read = log.inspect if request.isolation == "records" else log.read
             max_bytes = max(1, min(request.max_bytes, self._limits.read_bytes))
-            records = await asyncio.get_running_loop().run_in_executor(
-                self._executor, read, Index(start), Index(stop), max_bytes
-            )
+            records = await loop.run_in_executor(self._executor, read, Index(start), Index(stop), max_bytes)
+            if chosen is not None:
+                select = partial(_columns_of, records, start, None if request.isolation == "records" else skip, chosen)
+                columns = await loop.run_in_executor(self._executor, select)
         count, nbytes = (records.count, records.nbytes) if records is not None else (0, 0)
         self._replica.measures.read(count, nbytes)
         next_index = start + count
@@ -105,6 +129,7 @@ class Reads:
             visible_end=self._replica.visible_end,
             first_index=first,
             skip=[pair for pair in skip if pair[0] < next_index],
+            columns=columns,
         )
 
     async def ready(self, request: ReadRequest) -> None:
@@ -157,11 +182,14 @@ class Reads:
 
     def _out_of_range(self, index: int, why: str) -> IndexOutOfRangeError:
         first, last = self._replica.raft.first_index, self._replica.readable_end - 1
+        values: dict[str, Any] = {"index": index, "first_index": first, "last_index": last}
+        archive = self._replica.tables.archive
+        remedy = f"read from {first} on"
+        if archive.start <= index < archive.end:
+            remedy += f"; the archive {archive.table} has the entry"
+            values["archive"] = archive.table
         return IndexOutOfRangeError(
-            f"index {index} {why}",
-            f"group {self._replica.group} on {self._replica.node_id}",
-            f"read from {first} on",
-            {"index": index, "first_index": first, "last_index": last},
+            f"index {index} {why}", f"group {self._replica.group} on {self._replica.node_id}", remedy, values
         )
 
     async def index_at_time(self, time_ms: int, min_commit: int = -1) -> int:
@@ -278,6 +306,23 @@ class Reads:
             ranges.append(hasher.digest())
             nbytes += ranges[-1].nbytes
         return ranges, start, damaged
+
+
+def _columns_of(
+    records: Records, first_index: int, skip: Sequence[tuple[int, int]] | None, chosen: Chosen
+) -> memoryview | None:
+    """Return columns of checked records, of the visible ones unless ``skip`` is None; None unless they are smaller.
+
+    An inner batch of messages may have more columns than bytes: as records it costs the node no more than it stores.
+    """
+    if skip is None:
+        entries = to_arrow(records, schema=chosen.stored)
+    else:
+        entries = data_entries(records, first_index, skip, chosen.stored)
+    found, count = chosen.select(entries, records.nbytes)
+    if count < entries.num_rows or found.nbytes > records.nbytes:
+        return None
+    return fields_payload(found)
 
 
 def _bytes_between(position_of: Callable[[int], int], ranges: Sequence[tuple[int, int]]) -> int:

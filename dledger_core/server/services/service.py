@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dledger_core.errors import DLedgerError, ProtocolError, RecoveryRefusedError, UnreachableError, in_words, one_line
@@ -18,8 +18,10 @@ from dledger_core.net.protocol import Type
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group
 from dledger_core.server.replica.members import Members
-from dledger_core.server.services.requests.calls import Call, ServedNode, Work
+from dledger_core.server.services.requests.appending import append_plain
+from dledger_core.server.services.requests.calls import Call, LogCall, ServedNode, Work
 from dledger_core.server.services.requests.table import REQUESTS, Effect, Request
+from dledger_core.tracing import is_traced
 
 _LOG = logging.getLogger(__name__)
 _LOG.addFilter(BurstFilter())
@@ -72,10 +74,7 @@ class ClientService:
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Serve a request; raise ProtocolError for any other message."""
         int_field(frame.header, "r", 1)
-        flow = self._flows.get(connection)
-        if flow is None:
-            tenant = self.quotas.tenant(connection.principal)
-            flow = self._flows[connection] = ClientFlow(connection, self.node.limits, tenant, self.refused)
+        flow = self._flow_of(connection)
         try:
             self._dispatch(connection, flow, frame)
         except ProtocolError:
@@ -83,6 +82,32 @@ class ClientService:
         except DLedgerError as error:
             Call(self.node, connection, flow, frame).refuse(error)
         flow.check_unsent()
+
+    def on_appends(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        """Serve plain appends to one log as one column; one by one if anything is wrong, or if each has a span."""
+        if not is_traced() and self._append_together(connection, frames):
+            return True
+        for frame in frames:
+            self.on_frame(connection, frame)
+        return False
+
+    def _append_together(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        flow = self._flow_of(connection)
+        try:
+            append_plain(LogCall(self.node, connection, flow, frames[0]), frames)
+        except DLedgerError as error:
+            if len(frames) > 1 or isinstance(error, ProtocolError):
+                return False
+            Call(self.node, connection, flow, frames[0]).refuse(error)
+        flow.check_unsent()
+        return True
+
+    def _flow_of(self, connection: Connection) -> ClientFlow:
+        flow = self._flows.get(connection)
+        if flow is None:
+            tenant = self.quotas.tenant(connection.principal)
+            flow = self._flows[connection] = ClientFlow(connection, self.node.limits, tenant, self.refused)
+        return flow
 
     def _dispatch(self, connection: Connection, flow: ClientFlow, frame: Frame) -> None:
         kind = frame.header["t"]

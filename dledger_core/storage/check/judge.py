@@ -172,6 +172,7 @@ def first_fault(
     term: int = 0,
     rows: Rows | None = None,
     body_crc: bool = True,
+    gather: bool = False,
     bytes_in_file: int | None = None,
 ) -> tuple[int, Fault] | None:
     """Return the first record that is not good and its fault, or None if all are good.
@@ -184,6 +185,7 @@ def first_fault(
         term: term of the record before.
         rows: their index rows, to compare; None = not compared.
         body_crc: check bodies.
+        gather: ``bodies`` will be read next; see ``Records.check``.
         bytes_in_file: bytes of ``records`` that the file has; the rest is invented as zeros. None = all.
     """
     indexes, terms = records.column("index"), records.column("term")
@@ -218,7 +220,7 @@ def first_fault(
         records = records.slice(0, bad)
     # Last, because it costs most; and only records that are good otherwise have a size to trust.
     if body_crc and records.count:
-        wrong = records.first_bad_body()
+        wrong = records.first_bad_body(gather=gather)
         if wrong is not None:
             found = wrong, Fault.BODY
             records = records.slice(0, wrong)

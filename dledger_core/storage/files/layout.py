@@ -21,6 +21,9 @@ from dledger_core.storage.files.ab_file import copies
 from dledger_core.storage.files.file_system import File, Files, OsFiles, fields_crc, write_checked
 
 FORMAT_VERSION: Final = 1
+"""Of a new store."""
+FORMAT_VERSION_MAX: Final = 2
+"""The highest that this version opens: 2 is a store of a group of version 2, which earlier programs must not trim."""
 
 REPLACE: Final = "move the store away, start the node, and run dledger member replace"
 """The way back of a store that cannot be repaired: an empty one has forgotten its votes, so it is another member."""
@@ -108,10 +111,9 @@ def parse_log_meta(found: Any, path: Path) -> LogMeta:
     if not isinstance(found, dict):
         raise TypeError("not a map")
     version = found.get("format_version")
-    if type(version) is int and version > FORMAT_VERSION:
-        raise StoreMismatchError(
-            f"format version {version} is newer than this program's {FORMAT_VERSION}", str(path), "upgrade the program"
-        )
+    if type(version) is int and version > FORMAT_VERSION_MAX:
+        what = f"format version {version} is newer than this program's {FORMAT_VERSION_MAX}"
+        raise StoreMismatchError(what, str(path), "upgrade the program")
     missing = [name for name in _REQUIRED if name not in found]
     if missing:
         raise TypeError(f"{missing[0]} is missing")

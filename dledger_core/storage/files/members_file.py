@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, NO_TERM, NUMBER_MAX, Index, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.configuration import UNKNOWN, Configuration
@@ -58,6 +59,12 @@ class KnownConfigurations:
     def newest_index(self) -> Index:
         """Index of the newest entry; NO_INDEX if there is none."""
         return self.entries[-1].index if self.entries else NO_INDEX
+
+    @property
+    def version(self) -> int:
+        """The highest version of a group among the configurations, also of those of an installation in progress."""
+        entries = (*self.entries, *(self.next_start[1] if self.next_start is not None else ()))
+        return max((_version_of(entry.body) for entry in entries), default=0)
 
     def of_log(self, last_index: int) -> tuple[ConfigurationEntry, ...]:
         """Return the entries that a log with this end contains, or that precede it."""
@@ -118,6 +125,13 @@ class KnownConfigurations:
         inside = [entry for entry in self.entries if first_index <= entry.index <= last_index]
         truncated = {entry for entry in inside if term_at(entry.index) != entry.term}
         return self.with_entries(entry for entry in self.entries if entry not in truncated)
+
+
+def _version_of(body: bytes) -> int:
+    try:
+        return Configuration.from_bytes(body).version
+    except CorruptRecordError:  # the replica stops on it; here only its bytes are kept
+        return 0
 
 
 def _fields(known: KnownConfigurations) -> dict[str, Any]:

@@ -69,13 +69,15 @@ class RecordReader:
         self.bodies = bodies
         self._mean_bytes = _MEAN_BYTES_FIRST
 
-    def read(self, start: int, end: int, max_bytes: int, *, body_crc: bool = True) -> Records:
+    def read(self, start: int, end: int, max_bytes: int, *, body_crc: bool = True, gather: bool = False) -> Records:
         """Return checked records [start, ...) up to ``end`` or ``max_bytes``, at least one.
+
+        ``gather``: the caller reads ``bodies`` next; see ``Records.check``.
 
         Raises:
             CorruptRecordError: one of them is damaged.
         """
-        records = self._records(start, end, max_bytes, body_crc=body_crc)
+        records = self._records(start, end, max_bytes, body_crc=body_crc, gather=gather)
         if body_crc and self.bodies is not None:
             damaged = self.bodies.damaged(records)
             if len(damaged):
@@ -93,7 +95,7 @@ class RecordReader:
             return int(header["position"])
         return int(self.index.read(int(header["index"]), int(header["index"]) + 1)[0]["position"])
 
-    def _records(self, start: int, end: int, max_bytes: int, *, body_crc: bool) -> Records:
+    def _records(self, start: int, end: int, max_bytes: int, *, body_crc: bool, gather: bool) -> Records:
         rows = self._rows(start, end, max_bytes)
         if len(rows):
             sizes = rows["size"].astype(np.uint32)
@@ -101,7 +103,9 @@ class RecordReader:
             data = self._gather(start, positions, sizes)
             if data is not None:
                 records = Records(sizes, data)
-                fault = first_fault(records, start, self.rules, positions=positions, rows=rows, body_crc=body_crc)
+                fault = first_fault(
+                    records, start, self.rules, positions=positions, rows=rows, body_crc=body_crc, gather=gather
+                )
                 if fault is None:
                     return records
         return self._scan(start, end, max_bytes, body_crc=body_crc)

@@ -27,6 +27,7 @@ from dledger_core.record import (
     DESCRIPTIONS,
     MAGIC_DATA,
     READ_SCHEMA,
+    RECORD_SCHEMA,
     Fetch,
     Isolation,
     Records,
@@ -382,7 +383,7 @@ class StoreReader:
             IndexOutOfRangeError: ``start`` is not in the log.
             CorruptRecordError: a record is damaged.
         """
-        return to_arrow(self.raw(start, end, max_bytes), magic=True)
+        return to_arrow(self.raw(start, end, max_bytes), schema=RECORD_SCHEMA)
 
     def messages(
         self,
@@ -431,7 +432,7 @@ class StoreReader:
         if not self.first_index <= start <= self.last_index or end <= start:
             raise out_of_range(self.path, start, end, self.first_index, self.last_index)
         try:
-            return self._store.reader.read(start, min(end, self.last_index + 1), max_bytes)
+            return self._store.reader.read(start, min(end, self.last_index + 1), max_bytes, gather=True)
         except CorruptRecordError as error:
             first = self.first_index_now
             if start < first:  # retention has deleted it meanwhile

@@ -26,6 +26,7 @@ from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import REPLACE, Layout, LogMeta
 from dledger_core.storage.files.table_store import DamagedTablesError, Rows, TableStore
 from dledger_core.storage.tables import producers
+from dledger_core.storage.tables.archived import ARCHIVED, ArchiveTable
 from dledger_core.storage.tables.changes import RowChanges
 from dledger_core.storage.tables.open_transactions import OPEN_MAX
 from dledger_core.storage.tables.producers import ProducerTable
@@ -37,7 +38,7 @@ _META: Final = b"m"
 
 
 class LogTables:
-    """Producers, transactions, the log's uuid and chain, and its log time as of ``applied_index``. Not thread-safe."""
+    """Producers, transactions, archive, the log's uuid, chain and log time as of ``applied_index``. Not thread-safe."""
 
     def __init__(self) -> None:
         self._changes = RowChanges()
@@ -45,6 +46,7 @@ class LogTables:
         self._installed_index = NO_INDEX
         self.producers = ProducerTable(self._changes)
         self.transactions = TransactionTable(self._changes)
+        self.archive = ArchiveTable(self._changes)
         self.log_uuid: str | None = None
         self.chain: Ancestors = ()
         self.applied_index: Index = NO_INDEX
@@ -87,6 +89,10 @@ class LogTables:
         elif kind == "log":  # more than one in a log that continues another one
             self.log_uuid = str(fields["u"])
             self.chain = ancestors_of(fields.get("c", []))
+        elif kind == "archived":
+            self.archive.apply(fields, index)
+        elif kind == "archive-end":
+            self.archive.apply_end(index)
 
     def usage(self, limits: Limits) -> list[tuple[str, int, int]]:
         """Return (table, rows, limit on them) of each table that can be full."""
@@ -118,6 +124,12 @@ class LogTables:
         yield _META, self._meta_row(installed_index)
         yield from self.producers.rows()
         yield from self.transactions.rows()
+        yield from self.archive.rows()
+
+    def _counts(self) -> list[int]:
+        """Return the numbers of stored rows; that of the archive only if it has some, as in earlier versions."""
+        archived = [self.archive.row_count] if self.archive.row_count else []
+        return [len(self.producers), self.transactions.row_count, *archived]
 
     def _meta_row(self, installed_index: Index) -> bytes:
         fields: dict[str, Any] = {
@@ -127,7 +139,7 @@ class LogTables:
             "log": self.log_uuid,
             "chain": [asdict(link) for link in self.chain],
             "time": self.log_time_ms,
-            "counts": [len(self.producers), self.transactions.row_count],
+            "counts": self._counts(),
         }
         return bytes(msgpack.packb(fields))
 
@@ -161,9 +173,10 @@ class LogTables:
         tables.producers.restore(islice(rows, begin, end))
         rest = dict(chain(rows[:begin], rows[end:]))
         fields = msgpack.unpackb(rest.pop(_META), strict_map_key=False)
+        archived = [key for key in rest if key.startswith(ARCHIVED)]
+        tables.archive.restore((key, rest.pop(key)) for key in archived)
         tables.transactions.restore(rest.items())
-        counts = [len(tables.producers), tables.transactions.row_count]
-        if fields["version"] != _VERSION or fields["counts"] != counts:
+        if fields["version"] != _VERSION or fields["counts"] != tables._counts():
             raise ValueError("another version, or rows are missing")
         tables.applied_index = tables._taken_index = Index(fields["applied"])
         tables._installed_index = Index(fields["installed"])
@@ -175,6 +188,7 @@ class LogTables:
     def trim(self, first_index: Index) -> None:
         """Forget what is only about entries that this store has deleted; unlike the rest it depends on the store."""
         self.transactions.orphaned.trim(first_index)
+        self.archive.trim(first_index)
 
     def forget_after(self, index: Index) -> None:
         """Forget the entries after the end of a log that has lost them permanently; their producers are unknown then.
@@ -183,9 +197,10 @@ class LogTables:
         """
         self.producers.forget_after(index)
         self.transactions.forget_after(index)
+        self.archive.forget_after(index)
         self.applied_index, self._installed_index = index, NO_INDEX
         # The keys of lost rows are used again, so changes alone could leave such a row in the store.
-        self._changes.restart(chain(self.producers.rows(), self.transactions.rows()))
+        self._changes.restart(chain(self.producers.rows(), self.transactions.rows(), self.archive.rows()))
         self._taken_index = None
 
     @property

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dledger_core.bootstrap import ARCHIVE_VERSION
 from dledger_core.errors import StoreMismatchError, invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index
 from dledger_core.lineage import Ancestors
@@ -21,7 +22,7 @@ from dledger_core.storage.check.damage import Damage, write_wrong_rows
 from dledger_core.storage.check.judge import native_rules
 from dledger_core.storage.check.repair import write_back
 from dledger_core.storage.files.acknowledged_file import Remembered, save_acknowledged
-from dledger_core.storage.files.layout import LogMeta, save_log_meta
+from dledger_core.storage.files.layout import FORMAT_VERSION_MAX, LogMeta, save_log_meta
 from dledger_core.storage.files.members_file import KnownConfigurations, members_file
 from dledger_core.storage.files.meta_files import Checkpoint, load_checkpoint, save_checkpoint, save_hard_state
 from dledger_core.storage.read import log_queries
@@ -180,8 +181,23 @@ class LogWriter(DurableLog):
         if members != self._members:
             self._appender.sync()
             self._appender.sync_index()
+            # A program that does not know the version must not open the store, once the entry is acknowledged.
+            self._raise_format(members.version)
             members_file(self._layout).save(self._files, members)
             self._members = members
+
+    def _raise_format(self, group_version: int) -> None:
+        if group_version >= ARCHIVE_VERSION and self._meta.format_version < FORMAT_VERSION_MAX:
+            self._save_meta(replace(self._meta, format_version=FORMAT_VERSION_MAX))
+
+    def adopt_group_version(self, version: int) -> None:
+        """Raise the format of the store if a group of this version needs it. Raises like ``persist``.
+
+        At a start: a crash may have kept the configuration entry alone, and a recovery of a lost majority begins a
+        group with the version that the lost one had.
+        """
+        with self._fail_stop.writing():
+            self._raise_format(version)
 
     def _truncate(self, index: int) -> None:
         if index > self._last_index:

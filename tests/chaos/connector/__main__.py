@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,17 +34,20 @@ PAUSE_S: Final = 0.2
 
 
 class Writer(threading.Thread):
-    """Appends numbered bodies; ``acknowledged`` are those whose append succeeded."""
+    """Appends numbered bodies, unless it is ``quiet``; ``acknowledged`` are those whose append succeeded."""
 
     def __init__(self, peers: str) -> None:
         super().__init__()
         self.acknowledged: set[bytes] = set()
+        self.quiet = threading.Event()
         self._peers, self._ended = peers, threading.Event()
 
     def run(self) -> None:
         number = 0
         with Client(self._peers, "in", timeout_ms=5000) as client:
             while not self._ended.wait(PAUSE_S):
+                if self.quiet.is_set():
+                    continue
                 bodies = [f"{number + at:09}".encode() + b"x" * 91 for at in range(BODIES)]
                 number += BODIES
                 try:
@@ -101,8 +103,8 @@ def run(seed: int, minutes: float, directory: Path) -> dict[str, Any]:
         writer.start()
         scratch = directory / "copies"
         scratch.mkdir()
-        nemesis = ConnectorNemesis(cluster, drivers, table, chance, scratch)
-        nemesis.run(time.monotonic() + minutes * 60)
+        nemesis = ConnectorNemesis(cluster, drivers, table, chance, scratch, writer.quiet)
+        nemesis.run(minutes * 60)
         writer.end()
         for driver in drivers:
             code = driver.finish()

@@ -19,7 +19,9 @@ from tests.support.spark_jvm import short_lived_environment
 ROOT: Final = Path(__file__).resolve().parents[3]
 END_S: Final = 600.0
 _CODE: Final = re.compile(r"\[?(DLEDGER_[A-Z_.]+|[A-Z]+(?:_[A-Z]+){2,})\]?")
-_WORKERS: Final = ("CoarseGrainedExecutorBackend", "pyspark.daemon", "pyspark/daemon")
+EXECUTOR: Final = "CoarseGrainedExecutorBackend"
+PYTHON_WORKER: Final = "daemon"
+"""``pyspark.daemon``, or ``pyspark/daemon.py``, and the workers that it forks."""
 
 
 class Driver:
@@ -70,19 +72,19 @@ class Driver:
             return found
         return []
 
-    def workers(self) -> list[psutil.Process]:
-        """Return its executors and Python workers."""
+    def workers(self, *words: str) -> list[psutil.Process]:
+        """Return its executors and Python workers: those with one of the words in their command."""
         found = []
         for process in self.processes():
             with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if any(word in " ".join(process.cmdline()) for word in _WORKERS):
+                if any(word in " ".join(process.cmdline()) for word in words):
                     found.append(process)
         return found
 
     def kill(self) -> None:
         """Kill its Python and its JVM; executors find out as on other machines."""
         assert self._process is not None
-        workers = set(self.workers())
+        workers = set(self.workers(EXECUTOR, PYTHON_WORKER))
         for process in self.processes():
             if process not in workers:
                 _kill(process)
@@ -92,9 +94,14 @@ class Driver:
                 process.wait(5)
             _kill(process)
 
-    def start_second(self) -> None:
-        """Start another driver with the same checkpoint."""
-        self._second = self._spawn(self._command)
+    def start_second(self, checkpoint: Path | None = None) -> None:
+        """Start another driver with the same checkpoint, or with a copy of it."""
+        own = str(self.checkpoint)
+        self._second = self._spawn([str(checkpoint or own) if each == own else each for each in self._command])
+
+    def second_has_ended(self) -> bool:
+        """Return whether the other driver has ended."""
+        return self._second is None or self._second.poll() is not None
 
     def kill_second(self) -> None:
         """Kill the other driver."""
@@ -108,8 +115,7 @@ class Driver:
 
     def newest(self, log: str) -> int:
         """Return the newest micro-batch in ``offsets`` or ``commits`` of its checkpoint; -1 if there is none."""
-        numbers = [int(path.name) for path in (self.checkpoint / log).glob("[0-9]*") if path.name.isdigit()]
-        return max(numbers, default=-1)
+        return newest(self.checkpoint, log)
 
     def finish(self) -> int:
         """Kill it, and run it again up to the newest entry; return the exit code."""
@@ -132,6 +138,12 @@ class Driver:
     def last_words(self) -> str:
         """Return the end of its log."""
         return self._log.read_text(errors="replace")[-2000:]
+
+
+def newest(checkpoint: Path, log: str) -> int:
+    """Return the newest micro-batch in a log of a checkpoint; -1 if there is none."""
+    numbers = [int(path.name) for path in (checkpoint / log).glob("[0-9]*") if path.name.isdigit()]
+    return max(numbers, default=-1)
 
 
 def _kill(process: psutil.Process) -> None:

@@ -76,6 +76,8 @@ SYMPTOMS: dict[str, dict[str, str]] = {
         f'dledger_table_rows{{{ON},table="queries"}}': "9x5000",
         f'dledger_table_rows_limit{{{ON},table="queries"}}': "10x5000",
     },
+    "DLedgerArchiveBehind": {f"dledger_archive_lag_seconds{{{ON}}}": "90000x5000"},
+    "DLedgerArchiveDiffers": {f"dledger_archive_differs{{{ON}}}": "1x5000"},
     "DLedgerReadersHeldBack": {
         f"dledger_open_transactions{{{ON}}}": "1x5000",
         f"dledger_commit_index{{{ON}}}": "1000000x5000",
@@ -115,6 +117,8 @@ HEALTHY: dict[str, str] = {
     f'dledger_table_rows{{{ON},table="queries"}}': "1x5000",
     f'dledger_table_rows_limit{{{ON},table="queries"}}': "10x5000",
     f"dledger_open_transactions{{{ON}}}": "1x5000",
+    f"dledger_archive_lag_seconds{{{ON}}}": "3000x5000",
+    f"dledger_archive_differs{{{ON}}}": "0x5000",
     **buckets("dledger_fsync_duration_seconds", ON, ""),
     **buckets("dledger_commit_duration_seconds", ON, ""),
     **buckets("dledger_event_loop_delay_seconds", 'instance="n0"', ""),

@@ -12,9 +12,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from dledger_core import control
 from dledger_core.config import LIMITS, Limits, ListenAddress
 from dledger_core.errors import BusyError, QuotaExceededError
 from dledger_core.net.limits.quotas import Quota
+from dledger_core.record import ProposedBatch
 from dledger_core.server.monitoring.measures import BOUNDS_S, Durations, quantile
 from dledger_core.server.monitoring.metrics import METRICS
 from dledger_core.server.monitoring.site import SiteOptions
@@ -35,6 +37,7 @@ SERIES = {
         [metric.name + end for end in ("_bucket", "_count", "_sum")] if metric.kind == "histogram" else [metric.name]
     )
 }
+WITH_ARCHIVE = {name for name in NAMES if name.startswith("dledger_archive")}
 WITH_SECURITY = {"dledger_certificate_expiry_timestamp_seconds"}
 PROCESS = set(re.findall(r"`(process_\w+)`", README))
 
@@ -93,7 +96,7 @@ async def test_each_documented_metric_has_values_and_no_other_one_exists(tmp_pat
         found = [await scrape(group, node) for node in group.nodes]
     present = set().union(*(each.names for each in found))
     named = {name for name in present if not name.endswith("_created")}
-    assert named == SERIES - WITH_SECURITY | PROCESS
+    assert named == SERIES - WITH_SECURITY - WITH_ARCHIVE | PROCESS
 
 
 async def too_busy(group: ServerGroup) -> None:
@@ -233,6 +236,23 @@ async def test_refusals_of_quotas_are_counted_by_quota(tmp_path: Path) -> None:
         found = (await scrape(group)).of("dledger_quota_refusals_total")
         assert found.pop(("address_connections",)) == 1
         assert found == {(quota.value,): 0 for quota in Quota}
+
+
+async def test_archive_is_shown_once_there_is_one(tmp_path: Path) -> None:
+    async with group_of(tmp_path) as group:
+        await (await group.client()).append([b"x" * 1000])
+        replica = group.hosted("n0").replica
+        row = [0, 1, 0, b"d" * 32, 0, 48, 0, 1, 7]
+        replica.propose(ProposedBatch(control=control.pack({"k": "archived", "r": row, "u": "file:///a", "b": True})))
+        await eventually(lambda: replica.tables.archive.is_active)
+        await group.nodes["n0"].disk_rounds.check_space()
+        found = await scrape(group)
+        assert {name: found.value(name) > 0 for name in WITH_ARCHIVE} == {
+            "dledger_archived_end": True,
+            "dledger_archive_lag_bytes": True,
+            "dledger_archive_lag_seconds": False,
+            "dledger_archive_differs": False,
+        }
 
 
 async def test_full_disk_pins_tables_and_transactions_are_shown(tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ def test_type_without_rule_needs_admin() -> None:
         ({"t": Type.TRANSFER}, "admin"),
         ({"t": Type.RECOVER}, "admin"),
         ({"t": Type.BACKUP, "op": "start"}, "admin"),
+        ({"t": Type.RANGES}, "read"),
+        ({"t": Type.ARCHIVE_RANGES}, "read"),
+        ({"t": Type.PROVE}, "admin"),
+        ({"t": Type.ARCHIVE_END}, "admin"),
     ],
 )
 def test_permission_depends_on_the_operation(header, permission) -> None:

@@ -18,6 +18,7 @@ from dledger_core.errors import (
     BadRequestError,
     BehindError,
     BusyError,
+    CorruptRecordError,
     DLedgerError,
     FencedError,
     NoLeaderError,
@@ -254,6 +255,43 @@ async def test_await_of_malformed_groups_is_refused(tmp_path):
                 await client.ask(Type.AWAIT, payload, n=1, wait=0)
         with pytest.raises(UnknownGroupError):
             await grown(client, {"other": 0})
+
+
+async def test_appends_of_one_read_have_their_order_and_only_the_wrong_one_is_refused(tmp_path):
+    async with one_node(tmp_path) as (cluster, client):
+        other, frames = await Client.open(cluster), []
+        for number in range(1, 8):
+            columns = Columns.from_bodies([b"%d %d" % (number, part) for part in range(number)])
+            payload = codec.columns_payload(columns)
+            if number == 4:
+                payload[1] = bytes(len(columns.bodies))
+            frames += encode_frame({"t": Type.APPEND, "g": "default", "n": number, "r": number}, *payload)
+        frames += encode_frame({"t": Type.APPEND, "g": "nowhere", "n": 1, "r": 8}, bytes(8))
+        other.connection.send_buffers([b"".join(frames)])
+        await eventually(lambda: len(other.frames) == 8)
+        headers = {frame.header["r"]: frame.header for frame in other.frames}
+        refused = {number: header["e"]["code"] for number, header in headers.items() if header["t"] == Type.FAILURE}
+        assert refused == {4: CorruptRecordError.code, 8: UnknownGroupError.code}
+        for number in (1, 2, 3, 5, 6, 7):
+            first, last = headers[number]["first"], headers[number]["last"]
+            _, rows = await client.read(first, last + 1)
+            assert [body for *_, body in rows] == [b"%d %d" % (number, part) for part in range(number)]
+        assert [headers[number]["first"] for number in (1, 2, 3)] == [1, 2, 4]
+        assert not cluster.nodes["n0"].budget.taken_bytes
+        other.connection.close()
+
+
+async def test_malformed_append_closes_its_connection_after_those_before_it(tmp_path):
+    async with one_node(tmp_path) as (cluster, client):
+        other = await Client.open(cluster)
+        payload = codec.columns_payload(Columns.from_bodies([b"body"]))
+        header = {"t": Type.APPEND, "g": "default", "n": 1}
+        frames = [encode_frame(header | {"r": 1}, *payload), encode_frame(header | {"r": 2}, b"short")]
+        other.connection.send_buffers([b"".join(map(b"".join, frames))])
+        async with asyncio.timeout(10):
+            await other.connection.closed
+        await client.append([b"continues"])
+        assert [body for *_, body in (await client.read(1, 3))[1]] == [b"body", b"continues"]
 
 
 # --- memory of clients ----------------------------------------------------------------------------------------------

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from dledger_core.checksum import Buffer
 from dledger_core.control import TransactionId
 from dledger_core.errors import BadRequestError, DLedgerError, one_line
+from dledger_core.ids import Index
 from dledger_core.net import codec, messages
+from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.limits.rates import BurstFilter
 from dledger_core.record import Columns
 from dledger_core.server.services.appends import AppendedRange, Reply
@@ -25,20 +28,29 @@ _FAILED: Final = (-1, -1, -1)
 
 
 class _AppendReply:
-    """The reply to an append; the request takes of its client's shares until then."""
+    """The reply to appends that the log takes as one; their requests take of their client's shares until then.
 
-    __slots__ = ("_call", "_nbytes", "_settle_row", "_span")
+    Args:
+        call: the first request.
+        frames: all of them, in the order of their entries.
+        span: of the request, if appends are traced.
+        settle_row: ends the additions of the request to the tables.
+    """
 
-    def __init__(self, call: LogCall, message: messages.AppendRequest, span: AppendSpan | None) -> None:
+    __slots__ = ("_call", "_frames", "_nbytes", "_settle_row", "_span")
+
+    def __init__(
+        self, call: LogCall, frames: Sequence[Frame], span: AppendSpan | None, settle_row: Callable[[], None]
+    ) -> None:
         self._call = call
+        self._frames = frames
         self._span = span
-        self._nbytes = len(call.frame.payload)
-        replica = call.hosted.replica
-        self._settle_row = call.node.writers.admit(call.flow.tenant, call.group.name, message, lambda: replica.tables)
+        self._settle_row = settle_row
+        self._nbytes = sum([len(frame.payload) for frame in frames])
         try:
             call.flow.hold(self._nbytes)
         except DLedgerError:
-            self._settle_row()
+            settle_row()
             raise
 
     def end(self) -> None:
@@ -50,13 +62,22 @@ class _AppendReply:
         self.end()
         if isinstance(outcome, DLedgerError):
             _end_failed(self._span, outcome)
-            self._call.refuse(outcome)
+            self._call.refuse(outcome, self._frames)
             return
         first, last, term = outcome.first_index, outcome.last_index, outcome.term
         if self._span is not None:
             self._span.committed(first, last, term)
             self._span.end()
-        self._call.respond(messages.APPEND_OK, messages.AppendResponse(first=first, last=last, term=term))
+        header = messages.APPEND_OK.encode(
+            messages.AppendResponse(first=first, last=last, term=term), **self._call.routing
+        )
+        buffers: list[Buffer] = []
+        for frame in self._frames:
+            header["r"], header["first"] = frame.header["r"], first
+            first = Index(first + frame.header["n"])
+            header["last"] = first - 1
+            buffers += encode_frame(header)
+        self._call.connection.send_buffers(buffers)
 
 
 def _end_failed(span: AppendSpan | None, error: DLedgerError) -> None:
@@ -65,21 +86,36 @@ def _end_failed(span: AppendSpan | None, error: DLedgerError) -> None:
         span.end()
 
 
+def append_plain(call: LogCall, frames: Sequence[Frame]) -> None:
+    """Append the entries of plain requests to one log as one column; raise, without effect, if anything is wrong."""
+    _append(call, frames, None, None)
+
+
 def append(call: LogCall, message: messages.AppendRequest) -> None:
-    """Append entries."""
+    """Append the entries of a request with more fields than a plain one, or of a traced one."""
     span = request_span(message.traceparent, call.node.config.self_id, call.group.name, message.count)
-    reply: _AppendReply | None = None
     try:
-        if not call.hosted.replica.is_leader:
-            raise call.hosted.replica.not_leader()
-        columns = codec.parse_columns(call.frame.payload, message.count)
-        columns.verify()
-        reply = _AppendReply(call, message, span)  # before the append: it may be called within the call
-        _append_columns(call, message, columns, reply, span)
+        _append(call, [call.frame], message, span)
     except DLedgerError as error:
-        if reply is not None:
-            reply.end()
         _end_failed(span, error)
+        raise
+
+
+def _append(
+    call: LogCall, frames: Sequence[Frame], message: messages.AppendRequest | None, span: AppendSpan | None
+) -> None:
+    replica, settle_row = call.hosted.replica, _nothing
+    if not replica.is_leader:
+        raise replica.not_leader()
+    columns = codec.parse_appends(frames)
+    columns.verify()
+    if message is not None:
+        settle_row = call.node.writers.admit(call.flow.tenant, call.group.name, message, lambda: replica.tables)
+    reply = _AppendReply(call, frames, span, settle_row)  # before the append: it may be called within the call
+    try:
+        _append_columns(call, message, columns, reply, span)
+    except DLedgerError:
+        reply.end()
         raise
 
 
@@ -146,10 +182,12 @@ def _nothing() -> None:
 
 
 def _append_columns(
-    call: LogCall, message: messages.AppendRequest, columns: Columns, reply: Reply, span: AppendSpan | None
+    call: LogCall, message: messages.AppendRequest | None, columns: Columns, reply: Reply, span: AppendSpan | None
 ) -> None:
     hosted, source = call.hosted, call.connection
-    if message.transaction is not None:
+    if message is None:
+        hosted.appends.append(columns, reply, source=source)
+    elif message.transaction is not None:
         named = message.transaction
         if "a" not in named:
             raise BadRequestError("an append's transaction has no attempt", "", "send 'a' in field 'x'")

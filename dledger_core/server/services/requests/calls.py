@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dledger_core.checksum import Buffer
@@ -97,10 +97,11 @@ class Call:
         except ProtocolError as error:
             self.refuse(error)
 
-    def refuse(self, error: DLedgerError) -> None:
-        """Send an error, and count it."""
-        self.flow.refused[error.name] += 1
-        self.connection.send({"t": Type.FAILURE, "r": self.frame.header["r"], "e": error.to_wire()})
+    def refuse(self, error: DLedgerError, frames: Sequence[Frame] = ()) -> None:
+        """Send an error as the response to this request, or to each of several; count it."""
+        for frame in frames or (self.frame,):
+            self.flow.refused[error.name] += 1
+            self.connection.send({"t": Type.FAILURE, "r": frame.header["r"], "e": error.to_wire()})
 
     @contextlib.contextmanager
     def charged(self, nbytes: int) -> Iterator[None]:

@@ -6,6 +6,7 @@ import contextlib
 from functools import partial
 from typing import Final
 
+from dledger_core.checksum import Buffer, crc32
 from dledger_core.config import format_peers
 from dledger_core.errors import BadRequestError, QuotaExceededError
 from dledger_core.lineage import ancestor_rows
@@ -13,6 +14,7 @@ from dledger_core.net import codec, messages
 from dledger_core.net.limits.quotas import Quota
 from dledger_core.server.group import hosted_logs
 from dledger_core.server.services.reads import grown_groups
+from dledger_core.server.services.requests.archiving import archive_fields
 from dledger_core.server.services.requests.calls import GroupsCall, LogCall, Work
 
 _DAMAGED_NAMED: Final = 8192
@@ -77,6 +79,7 @@ def _metadata_of(
         disk=[replica.space.free_bytes, replica.space.total_bytes],
         orphaned=orphaned,
         tables=[list(row) for row in replica.tables.usage(node.limits)],
+        archive=archive_fields(replica),
     )
 
 
@@ -89,7 +92,8 @@ async def read(call: LogCall, message: messages.ReadRequest) -> None:
         with contextlib.ExitStack() as charged:
             async with call.node.reading:
                 result = await reads.read(message)
-                records = result.records
+                records, columns = result.records, result.columns
+                # Columns are charged as their records: a reader of few bytes keeps disk and processor as busy.
                 nbytes = records.nbytes if records is not None else 0
                 charged.enter_context(call.charged(nbytes))
             response = messages.ReadResponse(
@@ -99,11 +103,15 @@ async def read(call: LogCall, message: messages.ReadRequest) -> None:
                 visible_end=result.visible_end,
                 first_index=result.first_index,
                 skip=[list(pair) for pair in result.skip],
+                crc=None if columns is None else crc32(columns),
             )
-            payload = codec.records_payload([records]) if records is not None else []
+            if columns is not None:
+                payload: list[Buffer] = [columns]
+            else:
+                payload = codec.records_payload([records]) if records is not None else []
             await call.connection.drained()
             call.respond(messages.READ_OK, response, *payload)
-            del result, records, payload  # the connection has what it needs of them
+            del result, records, columns, payload  # the connection has what it needs of them
             await call.connection.drained()  # the bytes are charged until the socket took them
 
 

@@ -19,7 +19,7 @@ from dledger_core.net.frame import Frame
 from dledger_core.net.limits.client_flow import Share
 from dledger_core.net.limits.quotas import Quota
 from dledger_core.server.security.principals import Permission
-from dledger_core.server.services.requests import administration, appending, reading
+from dledger_core.server.services.requests import administration, appending, archiving, reading
 from dledger_core.server.services.requests.calls import Call, GroupCall, GroupsCall, LogCall, Work
 
 C = TypeVar("C", bound=Call)
@@ -125,6 +125,11 @@ _ROWS: Final = (
     Request(messages.DIGEST, LogCall, "read", Effect.NONE, _one(Quota.DIGESTS), in_task(reading.digest)),
     Request(messages.AWAIT, GroupsCall, "read", Effect.NONE, _share_of_await, in_task(reading.await_entries)),
     Request(messages.BACKUP, LogCall, "admin", Effect.NONE, None, in_task(reading.backup)),
+    # --- the archive ---------------------------------------------------------------------------------------------
+    Request(messages.RANGES, LogCall, "read", Effect.NONE, None, in_task(archiving.ranges)),
+    Request(messages.PROVE, LogCall, "admin", Effect.CHANGE, _one(Quota.DIGESTS), in_task(archiving.prove)),
+    Request(messages.ARCHIVE_RANGES, LogCall, "read", Effect.NONE, None, in_task(archiving.archived_ranges)),
+    Request(messages.ARCHIVE_END, LogCall, "admin", Effect.CHANGE, None, in_task(archiving.end)),
     # --- the node and its groups ---------------------------------------------------------------------------------
     Request(messages.ALIVE, Call, None, Effect.NONE, None, administration.alive),
     Request(messages.GROUPS, Call, None, Effect.NONE, None, administration.groups),

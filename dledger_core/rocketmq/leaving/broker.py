@@ -1,0 +1,297 @@
+"""The broker around the log: its settings, and the parts of its directory that are copied, mapped or left."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from dledger_core.errors import ConfigError
+from dledger_core.java_properties import MalformedError, Property, read_java_properties
+from dledger_core.rocketmq.leaving.rewrite import References
+from dledger_core.rocketmq.message.layout import DELAY_LEVELS_MS
+from dledger_core.rocketmq.store.broker_json import topic_configs
+from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES
+from dledger_core.storage.files.file_system import Files
+
+_DIGITS: Final = "[0-9]" * 20
+_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_OUT: Final = re.compile(r"dLeger|enableDLegerCommitLog|preferredLeaderId|storePathDLedgerCommitLog")
+_OWN: Final = re.compile(r"brokerId|brokerRole|storePathRootDir|storePathCommitLog")
+_NOT_CONVERTED: Final = {
+    "batchconsumequeue": "batch consume queues",
+    "compaction": "compacted logs of compaction topics, which a broker compacts again from the CommitLog",
+    "consumequeue_ext": "extensions of consume queues; the units have plain tags codes, which all brokers read",
+    "consumequeue_r": "consume queues in RocksDB; they are written as files",
+    "tieredstore": "tiered storage",
+}
+_INDEX_HEADER: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """Sizes and times with which the broker reads its directory.
+
+    Attributes:
+        commit_log_bytes: size of a CommitLog file.
+        queue_bytes: size of a consume queue file.
+        index_slots: ``maxHashSlotNum``.
+        index_units: ``maxIndexNum``.
+        delay_levels_ms: ``messageDelayLevel``.
+        properties: of the file; empty without one.
+    """
+
+    commit_log_bytes: int
+    queue_bytes: int
+    index_slots: int
+    index_units: int
+    delay_levels_ms: tuple[int, ...]
+    properties: tuple[Property, ...]
+
+    def proposal(self, destination: Path) -> str:
+        """Return a ``broker.conf`` without DLedger, with the choices that remain."""
+        lines = [
+            "# Proposed by 'dledger convert --to commitlog'. Check it, and start the broker with a copy.",
+            f"storePathRootDir={destination.absolute()}",
+            f"storePathCommitLog={destination.absolute() / 'commitlog'}",
+            "",
+            "# A master with slaves: brokerId=0 on the master; brokerId=1 ... and brokerRole=SLAVE on each slave.",
+            "brokerId=0",
+            "brokerRole=ASYNC_MASTER",
+            "",
+            "# In controller mode instead: remove the two lines above, and add",
+            "#enableControllerMode=true",
+            "#controllerAddr=HOST:PORT;HOST:PORT;HOST:PORT",
+            "",
+            "# From the former configuration, without enableDLegerCommitLog and dLeger*:",
+        ]
+        kept = [each for each in self.properties if not _OUT.match(each.key) and not _OWN.fullmatch(each.key)]
+        names = {each.key for each in kept}
+        sizes = {
+            "mappedFileSizeCommitLog": self.commit_log_bytes,
+            "mappedFileSizeConsumeQueue": self.queue_bytes,
+            "maxHashSlotNum": self.index_slots,
+            "maxIndexNum": self.index_units,
+        }
+        lines += [f"{name}={value}" for name, value in sizes.items() if name not in names]
+        lines += [f"{each.key}={each.value}" for each in kept]
+        return "\n".join(lines) + "\n"
+
+
+def broker_settings(broker: Path | None, conf: Path | None, data_file_bytes: int) -> BrokerSettings:
+    """Return the settings from a broker's configuration, else from the sizes of its files, else RocketMQ's defaults.
+
+    Args:
+        broker: its directory; None = unknown.
+        conf: its configuration; None = unknown.
+        data_file_bytes: size of the source's data files, which is that of CommitLog files.
+
+    Raises:
+        ConfigError: the configuration cannot be read, a value is wrong, or the index files have another size.
+    """
+    properties = _properties(conf)
+    values = {each.key: each.value.strip() for each in properties}
+    if values.get("storeType", "default") != "default":
+        raise ConfigError(
+            f"storeType = {values['storeType']}: its consume queues are in RocksDB",
+            str(conf),
+            "set storeType=default in the file: consume queues are written as files",
+        )
+
+    def number(name: str, default: int) -> int:
+        text = values.get(name, str(default))
+        if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+            raise ConfigError(f"{name} = {text!r} is not a number above 0", str(conf), "write a whole number")
+        return int(text)
+
+    slots, units = number("maxHashSlotNum", 5_000_000), number("maxIndexNum", 20_000_000)
+    queue_bytes = number("mappedFileSizeConsumeQueue", _size_in(broker, f"consumequeue/*/*/{_DIGITS}") or 6_000_000)
+    index_bytes = _size_in(broker, "index/" + "[0-9]" * 17)
+    if index_bytes not in (None, _INDEX_HEADER + 4 * slots + 20 * units):
+        raise ConfigError(
+            f"the broker's index files have {index_bytes} bytes: it has another maxHashSlotNum or maxIndexNum",
+            str(broker),
+            "name its configuration with --broker-conf",
+        )
+    return BrokerSettings(
+        number("mappedFileSizeCommitLog", data_file_bytes),
+        -(-queue_bytes // UNIT_BYTES) * UNIT_BYTES,
+        slots,
+        units,
+        _levels(values.get("messageDelayLevel"), conf),
+        tuple(properties),
+    )
+
+
+def _properties(conf: Path | None) -> list[Property]:
+    if conf is None:
+        return []
+    try:
+        return read_java_properties(conf.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"the file cannot be read: {error.strerror}", str(conf), "check --broker-conf") from None
+    except MalformedError as error:
+        raise ConfigError(str(error), f"{conf} line {error.line}", "write four hexadecimal digits after \\u") from None
+
+
+def _size_in(broker: Path | None, pattern: str) -> int | None:
+    """Return the size of the first of a broker's files; None if there is none."""
+    if broker is None:
+        return None
+    return next((path.stat().st_size for path in broker.glob(pattern) if path.is_file()), None)
+
+
+def _levels(text: str | None, conf: Path | None) -> tuple[int, ...]:
+    if text is None:
+        return DELAY_LEVELS_MS
+    try:
+        return tuple(int(word[:-1]) * _MS[word[-1]] for word in text.split())
+    except (ValueError, KeyError):
+        raise ConfigError(
+            f"messageDelayLevel = {text!r} is not a list of delays", str(conf), "write it as in 1s 5s 1m 2h"
+        ) from None
+
+
+def other_queue_topics(broker: Path | None) -> frozenset[str]:
+    """Return the topics whose consume queues are not files of 20-byte units."""
+    configs = (topic_configs(broker) or {}) if broker is not None else {}
+    found = set()
+    for topic, config in configs.items():
+        attributes = config.get("attributes") or {}
+        if "BatchCQ" in (attributes.get("queue.type"), attributes.get("+queue.type")):
+            found.add(topic)
+    return frozenset(found)
+
+
+def not_converted(broker: Path | None) -> list[str]:
+    """Return a remark for each part of a broker's directory that stays behind."""
+    if broker is None:
+        return ["the broker's directory is unknown: no config/, no timers and no topics were copied"]
+    return [
+        f"not converted: {name}/, {what}"
+        for name, what in _NOT_CONVERTED.items()
+        if (broker / name).is_dir() and any(each.is_dir() for each in (broker / name).iterdir())
+    ]
+
+
+def copy_config(broker: Path, target: Path, files: Files) -> int:
+    """Copy the broker's ``config`` directory; return the number of files.
+
+    All its positions are queue offsets, which stay.
+    """
+    return _copy_tree(broker / "config", target, files)
+
+
+def _copy_tree(source: Path, target: Path, files: Files) -> int:
+    if not source.is_dir():
+        return 0
+    files.mkdir(target)
+    count = 0
+    for path in sorted(source.iterdir()):
+        if path.is_dir():
+            count += _copy_tree(path, target / path.name, files)
+        elif path.is_file():
+            copy_file(path, target / path.name, files)
+            count += 1
+    files.sync_dir(target)
+    return count
+
+
+def copy_file(source: Path, target: Path, files: Files) -> None:
+    """Copy a file durably, without the zeros of a sparse one."""
+    with closing(files.open(target, write=True, create=True)) as written, source.open("rb", buffering=0) as opened:
+        written.truncate(0)
+        written.truncate(source.stat().st_size)
+        at = 0
+        while chunk := opened.read(1 << 20):
+            if any(chunk):
+                written.pwritev([chunk], at)
+            at += len(chunk)
+        written.datasync()
+
+
+_TIMER_UNIT: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("previous", ">i8"),
+        ("magic", ">i4"),
+        ("written_ms", ">i8"),
+        ("delayed_ms", ">i4"),
+        ("position", ">i8"),
+        ("message_bytes", ">i4"),
+        ("topic_hash", ">i4"),
+        ("reserved", ">i8"),
+    ]
+)
+_TIMER_MAGIC_MAX: Final = 0xF
+_NOWHERE: Final = -1
+"""A position at which a broker finds no message: the timer of a deleted message then does nothing, as before."""
+
+
+def copy_timers(broker: Path, root: Path, suffix: str, references: References, files: Files) -> tuple[int, int]:
+    """Copy timer wheel and timer log; the log names messages by physical offset, the wheel only places in the log.
+
+    Args:
+        broker: the broker's directory.
+        root: the destination.
+        suffix: of the names, until everything is complete.
+        references: new positions of the messages.
+        files: the file system.
+
+    Returns:
+        The numbers of timers with a new position, and of those whose message is not in the log.
+    """
+    for path in sorted(broker.glob("timerwheel*")):
+        copy_file(path, root / f"{path.name}{suffix}", files)
+    moved = lost = 0
+    source, target = broker / "timerlog", root / f"timerlog{suffix}"
+    if not source.is_dir():
+        return 0, 0
+    files.mkdir(target)
+    for path in sorted(source.glob(_DIGITS)):
+        data = bytearray(path.read_bytes())
+        units = np.frombuffer(data, _TIMER_UNIT, len(data) // _TIMER_UNIT.itemsize)
+        good = (units["size"] == _TIMER_UNIT.itemsize) & (units["magic"] >= 0) & (units["magic"] <= _TIMER_MAGIC_MAX)
+        rows = np.flatnonzero(good)
+        found = references.find(units["position"][rows].astype(np.int64))
+        units["position"][rows] = np.where(found >= 0, found, _NOWHERE)
+        moved, lost = moved + int((found >= 0).sum()), lost + int((found < 0).sum())
+        with closing(files.open(target / path.name, write=True, create=True)) as written:
+            written.truncate(len(data))
+            written.pwritev([data], 0)
+            written.datasync()
+    files.sync_dir(target)
+    return moved, lost
+
+
+_CHECKPOINT_BYTES: Final = 4096
+
+
+def write_checkpoint(path: Path, stored_ms: int, end: int, files: Files) -> None:
+    """Write the store's checkpoint: all messages are on disk, in their queues and in the index, and confirmed.
+
+    Times of the last message on disk, in the queues, in the index; then what a master has flushed (unknown) and, for
+    controller mode, the end up to which replicas confirmed the log.
+    """
+    fields = np.array([stored_ms, stored_ms, stored_ms, 0, end], ">i8").tobytes()
+    files.replace(path, fields.ljust(_CHECKPOINT_BYTES, b"\0"))
+
+
+def link_file(source: Path, target: Path, copy: Callable[[Path, Path], None]) -> None:
+    """Link a file, or copy it: a broker never writes to a full CommitLog file again, so both can share it."""
+    try:
+        target.hardlink_to(source)
+    except OSError:  # a different file system, or one without hard links
+        copy(source, target)
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free space of the file system on which ``path`` is, or will be."""
+    where = next(each for each in (path, *path.absolute().parents) if each.exists())
+    return shutil.disk_usage(where).free

@@ -1,0 +1,1 @@
+"""The parts of ``archive.py``: the differences of a range, the proof of ranges, and the report."""

@@ -1,0 +1,240 @@
+"""A log whose trimmed entries are read from its archive: one log from the first index that was ever archived.
+
+The archive is a Delta table (``spark_connector.archive``). The log has recorded its ranges, each with the digest of its
+rows, so a range is read as a whole and compared before its first row leaves. Everything about the archived part of a
+log, its bounds, positions, times and checks, comes from these records; without them the table is only a table.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dledger_core import (
+    READ_SCHEMA,
+    ArchivedRange,
+    ArchiveState,
+    IndexOutOfRangeError,
+    LogRange,
+    RowsDigest,
+    rows_digest,
+)
+from dledger_core.client import EntryCheck
+from dledger_core.record import empty_batch
+from spark_connector.archive import ArchiveTable
+from spark_connector.errors import ArchiveDamagedError, RetentionError
+from spark_connector.options import DLedgerOptions
+from spark_connector.planning import Range
+from spark_connector.reading.logs import CATCH_UP_MS, Chunk, RecordInfo, ServerLog
+
+__all__ = ["ArchivedLog"]
+
+_FROM_LOG: Final = "true"
+"""Value of the option ``archive`` that takes the location from the log."""
+_AFTER_ALL: Final = (1 << 63) - 1
+
+
+class ArchivedLog(ServerLog):
+    """A log on servers, and its archive below their first index.
+
+    Attributes:
+        stored_index: the log's first stored index as this object has seen it; -1 before it has asked.
+    """
+
+    def __init__(self, options: DLedgerOptions, group: str, *, measuring: bool = False, log: str | None = None) -> None:
+        super().__init__(options, group, measuring=measuring, log=log)
+        self.stored_index = -1
+        self._log = log
+        self._state: ArchiveState | None = None
+        self._ranges: list[ArchivedRange] = []
+        self._window: Sequence[ArchivedRange] = ()
+        self._table: ArchiveTable | None = None
+        self._verified: tuple[ArchivedRange, pa.Table] | None = None
+
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
+        """See ``Log``; the log begins where its archive does."""
+        found = super().bounds(min_end, wait_ms)
+        if found.log_uuid != self._log:  # recovered, or created again: its archive is another one
+            self._log, self._ranges, self._window, self._verified = found.log_uuid, [], (), None
+        self.stored_index = found.first_index
+        while not self._ranges or self._ranges[-1].end < found.first_index:
+            more = self._ask(self._ranges[-1].end if self._ranges else 0)
+            if not more:
+                # No archive, or one that was ended and does not reach the log: it is not used.
+                return found
+            # An archive that was ended and begun again starts elsewhere.
+            self._ranges = [*(self._ranges if self._ranges and more[0].start == self._ranges[-1].end else ()), *more]
+        return replace(found, first_index=min(found.first_index, self._ranges[0].start))
+
+    def _ask(self, start: int) -> Sequence[ArchivedRange]:
+        """Return the ranges from the one with an index on, at most those of one response."""
+        found = self._client.archived_ranges(start)
+        self._state = found.archive
+        return found.ranges
+
+    def _range_of(self, index: int) -> ArchivedRange | None:
+        """Return the range with an index; None if it was not archived."""
+        found = _with_index(self._ranges, index) or _with_index(self._window, index)
+        if found is None:  # an executor has no bounds, and asks for the ranges that it reads
+            self._window = self._ask(index)
+            found = _with_index(self._window, index)
+        return found
+
+    def record(self, index: int) -> RecordInfo:
+        """See ``Log``; within a range of the archive the check is unknown, and the position is an estimate."""
+        if index >= self.stored_index:
+            try:
+                return super().record(index)
+            except IndexOutOfRangeError as error:
+                if index >= int(error.values.get("first_index", -1)):
+                    raise
+                missing = error
+        else:
+            missing = IndexOutOfRangeError(f"index {index} is not stored", f"group {self.group!r}")
+        found = self._range_of(index)
+        if found is None:
+            raise missing
+        count, size = found.end - found.start, found.nbytes
+        position, end = (found.position + size * (at - found.start) // count for at in (index, index + 1))
+        if index < found.end - 1:
+            return RecordInfo(None, position, end, None)
+        return RecordInfo(EntryCheck(found.term, found.check), position, end, _time_of(found))
+
+    def split_points(self, part: Range, positions: Sequence[int]) -> Sequence[int]:
+        """See ``Log``; the archive is divided between its ranges."""
+        if part.start >= self.stored_index:
+            return super().split_points(part, positions)
+        borders = [(one.position, one.start) for one in self._ranges if part.start < one.start < part.end]
+        borders = [(-1, part.start), *borders, (_AFTER_ALL, part.end)]
+        return [min(borders, key=lambda border: abs(border[0] - goal))[1] for goal in positions]
+
+    def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
+        """See ``Log``."""
+        moment = pa.scalar(timestamp_ms * 1000, pa.timestamp("us", tz="UTC"))
+        found = self._first_row("timestamp", moment, [(one.last_time_ms or _AFTER_ALL) for one in self._ranges])
+        return super().index_at_time(timestamp_ms, bounds) if found is None else found
+
+    def index_at_term(self, term: int) -> int | None:
+        """Return the first archived index with a row of a term or a later one; None if there is none."""
+        return self._first_row("term", pa.scalar(term, pa.int64()), [one.term for one in self._ranges])
+
+    def _first_row(self, column: str, least: Any, greatest: Sequence[int]) -> int | None:
+        """Return the index of the first trimmed row with at least a value.
+
+        Args:
+            column: the column.
+            least: the value.
+            greatest: of each range a value that none of its rows exceeds.
+        """
+        number = least.cast(pa.int64()).as_py() // (1000 if column == "timestamp" else 1)
+        for one, limit in zip(self._ranges, greatest, strict=True):
+            if one.start >= self.stored_index:
+                break
+            if limit >= number:
+                rows = self._rows_of(one)
+                rows = rows.filter(pc.fill_null(pc.greater_equal(rows.column(column), least), False))
+                if rows.num_rows:
+                    return int(rows.column("index")[0].as_py())
+        return None
+
+    def range_end(self, start: int, end: int, most: int) -> int:
+        """Return the end of a micro-batch from ``start``: in the archive the end of a range, at least one.
+
+        Args:
+            start: its start.
+            end: its end by the limits of the query.
+            most: the end of what the query may read.
+        """
+        if end <= start or end >= min(self.stored_index, most):
+            return end
+        ends = [one.end for one in self._ranges]
+        at = bisect_right(ends, end)
+        if at and ends[at - 1] > start:
+            return ends[at - 1]
+        return min(ends[at], most) if at < len(ends) else end
+
+    def pin(self, name: str, start: int, seconds: float) -> None:
+        """See ``Log``; without effect if the log has an archive: what retention deletes is read there."""
+        if self._state is None:
+            self._window = self._ask(start)
+        if self._state is None:
+            super().pin(name, start, seconds)
+
+    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+        """See ``Log``; entries that the log has trimmed are read from the archive.
+
+        Raises:
+            ArchiveDamagedError: the table does not have the rows that the log has recorded.
+        """
+        if start >= self.stored_index:
+            try:
+                return super().read(part, start, replica, max_bytes)
+            except RetentionError as error:
+                found = self._range_of(start)
+                if found is None:
+                    raise
+                self.stored_index = error.end
+        else:
+            found = self._range_of(start)
+            if found is None:
+                raise RetentionError.of(part.group, start, self.stored_index, part.end)
+        stop = min(found.end, part.end)
+        if self._measuring:  # the lag needs the time of its first entry: that of the range is near enough
+            return Chunk(self._sample(found, start), stop)
+        return _chunk(self._rows_of(found), start, stop, max_bytes or self._options.read_bytes())
+
+    def _rows_of(self, one: ArchivedRange) -> pa.Table:
+        """Return the rows of a range, equal to those that were proven."""
+        if self._verified is not None and self._verified[0] == one:
+            return self._verified[1]
+        self._verified = None  # before the next one takes its memory
+        if self._table is None:
+            given, hint = self._options.archive or _FROM_LOG, self._state.table if self._state is not None else ""
+            uri = hint if given == _FROM_LOG else given
+            self._table = ArchiveTable(uri, dict(self._options.archive_storage))
+        rows = self._table.rows(self.group, one.start, one.end)
+        if rows_digest(rows) != RowsDigest(one.rows, one.digest):
+            self._table.reopen()  # it may have been opened before the range was written
+            rows = self._table.rows(self.group, one.start, one.end)
+        if rows_digest(rows) == RowsDigest(one.rows, one.digest):
+            self._verified = one, rows
+            return rows
+        raise ArchiveDamagedError(
+            f"entries [{one.start}, {one.end}) of the archive are not those that the log has proven",
+            f"group {self.group!r}, table {self._table.uri}",
+            "dledger-archive --verify names the rows; put an intact copy of the table there",
+            {"start": one.start, "end": one.end, "rows": rows.num_rows, "proven_rows": one.rows},
+        )
+
+    def _sample(self, one: ArchivedRange, index: int) -> pa.RecordBatch:
+        """Return a row in place of those from ``index`` on, with the time of the range; nothing if it has no rows."""
+        if not one.rows:
+            return empty_batch(READ_SCHEMA)
+        row = {"index": index, "term": one.term, "position": self.record(index).position, "body": b""}
+        return pa.RecordBatch.from_pylist([{**row, "timestamp": _time_of(one)}], READ_SCHEMA)
+
+
+def _with_index(ranges: Sequence[ArchivedRange], index: int) -> ArchivedRange | None:
+    at = bisect_right(ranges, index, key=lambda one: one.start) - 1
+    return ranges[at] if at >= 0 and index < ranges[at].end else None
+
+
+def _time_of(one: ArchivedRange) -> datetime | None:
+    return datetime.fromtimestamp(one.last_time_ms / 1000, UTC) if one.last_time_ms else None
+
+
+def _chunk(rows: pa.Table, start: int, stop: int, max_bytes: int) -> Chunk:
+    """Return the rows from ``start`` on, up to ``stop`` and of about ``max_bytes``."""
+    first, end = (int(at) for at in np.searchsorted(rows.column("index").to_numpy(), [start, stop]))
+    if first == end:
+        return Chunk(empty_batch(READ_SCHEMA), stop)
+    count = min(end - first, max(1, rows.num_rows * max_bytes // max(1, rows.nbytes)))
+    [batch] = rows.slice(first, count).cast(READ_SCHEMA).combine_chunks().to_batches()
+    return Chunk(batch, stop if first + count == end else int(rows.column("index")[first + count].as_py()))
