@@ -144,11 +144,39 @@ OPENED_BYTES_MAX: Final = 32 << 20
 """Limit of the decompressed bodies of one chunk; a single body may exceed it."""
 
 
-def rows_of(batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a batch in ``schema``: messages filtered and decoded, ``group`` and ``committed`` added."""
-    names = ["index", "term", "position", "timestamp", "body"]
+_MADE_HERE: Final = ("group", "committed")
+
+
+def needed_columns(schema: pa.Schema, options: DLedgerOptions) -> tuple[str, ...] | None:
+    """Return the columns that rows in ``schema`` need of a node; None for complete entries, whose bodies they need."""
+    if not {"body", STORED_BODY.name}.isdisjoint(schema.names):
+        return None
+    names = [name for name in schema.names if name not in _MADE_HERE]
     if options.decode == "message":
-        of_messages = [name for name in schema.names if name not in (*names[:-1], "group", "committed")]
+        filtered = [column for column, _ in _filters(options)]
+        names += [*filtered, "topic"] if filtered else []
+        names += ["error"] if options.on_decode_error == "fail" else []
+        if set(names) <= set(ENTRY_SCHEMA.names):
+            names.append("batch_index")  # without a column of messages an inner batch would be one row
+    if options.decode == "message" or "committed" in schema.names or not names:
+        names.append("index")
+    return tuple(dict.fromkeys(names))
+
+
+def rows_of(batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a batch in ``schema``: messages filtered and decoded, ``group`` and ``committed`` added.
+
+    Args:
+        batch: entries with all of their columns, or rows with those of ``needed_columns``.
+        part: the range that they belong to.
+        options: the query's options.
+        schema: the columns.
+    """
+    names = ["index", "term", "position", "timestamp", "body"]
+    if "body" not in batch.schema.names:
+        chunks = iter([_of_decoded(batch, part, options) if options.decode == "message" else batch])
+    elif options.decode == "message":
+        of_messages = [name for name in schema.names if name not in (*names[:-1], *_MADE_HERE)]
         selected = wanted(batch.select(names), options)
         batch, fail = selected.entries, options.on_decode_error == "fail"
         chunks = selected.only(decoded(batch, of_messages, fail=fail, group=part.group)) if batch.num_rows else iter(())
@@ -177,21 +205,43 @@ def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> Selected:
         batch: entries with the column ``body``.
         options: the query's options.
     """
-    filters = (("topic", options.topics), ("tags", options.tags), *options.pushed_values)
-    named = [(column, values) for column, values in filters if values]
+    named = _filters(options)
     if not named or not batch.num_rows:
         return Selected(batch)
+    columns = list({"topic", *(column for column, _ in named)})
+    return select_entries(batch, columns, lambda _, found: _passing(found, named), opened_bytes_max=OPENED_BYTES_MAX)
 
-    def passes(_: pa.RecordBatch, found: pa.RecordBatch) -> Any:
-        keep: Any = None
-        for column, values in named:
-            fits = pc.is_in(found.column(column), pa.array(values, pa.string()))
-            keep = fits if keep is None else pc.and_(keep, fits)
-        return pc.or_(keep, found.column("topic").is_null())
 
-    return select_entries(
-        batch, list({"topic", *(column for column, _ in named)}), passes, opened_bytes_max=OPENED_BYTES_MAX
-    )
+_Filters = Sequence[tuple[str, tuple[str, ...]]]
+
+
+def _filters(options: DLedgerOptions) -> _Filters:
+    """Return the columns of messages that the query filters, with their values."""
+    given = (("topic", options.topics), ("tags", options.tags), *options.pushed_values)
+    return [(column, values) for column, values in given if values]
+
+
+def _passing(found: pa.RecordBatch, filters: _Filters) -> Any:
+    """Return which messages pass all filters, or are bodies that are not messages; null means no."""
+    keep: Any = None
+    for column, values in filters:
+        fits = pc.is_in(found.column(column), pa.array(values, pa.string()))
+        keep = fits if keep is None else pc.and_(keep, fits)
+    return pc.or_(keep, found.column("topic").is_null())
+
+
+def _of_decoded(rows: pa.RecordBatch, part: Range, options: DLedgerOptions) -> pa.RecordBatch:
+    """Return the rows of messages that pass; with ``onDecodeError=fail`` raise as ``decoded`` does."""
+    filters, fail = _filters(options), options.on_decode_error == "fail"
+    if filters:
+        good = pc.fill_null(_passing(rows, filters), False)
+        indexes = rows.column("index")
+        of_entries, rows = rows.filter(pc.is_in(indexes, indexes.filter(good))), rows.filter(good)
+    else:
+        of_entries = rows
+    if fail:
+        _check(of_entries.column("error"), of_entries, part.group)
+    return rows
 
 
 def decoded(

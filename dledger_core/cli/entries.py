@@ -14,6 +14,8 @@ from functools import wraps
 from typing import Any, Final, Literal
 
 import click
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -160,6 +162,20 @@ class Filters:
         if not wanted:
             return Selected(batch.filter(self._passes(batch, None)))  # drops null too
         return select_entries(batch, wanted, self._passes, opened_bytes_max=_CHUNK_BYTES)
+
+    @property
+    def columns(self) -> list[str] | None:
+        """The columns of a read that ``indexes`` needs; None if it needs bodies."""
+        if self.grep is not None:
+            return None
+        timed = self.since is not None or self.until is not None
+        of_messages = [name for name, used in self._columns(timed) if used]
+        return ["index", *(["timestamp"] if timed else []), *of_messages]
+
+    def indexes(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """Return the indexes of the entries that pass, ascending, from rows with ``columns``."""
+        passing = rows.filter(self._passes(rows, rows)) if self.any else rows
+        return np.unique(np.asarray(passing.column("index")))
 
     def _passes(self, batch: pa.RecordBatch, found: pa.RecordBatch | None) -> Any:
         masks = list(self._masks(batch, found))
@@ -369,9 +385,18 @@ class EntryView:
         return pa.RecordBatch.from_pydict(columns)
 
 
+def near(indexes: npt.NDArray[np.int64], gap: int) -> list[tuple[int, int]]:
+    """Return ranges [start, end) that contain ascending indexes; those at most ``gap`` apart share one."""
+    if not len(indexes):
+        return []
+    breaks = np.flatnonzero(np.diff(indexes) > gap)
+    firsts, lasts = indexes[np.append(0, breaks + 1)], indexes[np.append(breaks, len(indexes) - 1)]
+    return list(zip(firsts.tolist(), (lasts + 1).tolist(), strict=True))
+
+
 def first_visible(client: Client, bounds: LogRange) -> int:
     """Return the index of the first visible entry; the first index of the log if there is none."""
-    found = next(client.tail(bounds.first_index, bounds.end), None)
+    found = next(client.tail(bounds.first_index, bounds.end, columns=["index"]), None)
     return bounds.first_index if found is None else int(found.column("index")[0].as_py())
 
 
@@ -381,11 +406,14 @@ def index_of_last(client: Client, indexes: tuple[int, int], count: int, filters:
     Control entries take indexes too, so the entries are read backwards, in windows, until enough of them passed.
     """
     first, start = indexes
-    missing, window = count, min(max(count, _WINDOW_MIN), _WINDOW_MAX)
+    missing, window, columns = count, min(max(count, _WINDOW_MIN), _WINDOW_MAX), filters.columns
     while start > first:
         stop, start = start, max(first, start - window)
-        parts = [filters.apply(part).column("index").to_pylist() for part in client.tail(start, stop)]
-        found = [index for part in parts for index in part]
+        if columns is None:
+            parts = [np.asarray(filters.apply(part).column("index")) for part in client.tail(start, stop)]
+        else:
+            parts = [filters.indexes(part) for part in client.tail(start, stop, columns=columns)]
+        found = [index for part in parts for index in part.tolist()]
         if len(found) >= missing:
             return int(found[-missing])
         missing, window = missing - len(found), min(2 * window, _WINDOW_MAX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -17,6 +18,7 @@ from dledger_core.cli.entries import (
     SeekType,
     filter_options,
     index_of_last,
+    near,
 )
 from dledger_core.cli.formats import EntryFormat, Write, entry_format_options
 from dledger_core.cli.help import command, examples, option
@@ -27,6 +29,8 @@ from dledger_core.connect import Client
 
 _READ_BYTES: Final = 4 << 20
 _SHOWN: Final = 10
+_GAP: Final = 64
+"""Entries between two matches that are cheaper to read than another request."""
 
 
 @command(
@@ -93,11 +97,11 @@ def tail(
         stop = min(bounds.end, end.index)
         if last is not None and not view.full:
             begin = index_of_last(client, (begin, stop), last, filters)
-        _print_range(client, view, write, (begin, stop), position, end)
+        _print_range(client, view, write, filters, (begin, stop), position, end)
         if not view.printed and filters.any and start.kind == "last":
             say(f"note: --from {start} counts before the filters; --last {start.number} counts the entries that match")
         if not (no_follow or view.full or end.reached):
-            _print_range(client, view, write, (max(begin, bounds.end), None), position, end)
+            _print_range(client, view, write, filters, (max(begin, bounds.end), None), position, end)
 
 
 class _End:
@@ -136,13 +140,31 @@ def _print_from_position(client: Client, view: EntryView, write: Write, position
 
 
 def _print_range(
-    client: Client, view: EntryView, write: Write, indexes: tuple[int, int | None], position: int, end: _End
+    client: Client,
+    view: EntryView,
+    write: Write,
+    filters: Filters,
+    indexes: tuple[int, int | None],
+    position: int,
+    end: _End,
 ) -> None:
-    for batch in client.tail(*indexes) if not view.full else ():
-        for shown in view.of(end.before(ending_after(batch, position))):
-            write(shown)
-        if view.full or (end.reached and indexes[1] is None):
+    columns = filters.columns if filters.of_messages and client.in_loop.protocol == "dledger" else None
+    light = None if columns is None else list(dict.fromkeys([*columns, "position", "length", "timestamp"]))
+    for batch in client.tail(*indexes, columns=light) if not view.full else ():
+        found = end.before(ending_after(batch, position))
+        for part in [found] if light is None else _near(client, filters, found):
+            for shown in view.of(part):
+                write(shown)
+            if view.full:
+                return
+        if end.reached and indexes[1] is None:
             return
+
+
+def _near(client: Client, filters: Filters, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the entries near those that pass: nodes have sent a few columns of all, and send bodies of these alone."""
+    for low, high in near(filters.indexes(rows), _GAP):
+        yield from client.tail(low, high)
 
 
 def _index_of(client: Client, bounds: LogRange, target: SeekTarget) -> int:

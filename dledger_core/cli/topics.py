@@ -24,6 +24,7 @@ from dledger_core.connect import Client
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.rocketmq import Damaged, Deleted, LogDirectory, QueueStatistics, open_log_directory, queue_statistics
 from dledger_core.rocketmq.inspection import end_problems
+from dledger_core.rocketmq.store.consume_queue import STATISTICS_COLUMNS
 
 _TOPIC_MIN: Final = 16
 _TOPIC_MAX: Final = 60
@@ -56,7 +57,8 @@ def topics(target: str | None, group: str, by_queue: bool, access: Access, outpu
     else:
         with Client(found, group, **access.of_client) as client:
             bounds = client.bounds()
-            statistics = queue_statistics(client.tail(bounds.first_index, bounds.end))
+            columns = STATISTICS_COLUMNS  # no body travels
+            statistics = queue_statistics(client.tail(bounds.first_index, bounds.end, columns=columns))
     # A group's log does not say which of its messages have a queue offset.
     rows = _queues(statistics, with_offsets=isinstance(found, Path)) if by_queue else _topics(statistics)
     others = {"not_messages": statistics.not_messages, "in_no_queue": statistics.in_no_queue}

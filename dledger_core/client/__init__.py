@@ -5,6 +5,7 @@ from dledger_core.client.async_client import AsyncLogClient
 from dledger_core.client.members import GroupMembers, MemberStatus
 from dledger_core.client.node_client import NodeClient
 from dledger_core.client.position import (
+    RECORD_COLUMNS,
     EntryCheck,
     Lag,
     LogPosition,
@@ -50,6 +51,7 @@ from dledger_core.control import ArchivedRange, Part, TransactionId, fingerprint
 __all__ = [
     "END_OF_LOG",
     "NODE_HEALTH",
+    "RECORD_COLUMNS",
     "AppendResult",
     "ArchivableRanges",
     "ArchiveState",

@@ -25,6 +25,8 @@ from dledger_core.lineage import follows
 from dledger_core.record import HEADER_BYTES, Records
 
 _CHECKED: Final = struct.Struct(">qqqI")
+RECORD_COLUMNS: Final = ("index", "term", "position", "timestamp", "length", "crc")
+"""What ``record_at`` needs of a record, which may have a large body."""
 
 
 def check_of(index: int, term: int, position: int, body: Buffer) -> int:
@@ -32,7 +34,11 @@ def check_of(index: int, term: int, position: int, body: Buffer) -> int:
 
     The CRC-32 of its index, term and position (three big-endian 64-bit integers) and its body's CRC-32 (32 bits).
     """
-    return crc32(_CHECKED.pack(index, term, position, crc32(body)))
+    return _check_of_crc(index, term, position, crc32(body))
+
+
+def _check_of_crc(index: int, term: int, position: int, crc: int) -> int:
+    return crc32(_CHECKED.pack(index, term, position, crc))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +239,12 @@ def measure_lag(start: int, end: int, rows: Rows, end_position: Callable[[int], 
 
 
 def record_at(batch: pa.RecordBatch, index: int, where: str) -> dict[str, Any]:
-    """Return term, position, end_position, timestamp and body of one record of a batch of records.
+    """Return a record of a batch of records, with its check and its ``end_position``.
+
+    Args:
+        batch: with RECORD_COLUMNS, or with ``body`` instead of the last two.
+        index: the record's index.
+        where: the log, for the error.
 
     Raises:
         IndexOutOfRangeError: the batch does not contain it.
@@ -241,7 +252,8 @@ def record_at(batch: pa.RecordBatch, index: int, where: str) -> dict[str, Any]:
     found = np.flatnonzero(np.asarray(batch.column("index")) == index)
     if not len(found):
         raise IndexOutOfRangeError(f"index {index} is not in the log", where)
-    at = int(found[0])
-    row: dict[str, Any] = {name: batch.column(name)[at].as_py() for name in ("term", "position")}
-    row |= {"timestamp": batch.column("timestamp")[at].as_py(), "body": batch.column("body")[at].as_py()}
-    return row | {"end_position": row["position"] + HEADER_BYTES + len(row["body"])}
+    row: dict[str, Any] = {name: batch.column(name)[int(found[0])].as_py() for name in batch.schema.names}
+    term, position, body = row["term"], row["position"], row.get("body")
+    length, crc = (row["length"], row["crc"]) if body is None else (len(body), crc32(body))
+    check = EntryCheck(term, _check_of_crc(index, term, position, crc))
+    return row | {"check": check, "end_position": position + HEADER_BYTES + length}

@@ -421,7 +421,7 @@ def decode_read(request: messages.ReadRequest, frame: Frame, chosen: Chosen | No
     if first < request.start:
         values = {"start": request.start, "first": first}
         raise ProtocolError("the response covers a different range than requested", "", "", values)
-    if chosen is not None and response.crc is not None:
+    if chosen is not None and request.fields is not None and response.crc is not None:
         batch = parse_fields(frame.payload, chosen.schema, response.crc)
         indexes = batch.column("index") if batch.num_rows and "index" in chosen.names else ()
         if indexes and not first <= indexes[0].as_py() <= indexes[-1].as_py() < next_index:
@@ -496,10 +496,11 @@ def decode_position(frame: Frame, position: int, prefix: PrefixFormat | None) ->
 
 
 def ending_after(batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
-    """Return the entries of a log that end after a position."""
+    """Return the entries of a log that end after a position; they have ``position``, and ``body`` or ``length``."""
     if not batch.num_rows:
         return batch
-    sizes = np.asarray(pc.binary_length(batch.column("body"))) + HEADER_BYTES
+    is_complete = "body" in batch.schema.names
+    sizes = np.asarray(pc.binary_length(batch.column("body")) if is_complete else batch.column("length")) + HEADER_BYTES
     ends = np.asarray(batch.column("position")) + sizes
     return batch.slice(int(np.searchsorted(ends, position, side="right")))
 

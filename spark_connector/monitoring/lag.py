@@ -132,7 +132,8 @@ def lag_from(log: Log, start: int, bounds: LogRange) -> Measured:
     """Return the lag of a reader at ``start``."""
 
     def rows(low: int, high: int) -> tuple[pa.RecordBatch, int]:
-        chunk = log.read(Range(log.group, low, high, bounds.commit_index, bounds.log_uuid), low, max_bytes=_READ_BYTES)
+        part = Range(log.group, low, high, bounds.commit_index, bounds.log_uuid)
+        chunk = log.read(part, low, max_bytes=_READ_BYTES, columns=("index", "position", "timestamp"))
         return chunk.batch, chunk.next_index
 
     lag = measure_lag(start, bounds.end, rows, lambda index: log.record(index).end_position)

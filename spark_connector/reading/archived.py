@@ -167,7 +167,14 @@ class ArchivedLog(ServerLog):
         if self._state is None:
             super().pin(name, start, seconds)
 
-    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+    def read(
+        self,
+        part: Range,
+        start: int,
+        replica: int = 0,
+        max_bytes: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Chunk:
         """See ``Log``; entries that the log has trimmed are read from the archive.
 
         Raises:
@@ -175,7 +182,7 @@ class ArchivedLog(ServerLog):
         """
         if start >= self.stored_index:
             try:
-                return super().read(part, start, replica, max_bytes)
+                return super().read(part, start, replica, max_bytes, columns)
             except RetentionError as error:
                 found = self._range_of(start)
                 if found is None:

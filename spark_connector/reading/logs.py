@@ -37,7 +37,7 @@ from dledger_core import (
     OtherLogError,
     UnreachableError,
 )
-from dledger_core.client import EntryCheck, OpenTransaction, check_of, record_at
+from dledger_core.client import RECORD_COLUMNS, EntryCheck, OpenTransaction, check_of, record_at
 from dledger_core.rocketmq import CommitLogView
 from spark_connector.connections import client_for, forget_client, store_for
 from spark_connector.errors import (
@@ -131,7 +131,14 @@ class Log(Protocol):
     def pin(self, name: str, start: int, seconds: float) -> None:
         """Pin the entries from ``start`` on against retention; 0 s releases the pin. No effect without servers."""
 
-    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+    def read(
+        self,
+        part: Range,
+        start: int,
+        replica: int = 0,
+        max_bytes: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Chunk:
         """Return entries from ``start`` on, up to the end of the range; advance by at least one index.
 
         Args:
@@ -139,6 +146,7 @@ class Log(Protocol):
             start: index at which to continue.
             replica: spreads tasks over the replicas.
             max_bytes: limit of the records read; default ``fetchMaxBytes``.
+            columns: the needed columns, of entries or of messages; a store returns entries with all of their columns.
 
         Raises:
             RetentionError: all replicas have deleted ``start``.
@@ -180,13 +188,21 @@ class _ClientLog:
         """See ``Log``."""
         # `min_commit`: a replica that lags has to respond BEHIND. Its shorter log would look like a lost end
         # (test_read_waits_until_min_commit_itself_is_readable).
-        return _info_of(self._client.records(index, index + 1, max_bytes=1, min_commit=index).batch, index, self.group)
+        found = self._client.records(index, index + 1, max_bytes=1, min_commit=index, columns=RECORD_COLUMNS)
+        return _info_of(found.batch, index, self.group)
 
     def split_points(self, part: Range, positions: Sequence[int]) -> Sequence[int]:
         """See ``Log``."""
         return self._client.split_points(part.start, part.end, positions)
 
-    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+    def read(
+        self,
+        part: Range,
+        start: int,
+        replica: int = 0,
+        max_bytes: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Chunk:
         """See ``Log``."""
         self._use_log(part.log)
         try:
@@ -200,6 +216,7 @@ class _ClientLog:
                 min_commit=part.min_commit,
                 min_end=part.end,
                 spread=replica,
+                columns=columns,
                 **self._fetch,
             )
         except IndexOutOfRangeError as error:
@@ -404,8 +421,16 @@ class StoreLog:
     def pin(self, name: str, start: int, seconds: float) -> None:
         """Do nothing: a store is read without a node."""
 
-    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
-        """See ``Log``."""
+    def read(
+        self,
+        part: Range,
+        start: int,
+        replica: int = 0,
+        max_bytes: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Chunk:
+        """See ``Log``; the files contain complete records, so ``columns`` would save nothing."""
+        del replica, columns
         most = max_bytes or self._options.read_bytes(files=True)
         try:
             found = self._fetch(part, start, most)
@@ -495,8 +520,16 @@ class ClassicLog:
     def pin(self, name: str, start: int, seconds: float) -> None:
         """Do nothing: a broker deletes expired files even while they are read."""
 
-    def read(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
-        """See ``Log``."""
+    def read(
+        self,
+        part: Range,
+        start: int,
+        replica: int = 0,
+        max_bytes: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Chunk:
+        """See ``Log``; the files contain complete messages, so ``columns`` would save nothing."""
+        del replica, columns
         try:
             found = self._view.read(start, part.end, max_bytes or self._options.read_bytes(files=True))
         except (IndexOutOfRangeError, FileNotFoundError) as error:
@@ -505,9 +538,9 @@ class ClassicLog:
                 raise
             raise RetentionError.of(part.group, start, first, part.end) from error
         rows = found.batch.num_rows
-        columns = {field.name: pa.nulls(rows, field.type) for field in READ_SCHEMA}
-        columns |= {name: found.batch.column(name) for name in found.batch.schema.names}
-        return Chunk(pa.RecordBatch.from_pydict(columns, READ_SCHEMA), found.next_position)
+        entries = {field.name: pa.nulls(rows, field.type) for field in READ_SCHEMA}
+        entries |= {name: found.batch.column(name) for name in found.batch.schema.names}
+        return Chunk(pa.RecordBatch.from_pydict(entries, READ_SCHEMA), found.next_position)
 
 
 def check_history(log: Log, part: Range) -> None:
@@ -537,8 +570,7 @@ def check_history(log: Log, part: Range) -> None:
 
 def _info_of(batch: pa.RecordBatch, index: int, group: str) -> RecordInfo:
     row = record_at(batch, index, f"group {group!r}")
-    check = EntryCheck(row["term"], check_of(index, row["term"], row["position"], row["body"]))
-    return RecordInfo(check, row["position"], row["end_position"], row["timestamp"])
+    return RecordInfo(row["check"], row["position"], row["end_position"], row["timestamp"])
 
 
 class Pin:

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from dledger_core import READ_SCHEMA
 from dledger_core.client import NODE_HEALTH
 from dledger_core.record import empty_batch
-from spark_connector.columns import rows_of, schema_for, with_names
+from spark_connector.columns import needed_columns, rows_of, schema_for, with_names
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
@@ -90,6 +90,7 @@ def read_partition(
 def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: OpenLog) -> Iterator[pa.RecordBatch]:
     policy = LossPolicy(options.fail_on_data_loss)
     schema = schema_for(options.decode, options.protocol, options.columns)
+    columns = needed_columns(schema, options)
     # Otherwise each Python worker would wait for a hung node once.
     NODE_HEALTH.missed(*partition.unresponsive)
     pool = ThreadPoolExecutor(1, "dledger-prefetch")
@@ -102,7 +103,7 @@ def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: Open
             # (test_copy_of_store_with_its_own_later_history_serves_no_row).
             pin.renew(log, part.start)
             check_history(log, part)
-            for chunk in _prefetched(pool, log, part, replica, policy):
+            for chunk in _prefetched(pool, log, part, replica, policy, columns):
                 # The pin moves with the reader, so that retention can delete entries that were read.
                 pin.renew(log, chunk.next_index)
                 if chunk.batch.num_rows:
@@ -114,7 +115,9 @@ def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: Open
         pool.shutdown(cancel_futures=True)
 
 
-def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, replica: int, policy: LossPolicy) -> Iterator[Chunk]:
+def _prefetched(
+    pool: ThreadPoolExecutor, log: Log, part: Range, replica: int, policy: LossPolicy, columns: tuple[str, ...] | None
+) -> Iterator[Chunk]:
     """Yield the chunks of a range. The single thread of ``pool`` finishes a chunk before it starts the next one."""
 
     def fetched(previous: Future[Chunk] | None) -> Chunk:
@@ -124,7 +127,7 @@ def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, replica: int, p
         if start >= part.end:
             return Chunk(_NOTHING, start)
         try:
-            return log.read(part, start, replica)
+            return log.read(part, start, replica, columns=columns)
         except RetentionError as error:
             policy.report(error)
             # The loss was accepted: continue at the first stored entry (test_entries_deleted_between_plan_and_read).

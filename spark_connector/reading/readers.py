@@ -317,7 +317,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._seen if end == self._last_end else self._bounds()
         # The end first: a log that ends before both lacks the entries up to the end, and that is one loss
         # (test_lost_end_is_reported_once_and_asked_for_once).
-        ends = {group: offset.next for group, offset in self.tracker.adopt(stop, bounds).groups.items()}
+        ends = {group: offset.next for group, offset in self.tracker.adopt(stop, bounds, begin).groups.items()}
         known = self.tracker.adopt(begin, bounds)
         # After a crash in the first micro-batch Spark asks a new reader for the start, and that may be after the
         # recorded end. The recorded end counts (test_entries_appended_between_first_calls_are_read).

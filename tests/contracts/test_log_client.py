@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from dledger_core.checksum import crc32
 from dledger_core.client import LogClient, OptionalOperations
 from dledger_core.connect import AsyncClient, Client, JavaOptions
 from dledger_core.control import TransactionId
@@ -195,6 +196,21 @@ class LogClientContract:
             assert seen == [b"%d" % i for i in range(50)]
             after = await client.fetch(end, end + 10)
             assert (after.batch.num_rows, after.next_index) == (0, end)
+
+    async def test_read_has_the_columns_that_were_named(self) -> None:
+        async with self.opened() as (_nodes, client):
+            start = (await client.append([b"a", b"", b"c" * 100])).first_index
+            found = await client.read(start, start + 3, columns=["length", "index", "crc"])
+            assert found.to_pydict() == {
+                "length": [1, 0, 100],
+                "index": [start, start + 1, start + 2],
+                "crc": [crc32(body) for body in (b"a", b"", b"c" * 100)],
+            }
+            record = await client.records(start, start + 1, columns=["magic", "body"])
+            assert record.batch.to_pylist() == [{"magic": MAGIC_DATA, "body": b"a"}]
+            for columns in ([], ["topic of nothing"]):
+                with pytest.raises(BadRequestError):
+                    await client.read(start, start + 1, columns=columns)
 
     async def test_tail_yields_entries_as_they_arrive(self) -> None:
         async with self.opened() as (_nodes, client):

@@ -184,7 +184,7 @@ class CountingLog:
         self.ahead: list[int] = []
         self._fails_at = fails_at
 
-    def read(self, part: Range, start: int, replica: int) -> Chunk:
+    def read(self, part: Range, start: int, replica: int, columns: object = None) -> Chunk:
         self.asked.append(start)
         self.ahead.append(len(self.asked) - self.given)
         if start >= self._fails_at:

@@ -18,14 +18,17 @@ from dledger_core.client.routing.channel import Channel
 from dledger_core.config import LIMITS, parse_peers
 from dledger_core.errors import BusyError, OtherLogError, UnreachableError
 from dledger_core.net.messages import SPLIT_MAX
+from dledger_core.net.protocol import Type
+from dledger_core.rocketmq import encode_messages
 from spark_connector import connections
 from spark_connector.connections import client_for
-from spark_connector.errors import GroupGoneError, OffsetBeyondEndError, OptionError, PinError
+from spark_connector.errors import DecodeError, GroupGoneError, OffsetBeyondEndError, OptionError, PinError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Pin
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from spark_connector.reading.tables import TableReader
 from spark_connector.reading.tracking import Tracker
+from tests.rocketmq.test_inner_batches import batch as inner_batch
 from tests.spark_connector.engine import ALL, Engine, indexes, next_of, pin_batch
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
@@ -39,13 +42,15 @@ OLD = ("orders-a", "orders-b", "other")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Three nodes; each group has a first entry."""
-    groups = ("default", "large", "a", "b", "c")
+    groups = ("default", "large", "a", "b", "c", "messages")
     with LocalCluster(3, groups=groups, **SLOW_ELECTIONS) as running:
         append(running, "default", [b"x" * 100] * COUNT)
         for _ in range(8):
             append(running, "large", [b"x" * 1000] * 1000)
         for group in "abc":
             append(running, group, [b"first"])
+        orders = encode_messages("orders", 3, [b"one", b"two"], tags=["t", None], keys="k").to_pylist()
+        append(running, "messages", [*orders, b"not a message", inner_batch(0, "ABA"), inner_batch(5, "B")])
         yield running
 
 
@@ -233,6 +238,40 @@ def test_partitions_name_a_hung_node_which_tasks_avoid(cluster: Any) -> None:
 def test_plans_of_one_partition_read_from_all_replicas(cluster: Any) -> None:
     found = {part.replica % 3 for _ in range(50) for part in planned(cluster, "any", groups="a")[1]}
     assert found == {0, 1, 2}
+
+
+@pytest.mark.parametrize("given", [{}, {"topics": "Batch", "tags": "TagA"}, {"onDecodeError": "fail", "tags": "TagB"}])
+@pytest.mark.parametrize(
+    "columns", [("topic",), ("group",), ("timestamp", "error", "index"), ("batch_index", "queue_offset")]
+)
+def test_task_asks_for_named_columns_only(
+    cluster: Any, given: dict[str, str], columns: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    request = Channel.request
+
+    async def watching(self: Channel, header: dict[str, Any], *payload: Any, **settings: Any) -> Any:
+        if header["t"] == Type.READ and header.get("iso") != "records":
+            asked.append(header.get("fields"))
+        return await request(self, header, *payload, **settings)
+
+    def rows(columns: tuple[str, ...]) -> Any:
+        chosen = options(cluster, groups="messages", decode="message", **given).model_copy(update={"columns": columns})
+        reader = DLedgerBatchReader(chosen)
+        try:
+            return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+        except DecodeError as error:
+            return error.values["index"]
+
+    complete = rows((*columns, "body"))
+    monkeypatch.setattr(Channel, "request", watching)
+    found = rows(columns)
+    assert asked
+    assert all(fields is not None for fields in asked)
+    if isinstance(complete, list):
+        assert complete
+        complete = [{name: row[name] for name in columns} for row in complete]
+    assert found == complete
 
 
 @pytest.mark.parametrize("read_from", ["any", "leader", "follower"])

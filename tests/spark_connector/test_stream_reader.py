@@ -469,6 +469,23 @@ def test_recreated_log_is_read_from_first_entry_in_bounded_batches(tmp_path: Pat
         assert report_of(tolerant)["losses"] == {"events": 1, "entries": 7}
 
 
+def test_replay_in_former_log_is_one_loss(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(10)
+        reader = make_reader(store)
+        begin = reader.latestOffset(pin_batch(reader), ReadMaxRows(6))
+        end = reader.latestOffset(begin, ALL)
+    with other_store(tmp_path, bodies=4, uuid="log-2") as store:
+        with pytest.raises(LogRecreatedError):
+            make_reader(store).partitions(begin, end)
+        tolerant = make_reader(store, failOnDataLoss="false")
+        for _ in range(2):
+            assert tolerant.partitions(begin, end) == []
+        following = tolerant.latestOffset(end, ALL)
+        assert indexes(tolerant, tolerant.partitions(end, following)) == [0, 1, 2, 3]
+        assert (tolerant.tracker.policy.events, tolerant.tracker.policy.entries) == (1, 4)
+
+
 def test_lost_end_is_reported_once_and_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StoreWriter(tmp_path) as store:
         store.append_numbers(10)

@@ -148,7 +148,7 @@ def broker_end_of(reader: StoreReader, meta: LogMeta | None) -> int | None:
     return None if recorded == entry.column("position")[0].as_py() + PHYSICAL_OFFSET_DELTA else meta.broker_end_index
 
 
-_COLUMNS: Final = (
+STATISTICS_COLUMNS: Final = (
     "topic",
     "queue_id",
     "queue_offset",
@@ -158,6 +158,7 @@ _COLUMNS: Final = (
     "sys_flag",
     "batch_index",
 )
+"""The columns of messages that ``queue_statistics`` needs."""
 _QUEUE: Final = ("topic", "queue_id")
 MERGE_ROWS: Final = 1 << 16
 """Rows of partial statistics that are merged at once; limits their memory."""
@@ -223,7 +224,8 @@ def queue_statistics(
     """Count the messages of a log.
 
     Args:
-        batches: entries in log order, with a column ``body``, as from ``StoreReader.read`` and the client.
+        batches: entries in log order, with a column ``body``, as from ``StoreReader.read`` and the client; or from a
+            client rows with STATISTICS_COLUMNS.
         bucket_seconds: length of a bucket of ``rates``.
         broker_end: messages from this index on have no queue offsets in the log, as in native logs: they
             continue after the broker's offsets. None = all have a broker's offset.
@@ -257,7 +259,9 @@ class _Counting:
         self._not_messages = self._in_no_queue = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
-        messages, origin = expanded_messages(batch.column("body"), _COLUMNS)
+        messages, origin = batch, None
+        if "body" in batch.schema.names:
+            messages, origin = expanded_messages(batch.column("body"), STATISTICS_COLUMNS)
         found = pa.table(messages)
         late = pa.nulls(batch.num_rows, pa.bool_()) if self._broker_end is None else self._late(batch)
         late = late if origin is None else late.take(pa.array(origin))
