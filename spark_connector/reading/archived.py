@@ -175,7 +175,7 @@ class ArchivedLog(ServerLog):
         max_bytes: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> Chunk:
-        """See ``Log``; entries that the log has trimmed are read from the archive.
+        """See ``Log``; entries that the log has trimmed are read from the archive, with all of their columns.
 
         Raises:
             ArchiveDamagedError: the table does not have the rows that the log has recorded.

@@ -528,7 +528,7 @@ class ClassicLog:
         max_bytes: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> Chunk:
-        """See ``Log``; the files contain complete messages, so ``columns`` would save nothing."""
+        """See ``Log``; as of a store, ``columns`` would save nothing."""
         del replica, columns
         try:
             found = self._view.read(start, part.end, max_bytes or self._options.read_bytes(files=True))
@@ -538,9 +538,9 @@ class ClassicLog:
                 raise
             raise RetentionError.of(part.group, start, first, part.end) from error
         rows = found.batch.num_rows
-        entries = {field.name: pa.nulls(rows, field.type) for field in READ_SCHEMA}
-        entries |= {name: found.batch.column(name) for name in found.batch.schema.names}
-        return Chunk(pa.RecordBatch.from_pydict(entries, READ_SCHEMA), found.next_position)
+        columns = {field.name: pa.nulls(rows, field.type) for field in READ_SCHEMA}
+        columns |= {name: found.batch.column(name) for name in found.batch.schema.names}
+        return Chunk(pa.RecordBatch.from_pydict(columns, READ_SCHEMA), found.next_position)
 
 
 def check_history(log: Log, part: Range) -> None:

@@ -336,8 +336,8 @@ class Tracker:
             # belong to the query (test_new_group_is_read_from_first_entry).
             found[group] = GroupOffset(bounds[group].first_index, bounds[group].log_uuid)
             if known is not None:
-                before = None if since is None else since.groups.get(group)
-                found[group] = self._checked(group, known, bounds[group], before)
+                begun = None if since is None else since.groups.get(group)
+                found[group] = self._checked(group, known, bounds[group], begun)
         return StreamOffset(found)
 
     def _report(self, group: str, offset: GroupOffset, loss: Loss, since: GroupOffset | None) -> None:
