@@ -194,7 +194,7 @@ def main() -> None:
         brokers: Any = SimpleNamespace(address=kafka["address"])
         systems = [*systems, Kafka(spark, brokers, rows)]
     bench = Bench(spark, systems, rows, given["rounds"])
-    lines = [bench.batch_read(SIZE, ""), bench.stream_to_noop(SIZE), with_sink.sink(given["rows"] // 5, ledger)]
+    lines = [bench.batch_read(SIZE, ""), bench.whole_stream(SIZE), with_sink.sink(given["rows"] // 5, ledger)]
     sys.stdout.write(json.dumps([asdict(line) for line in lines]) + "\n")
     spark.stop()
 
