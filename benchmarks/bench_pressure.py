@@ -13,6 +13,8 @@ Method, each part in one run on this machine, three nodes on loopback, entries o
 * overload: the rate that 6 requests in flight reach; then requests of ``--clients`` clients that are due at twice that
   rate, whatever becomes of the earlier ones, each with a timeout of 2 seconds. Acknowledged entries per second of both,
   their latencies, and how many calls failed with which error.
+* idle: ``--groups`` groups without a client. CPU time of each node for 20 seconds, in percent of a core, and the bytes
+  of a frame of heartbeats of all groups and of its responses.
 
 Run: ``python -m benchmarks.bench_pressure cold full overload [--minutes 10]``. Prints one JSON object per part.
 """
@@ -42,7 +44,9 @@ from benchmarks.timing import seconds
 from dledger_core import DLedgerError, LocalCluster
 from dledger_core.config import StorageConfig
 from dledger_core.connect import AsyncClient
-from dledger_core.ids import Index, Term
+from dledger_core.ids import Index, MemberId, Term
+from dledger_core.net import codec
+from dledger_core.raft import Heartbeat, HeartbeatResponse
 from dledger_core.raft.ready import HardState
 from dledger_core.record import Columns, ProposedBatch
 from dledger_core.storage import CommitLog, open_store
@@ -215,6 +219,45 @@ def larger(options: argparse.Namespace) -> dict[str, Any]:
         return uvloop.run(run(running))
 
 
+def idle(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure nodes that host many groups and send their heartbeats only."""
+    names = tuple(f"group-{number:03}" for number in range(options.groups))
+    with cluster(groups=names) as running:
+        for name in names:
+            running.leader(name)
+        time.sleep(10)
+        before, began = _cpu_s(running), time.monotonic()
+        time.sleep(20)
+        after, took = _cpu_s(running), time.monotonic() - began
+    sent, received = _frame_bytes(options.groups)
+    return {
+        "groups": options.groups,
+        "percent_of_a_core": {node: round(100 * (after[node] - before[node]) / took, 1) for node in after},
+        "heartbeat_frame_bytes": sent,
+        "response_frame_bytes": received,
+    }
+
+
+def _cpu_s(running: LocalCluster) -> dict[str, float]:
+    """Return the CPU time of each node, all threads, user and system."""
+    stats = {
+        node: Path(f"/proc/{running.pid(node)}/stat").read_text().rpartition(")")[2].split()
+        for node in running.node_ids
+    }
+    return {node: (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") for node, stat in stats.items()}
+
+
+def _frame_bytes(groups: int) -> tuple[int, int]:
+    """Return the bytes of one frame of heartbeats, and of its responses."""
+    ends = {"sender": MemberId("n0"), "target": MemberId("n1"), "term": Term(12), "round": 500_000}
+    beats = [
+        (n, Heartbeat(**ends, commit_index=Index(1_000_000), log_time_ms=86_400_000)) for n in range(1, groups + 1)
+    ]
+    responses = [(n, HeartbeatResponse(**ends, last_index=Index(1_000_000))) for n in range(1, groups + 1)]
+    sent, received = codec.heartbeats_frames(beats, 1_700_000_000_000), codec.heartbeat_responses_frames(responses)
+    return sum(map(len, sent)), sum(map(len, received))
+
+
 def _ms(latencies_s: list[float], percent: float) -> float:
     return round(float(np.percentile(latencies_s, percent)) * 1000, 1)
 
@@ -267,7 +310,7 @@ def overload(options: argparse.Namespace) -> dict[str, Any]:
         return uvloop.run(run(running))
 
 
-PARTS = {"cold": cold, "full": full, "larger": larger, "overload": overload}
+PARTS = {"cold": cold, "full": full, "larger": larger, "overload": overload, "idle": idle}
 
 
 def main() -> None:
@@ -278,6 +321,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=2048)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=1, help="for overload")
+    parser.add_argument("--groups", type=int, default=256)
     parser.add_argument("--cgroup", type=Path, help="memory cgroup with a limit, for larger")
     options = parser.parse_args()
     if "larger" in options.parts and options.cgroup is None:

@@ -240,7 +240,7 @@ def _of_decoded(rows: pa.RecordBatch, part: Range, options: DLedgerOptions) -> p
     else:
         of_entries = rows
     if fail:
-        _check(of_entries.column("error"), of_entries.column("index"), part.group)
+        _check(of_entries.column("error"), of_entries, part.group)
     return rows
 
 

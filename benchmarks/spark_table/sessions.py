@@ -82,16 +82,16 @@ class Elsewhere:
 
     def connect(self) -> list[Line]:
         """Measure over Spark Connect, server and client on this machine."""
-        return self._beside_classic("over Spark Connect", self._measured(remote=True))
+        return self._with_classic("over Spark Connect", self._measured(remote=True))
 
     def version(self, version: str) -> list[Line]:
         """Measure with another version of PySpark."""
         home = _fetched(version)
         more = {"PYTHONPATH": os.pathsep.join([str(home), str(ROOT)]), "SPARK_HOME": str(home / "pyspark")}
-        return self._beside_classic(f"PySpark {version}", self._measured(kafka=False, **more))
+        return self._with_classic(f"PySpark {version}", self._measured(kafka=False, **more))
 
     def pipeline(self) -> Line:
-        """The whole ``spark-pipelines run`` of one flow -> noop, JVM included; beside a program that does the same."""
+        """The whole ``spark-pipelines run`` of one flow -> noop, JVM included; next to a program that does the same."""
         group = f"full{SIZE}"
         sources = {DLEDGER: ("dledger", {"peers": self._given["peers"], "groups": group})}
         settings: dict[str, str] = {}
@@ -111,7 +111,7 @@ class Elsewhere:
     def _classic(self) -> list[Line]:
         return self._measured()
 
-    def _beside_classic(self, title: str, lines: list[Line]) -> list[Line]:
+    def _with_classic(self, title: str, lines: list[Line]) -> list[Line]:
         return [
             replace(line, name=f"{title}: {line.name}", runs={**line.runs, CLASSIC: classic.runs[DLEDGER]})
             for line, classic in zip(lines, self._classic, strict=True)
@@ -194,7 +194,7 @@ def main() -> None:
         brokers: Any = SimpleNamespace(address=kafka["address"])
         systems = [*systems, Kafka(spark, brokers, rows)]
     bench = Bench(spark, systems, rows, given["rounds"])
-    lines = [bench.batch_read(SIZE, ""), bench.stream_to_noop(SIZE), with_sink.sink(given["rows"] // 5, ledger)]
+    lines = [bench.batch_read(SIZE, ""), bench.whole_stream(SIZE), with_sink.sink(given["rows"] // 5, ledger)]
     sys.stdout.write(json.dumps([asdict(line) for line in lines]) + "\n")
     spark.stop()
 

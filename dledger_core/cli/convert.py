@@ -249,7 +249,8 @@ def _check_given(context: click.Context, to: str) -> None:
             option_name = parameter.opts[0]
             wanted = "commitlog" if to == "store" else "store"
             raise ConfigError(f"{option_name} has no meaning with --to {to}", "", f"leave it out, or use --to {wanted}")
-        if to == "store" and parameter.name in _NEEDED and context.params[parameter.name] is None:
+    for parameter in context.command.params if to == "store" else ():
+        if parameter.name in _NEEDED and context.params[parameter.name] is None:
             raise click.MissingParameter(ctx=context, param=parameter)
 
 

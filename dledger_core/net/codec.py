@@ -7,7 +7,7 @@ are safe for the core and the log.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
@@ -46,6 +46,7 @@ HEARTBEATS_MAX: Final = 1024
 """Heartbeats in one frame: even with the longest names of groups its header is well below its limit."""
 
 _COUNT_MAX = 1 << 23
+_NO_CONDITIONS: Final[Mapping[int, Condition]] = {}
 _U32: Final = np.dtype("<u4")
 SNAPSHOT_BYTES_MAX: Final = 1 << 30
 """Limit on a snapshot with all its chunks: the tables, of which 1,000,000 producers take 100 to 500 MB."""
@@ -480,49 +481,32 @@ def _beats_frames(table: Table[Any], fields: dict[str, Any], rows: Sequence[tupl
 # --- decode -------------------------------------------------------------------------------------------------------
 
 
-def frame_to_messages(frame: Frame, ends_of: EndsOf) -> list[tuple[str, Message]]:
+Beats: TypeAlias = dict[int, tuple[list[int], tuple[str, Message]]]
+"""The last row and message of each number in frames of heartbeats and of responses."""
+
+
+def frame_to_messages(frame: Frame, ends_of: EndsOf, known: Beats | None = None) -> list[tuple[str, Message]]:
     """Return the messages of one frame with their groups: one, or many in a frame of heartbeats.
+
+    Args:
+        frame: the frame.
+        ends_of: see there.
+        known: of this connection, for numbers whose ends have not changed; a row that repeats is not decoded again.
 
     Raises:
         ProtocolError: the frame is not a message between replicas, or malformed.
     """
     kind = frame.header["t"]
+    known = {} if known is None else known
     if kind == Type.HEARTBEATS:
-        found = [(ends_of(row[0]), row) for row in _beats(HEARTBEATS.read(frame.header)["beats"], 5)]
-        return [
-            (
-                ends.group,
-                Heartbeat(
-                    sender=ends.sender,
-                    target=ends.target,
-                    term=Term(term),
-                    commit_index=Index(commit),
-                    round=number,
-                    log_time_ms=log_time_ms,
-                ),
-            )
-            for ends, (_, term, commit, number, log_time_ms) in found
-            if ends is not None
-        ]
+        return _beats(HEARTBEATS.read(frame.header)["beats"], 5, _heartbeat, ends_of, known)
     if kind == Type.HEARTBEATS_OK:
         values = HEARTBEATS_OK.read(frame.header)
-        found = [(ends_of(row[0]), row) for row in _beats(values["beats"], 4)]
-        conditions = {row[0]: _condition(row[1]) for row in _beats(values["conditions"] or [], 2)}
-        return [
-            (
-                ends.group,
-                HeartbeatResponse(
-                    sender=ends.sender,
-                    target=ends.target,
-                    term=Term(term),
-                    round=round_,
-                    last_index=Index(last),
-                    condition=conditions.get(number, Condition.NONE),
-                ),
-            )
-            for ends, (number, term, round_, last) in found
-            if ends is not None
-        ]
+        if not values["conditions"]:
+            return _beats(values["beats"], 4, _heartbeat_response, ends_of, known)
+        conditions = {row[0]: _condition(row[1]) for row in (_ints(row, 2) for row in values["conditions"])}
+        response = partial(_heartbeat_response, conditions=conditions)
+        return _beats(values["beats"], 4, response, ends_of, {})  # a row does not show its condition
     read = _READERS.get(kind)
     if read is None:
         raise ProtocolError("not a message between replicas", "header", "", {"type": kind})
@@ -583,9 +567,45 @@ def _ints(row: Any, count: int) -> list[int]:
     return row
 
 
-def _beats(rows: list[Any], count: int) -> list[list[int]]:
-    """Return the rows of ``h``, each checked to be a number and ``count - 1`` integers."""
-    return [_ints(row, count) for row in rows]
+def _beats(
+    rows: list[Any], count: int, message_of: Callable[[list[int], Ends], Message], ends_of: EndsOf, known: Beats
+) -> list[tuple[str, Message]]:
+    """Return the messages of the rows of ``h``; each row is checked to be a number and ``count - 1`` integers."""
+    found = []
+    for row in rows:
+        number = row[0] if type(row) is list and row and type(row[0]) is int else -1
+        before = known.get(number)
+        if before is None or before[0] != row:
+            ends = ends_of(_ints(row, count)[0])
+            if ends is None:
+                continue
+            before = known[number] = row, (ends.group, message_of(row, ends))
+        found.append(before[1])
+    return found
+
+
+def _heartbeat(row: list[int], ends: Ends) -> Heartbeat:
+    _, term, commit, number, log_time_ms = row
+    return Heartbeat(
+        sender=ends.sender,
+        target=ends.target,
+        term=Term(term),
+        commit_index=Index(commit),
+        round=number,
+        log_time_ms=log_time_ms,
+    )
+
+
+def _heartbeat_response(row: list[int], ends: Ends, conditions: Mapping[int, Condition] = _NO_CONDITIONS) -> Message:
+    number, term, round_, last = row
+    return HeartbeatResponse(
+        sender=ends.sender,
+        target=ends.target,
+        term=Term(term),
+        round=round_,
+        last_index=Index(last),
+        condition=conditions.get(number, Condition.NONE),
+    )
 
 
 def _condition(flags: int) -> Condition:

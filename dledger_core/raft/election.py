@@ -13,7 +13,10 @@ from dledger_core.raft.state import RaftState
 def tick_follower(state: RaftState) -> bool:
     """Count one tick on a member that does not lead; return whether it starts a campaign."""
     state.election_elapsed += 1
-    state.count_start()
+    if state.start_ticks:
+        state.count_start()
+    if state.leader_id is not None and state.election_elapsed < state.election_timeout:
+        return False  # as most ticks of hundreds of groups
     # A learner does not count, so its log may lack what the voters have. Below its floor a member would elect, as
     # itself, a log without entries that it acknowledged (test_member_below_its_floor_does_not_campaign). At its start
     # it waits for objections (test_voter_that_starts_does_not_campaign).

@@ -119,7 +119,29 @@ def handle_heartbeat(state: RaftState, message: Heartbeat) -> None:
     # nothing. The response's last_index makes the leader probe again.
     if message.commit_index <= log.last_index:
         state.commit_to(message.commit_index)
-    state.send_dependent(_heartbeat_response(state, message, message.round))
+    response = _heartbeat_response(state, message, message.round)
+    state.send_dependent(response)
+    has_all = message.commit_index <= log.commit_index and state.floor is None
+    state.answered = (message, response) if has_all and state.is_hard_state_durable else None
+
+
+def takes_repetition(state: RaftState, message: Heartbeat) -> bool:
+    """Answer a heartbeat that repeats the last one as that one; return False if it may have another effect."""
+    answered = state.answered
+    if answered is None or (message is not answered[0] and message != answered[0]):
+        return False
+    response = answered[1]
+    # What has changed since it was answered: the term, the leader, this disk.
+    if (
+        state.term != message.term
+        or state.leader_id != message.sender
+        or response.last_index != state.log.durable_index
+        or state.floor is not None
+    ):
+        return False
+    state.election_elapsed = 0
+    state.repeats.append(response)
+    return True
 
 
 def reject_append_entries(state: RaftState, message: AppendEntries) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from dledger_core.errors import BadRequestError, NotLeaderError, ProtocolError, TransferringError, invariant
@@ -129,8 +130,8 @@ def successor(state: RaftState) -> TimeoutNow | None:
     return None if target is None else TimeoutNow(sender=state.member, target=target, term=state.term)
 
 
-def tick_leader(state: RaftState) -> bool:
-    """Count one tick on a leader; return whether a timer expired."""
+def tick_leader(state: RaftState, beat: bool | None = None) -> bool:
+    """Count one tick on a leader; return whether a timer expired. For ``beat`` see ``RawNode.tick``."""
     config = state.config
     state.ticks_as_leader += 1
     state.heartbeat_elapsed += 1
@@ -153,8 +154,8 @@ def tick_leader(state: RaftState) -> bool:
             _hand_over(state)
             return True
         _forget_removed(state, active)
-    if state.heartbeat_elapsed >= config.heartbeat_ticks:
-        _broadcast_heartbeat(state)
+    is_due = state.heartbeat_elapsed >= config.heartbeat_ticks if beat is None else beat
+    if is_due and _send_heartbeats(state):
         return True
     return state.election_elapsed == 0
 
@@ -195,13 +196,29 @@ def handle_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> N
             "",
             {"round": message.round, "last_round": state.heartbeat_round},
         )
-    progress.condition = message.condition
+    progress.condition, progress.beat_response = message.condition, message
     due = progress.heartbeat_acked(message.round, message.last_index, state.log.first_index)
     progress.heard(state.ticks_as_leader, state.log.last_index)
     if due or progress.next_index <= state.log.last_index:
         state.send_due = True
     confirm_reads(state)
     _maybe_end_removal_notice(state, message.sender, progress)
+
+
+def takes_repetition(state: RaftState, message: HeartbeatResponse) -> bool:
+    """Process a response to a heartbeat that repeats the last one; return False if it may have another effect."""
+    progress = state.progress.get(message.sender)
+    # The progress is of this term, and so is the response (test_repeated_response_of_an_earlier_term_counts_no_longer).
+    if progress is None or not progress.is_idle or state.reads.in_round:
+        return False
+    known = progress.beat_response
+    if message is not known and message != known:
+        return False
+    last_index = state.log.last_index
+    if progress.match_index != last_index:
+        return False
+    progress.heard(state.ticks_as_leader, last_index)
+    return True
 
 
 def is_active(state: RaftState, member: MemberId) -> bool:
@@ -222,32 +239,55 @@ def is_caught_up(state: RaftState, member: MemberId) -> bool:
     return progress is not None and progress.is_caught_up(state.ticks_as_leader, state.config.election_ticks_min)
 
 
+def _send_heartbeats(state: RaftState) -> bool:
+    """Send the heartbeats that are due by the clock; return whether any of them is new, and not a repetition."""
+    if state.reads.waiting:
+        _broadcast_heartbeat(state)
+        return True
+    state.heartbeat_elapsed = 0
+    commit_index = state.log.commit_index
+    others = []
+    for member, progress in state.progress.items():
+        if (beat := progress.beat_again(commit_index)) is None:
+            others.append(member)
+        else:
+            state.repeats.append(beat)
+    if others:
+        _send_round(state, others)
+    return bool(others)
+
+
 def _broadcast_heartbeat(state: RaftState) -> None:
     state.heartbeat_elapsed = 0
+    _send_round(state, state.progress)
+    # In this round and no earlier one: the echo of a heartbeat that was sent before the request does not prove who led
+    # at the request (thesis section 6.4; test_read_needs_an_echo_of_a_later_round).
+    if state.reads.waiting and has_committed_in_term(state):
+        state.reads.start_round(state.heartbeat_round, state.log.commit_index)
+        confirm_reads(state)
+
+
+def _send_round(state: RaftState, members: Iterable[MemberId]) -> None:
+    """Send a heartbeat of a new round to members."""
     state.heartbeat_round += 1
     commit_index, log_time_ms = state.log.commit_index, state.log_time()
-    for member, progress in state.progress.items():
-        progress.watch(state.heartbeat_round)
+    for member in members:
+        progress = state.progress[member]
         # Not the plain commit index: a heartbeat compares no entry, and a follower's entries after its match_index may
         # be another leader's.
         told = min(progress.match_index, commit_index)
         if progress.removed_at is not None and told >= progress.removed_at and not progress.removal_notice_round:
             progress.removal_notice_round = state.heartbeat_round
-        state.send(
-            Heartbeat(
-                sender=state.member,
-                target=member,
-                term=state.term,
-                commit_index=told,
-                round=state.heartbeat_round,
-                log_time_ms=log_time_ms,
-            )
+        beat = Heartbeat(
+            sender=state.member,
+            target=member,
+            term=state.term,
+            commit_index=told,
+            round=state.heartbeat_round,
+            log_time_ms=log_time_ms,
         )
-    # In this round and no earlier one: the echo of a heartbeat that was sent before the request does not prove who led
-    # at the request (thesis section 6.4; test_read_needs_an_echo_of_a_later_round).
-    if state.reads.waiting and has_committed_in_term(state):
-        state.reads.start_round(state.heartbeat_round, commit_index)
-        confirm_reads(state)
+        progress.sent_beat(beat)
+        state.send(beat)
 
 
 def confirm_reads(state: RaftState) -> None:

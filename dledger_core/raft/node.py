@@ -163,9 +163,14 @@ class RawNode:
         self._emitted_committed_configuration = self._committed_configuration()
         self._catch_up_allowed = self.state.catch_up_bytes
 
-    def tick(self) -> bool:
-        """Count one tick; return whether a timer expired. Without that there is no new output."""
-        return raft.tick(self.state, persisting=self._persisting > 0)
+    def tick(self, beat: bool | None = None) -> bool:
+        """Count one tick; return whether a timer expired. Without that there is no new output but ``take_repeats``.
+
+        Args:
+            beat: whether a leader's heartbeats leave with this tick: one of each ``heartbeat_ticks`` of all groups of a
+                process, so that they share a frame. None = ``heartbeat_ticks`` after its last ones.
+        """
+        return raft.tick(self.state, beat, persisting=self._persisting > 0)
 
     def allow_catch_up(self, nbytes: int) -> bool:
         """Let a leader read at most ``nbytes`` from the files for members that lag, until the next call.
@@ -179,9 +184,20 @@ class RawNode:
             self._catch_up_allowed = self.state.catch_up_bytes
         return used
 
-    def step(self, message: Message) -> None:
-        """Process a message from another member; raise ProtocolError if it is malformed."""
-        raft.step(self.state, message)
+    def step(self, message: Message) -> bool:
+        """Process a message from another member; raise ProtocolError if it is malformed.
+
+        Returns:
+            False if there is no new output but ``take_repeats``: an equal message was processed before.
+        """
+        return raft.step(self.state, message)
+
+    def take_repeats(self) -> Sequence[Message]:
+        """Return messages that repeat earlier ones, as a network may do too; else the next Ready contains them."""
+        repeats = self.state.repeats
+        if repeats:
+            self.state.repeats = []
+        return repeats
 
     def propose(self, proposal: Proposal) -> Batch:
         """Append a proposed batch to the leader's log; return it with its index, term and position.
@@ -377,6 +393,7 @@ class RawNode:
         state, log, hard, soft = self.state, self._log, self._emitted_hard_state, self._emitted_soft_state
         return bool(
             state.messages
+            or state.repeats
             or state.persisted_messages
             or state.send_due
             or state.restart is not None
@@ -412,7 +429,7 @@ class RawNode:
             restart=restart,
             truncate_from=truncate_from,
             batches=batches,
-            messages=tuple(state.messages),
+            messages=(*state.messages, *self.take_repeats()),
             persisted_messages=tuple(state.persisted_messages),
             committed=self._take_committed(),
             reads=tuple(state.reads.results),

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from dledger_core.config import RaftConfig
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, Index, Term
-from dledger_core.raft.messages import Condition
+from dledger_core.raft.messages import Condition, Heartbeat, HeartbeatResponse
+
+_REPEATS_MAX: Final = 32
+"""Heartbeats of one round to a member: the next one has a new round, and the log time of then."""
 
 
 class ProgressState(Enum):
@@ -68,18 +72,23 @@ class Progress:
         condition: what the member reported with its last response to a heartbeat.
         removed_at: index of the entry that removed this member, and may not have received the commit of that.
         removal_notice_round: the first heartbeat round that carried that; 0 = none yet.
+        beat: the last heartbeat, None = none yet.
+        beat_response: the member's last response to a heartbeat.
     """
 
     __slots__ = (
         "_advanced_at",
         "_advanced_match",
         "_inflight",
+        "_repeats",
         "_round_start",
         "_round_target",
         "_round_ticks",
         "_watch_match",
         "_watch_round",
         "acked_round",
+        "beat",
+        "beat_response",
         "check_due",
         "condition",
         "heard_at",
@@ -114,6 +123,37 @@ class Progress:
         self._round_target = Index(next_index - 1)
         self._round_start = now
         self._round_ticks: int | None = None
+        self.beat: Heartbeat | None = None
+        self.beat_response: HeartbeatResponse | None = None
+        self._repeats = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the member has all that was sent, and nothing is asked of it."""
+        return (
+            self.next_index == self.match_index + 1
+            and self.state is ProgressState.REPLICATE
+            and not self.check_due
+            and self.removed_at is None
+        )
+
+    def beat_again(self, commit_index: Index) -> Heartbeat | None:
+        """Return the last heartbeat if the next one would say the same, but for its round and the log time.
+
+        The member has answered it. A network that repeats messages would deliver the same, so nothing depends on it but
+        that both ends hear of each other.
+        """
+        beat = self.beat
+        if (
+            beat is None
+            or self.acked_round < beat.round
+            or self._repeats >= _REPEATS_MAX
+            or beat.commit_index != min(self.match_index, commit_index)
+            or not self.is_idle
+        ):
+            return None
+        self._repeats += 1
+        return beat
 
     @property
     def inflight_messages(self) -> int:
@@ -212,6 +252,11 @@ class Progress:
             self.probe_sent = self.next_index == before
             return not self.probe_sent
         return False
+
+    def sent_beat(self, beat: Heartbeat) -> None:
+        """Record a heartbeat of a new round."""
+        self.beat, self._repeats = beat, 0
+        self.watch(beat.round)
 
     def watch(self, heartbeat_round: int) -> None:
         """Remember match_index when a heartbeat is sent, unless an older one is still unanswered."""

@@ -25,18 +25,24 @@ from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
 
-def tick(state: RaftState, *, persisting: bool) -> bool:
+def tick(state: RaftState, beat: bool | None = None, *, persisting: bool) -> bool:
     """Count one tick; ``persisting`` tells whether a Ready is in flight to the disk. Return whether a timer expired."""
     state.persist_elapsed = state.persist_elapsed + 1 if persisting else 0
-    return leadership.tick_leader(state) if state.role is Role.LEADER else election.tick_follower(state)
+    return leadership.tick_leader(state, beat) if state.role is Role.LEADER else election.tick_follower(state)
 
 
-def step(state: RaftState, message: Message) -> None:
-    """Process a message from another member.
+def step(state: RaftState, message: Message) -> bool:
+    """Process a message from another member; return False if it has no effect but to show that the sender is alive.
 
     Raises:
         ProtocolError: it is malformed or for another member; nothing changed.
     """
+    # Most messages of an idle group: hundreds of such groups must cost next to nothing.
+    if isinstance(message, Heartbeat):
+        if following.takes_repetition(state, message):
+            return False
+    elif isinstance(message, HeartbeatResponse) and leadership.takes_repetition(state, message):
+        return False
     if message.target != state.member or message.sender == state.member:
         raise ProtocolError("the message is for another member", str(message.sender), values={"target": message.target})
     # Terms end at a highest number. A damaged or hostile message that jumped there would leave the group without a next
@@ -61,6 +67,7 @@ def step(state: RaftState, message: Message) -> None:
     elif message.term == state.term or _enter_higher_term(state, message):
         _dispatch(state, message)
         state.update_floor()
+    return True
 
 
 def _enter_higher_term(state: RaftState, message: Message) -> bool:

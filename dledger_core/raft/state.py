@@ -17,7 +17,7 @@ from dledger_core.raft.batch import Proposal, SnapshotPayloads
 from dledger_core.raft.configuration import Configuration
 from dledger_core.raft.floor import Floor, higher
 from dledger_core.raft.log import RaftLog
-from dledger_core.raft.messages import InstallSnapshot, Message
+from dledger_core.raft.messages import Heartbeat, HeartbeatResponse, InstallSnapshot, Message
 from dledger_core.raft.progress import Progress
 from dledger_core.raft.reads import ReadQueue
 from dledger_core.raft.ready import HardState, LogRestart, Role
@@ -97,11 +97,14 @@ class RaftState:
             exception for a group of one or two holds.
         start_ticks: ticks for which this member still waits for the other voters after its start, see ``is_starting``.
         attached: members whose connection was attached since the start.
+        repeats: messages that repeat earlier ones, which a network may do too: they may leave at any time.
+        answered: the last heartbeat, with a response that a repetition of it gets too; None = it had more effects.
     """
 
     # CPython reads the attributes of an object with more than 30 slowly, unless they are slots.
     __slots__ = (
         "_random",
+        "answered",
         "attached",
         "catch_up_bytes",
         "complete_to",
@@ -126,6 +129,7 @@ class RaftState:
         "persisted_messages",
         "progress",
         "reads",
+        "repeats",
         "restart",
         "role",
         "send_due",
@@ -201,6 +205,8 @@ class RaftState:
         self.attached: set[MemberId] = set()
         self.messages: list[Message] = []
         self.persisted_messages: list[Message] = []
+        self.repeats: list[Message] = []
+        self.answered: tuple[Heartbeat, HeartbeatResponse] | None = None
         self._random = random
         self.election_timeout = 0
         self.reset_election_timer()

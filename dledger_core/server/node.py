@@ -109,6 +109,7 @@ class NodeServer:
         self._server: Server | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._started = False
+        self._ticks = 0
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self.members = Members(config.self_id, config.peers)
@@ -377,8 +378,11 @@ class NodeServer:
     def _tick(self) -> None:
         self._running_time.tick()
         self.links.tick()
-        for replica in self._replicas():
-            replica.tick()
+        self._ticks += 1
+        beat = self._ticks % self._config.raft.heartbeat_ticks == 0
+        for group in self.groups.values():
+            if group.hosted is not None:
+                group.hosted.replica.tick(beat)
 
     def _change_members(self) -> None:
         for hosted in self.hosted.values():

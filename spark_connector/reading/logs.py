@@ -538,9 +538,9 @@ class ClassicLog:
                 raise
             raise RetentionError.of(part.group, start, first, part.end) from error
         rows = found.batch.num_rows
-        filled = {field.name: pa.nulls(rows, field.type) for field in READ_SCHEMA}
-        filled |= {name: found.batch.column(name) for name in found.batch.schema.names}
-        return Chunk(pa.RecordBatch.from_pydict(filled, READ_SCHEMA), found.next_position)
+        entries = {field.name: pa.nulls(rows, field.type) for field in READ_SCHEMA}
+        entries |= {name: found.batch.column(name) for name in found.batch.schema.names}
+        return Chunk(pa.RecordBatch.from_pydict(entries, READ_SCHEMA), found.next_position)
 
 
 def check_history(log: Log, part: Range) -> None:

@@ -2,6 +2,7 @@
 
 import struct
 from dataclasses import replace
+from operator import is_
 
 import numpy as np
 import pytest
@@ -157,6 +158,38 @@ def test_heartbeats_of_many_groups_share_frames(rows):
             for found in codec.frame_to_messages(frame, lambda number: codec.Ends(number, "n0", "n1"))
         ]
         assert found == sent
+
+
+def test_row_that_repeats_is_the_same_message_and_one_that_changes_is_not():
+    beats, responses = beats_of([(number, 12, 1_000_000, 500_000) for number in range(5)])
+    known = {}
+
+    def ends(number):
+        return codec.Ends(number, "n0", "n1")
+
+    def found(buffers):
+        return [message for _, message in codec.frame_to_messages(received(buffers), ends, known)]
+
+    for rows, frames_for, change in (
+        (beats, codec.heartbeats_frames, {"commit_index": 1_000_001}),
+        (beats, codec.heartbeats_frames, {"log_time_ms": 7}),
+        (responses, codec.heartbeat_responses_frames, {"round": 500_001}),
+        (responses, codec.heartbeat_responses_frames, {"condition": Condition.DISK_FULL}),
+    ):
+        assert all(map(is_, found(frames_for(rows)), found(frames_for(rows))))
+        changed = [(number, replace(message, **change)) for number, message in rows]
+        assert found(frames_for(changed)) == [message for _, message in changed]
+        assert found(frames_for(rows)) == [message for _, message in rows]
+
+
+@pytest.mark.parametrize("row", [[], [7], ["7", 1, 2, 3, 4], [7, 1, 2, 3], [7, 1, 2, 3, -2], 7, [[7], 1, 2, 3, 4]])
+def test_malformed_row_is_refused_after_a_good_one(row):
+    known = {}
+    header = {"t": 44, "h": [[7, 1, 2, 3, 4]]}
+    for expected in (1, 1):
+        assert len(codec.frame_to_messages(Frame(header, b""), ends_of, known)) == expected
+    with pytest.raises(ProtocolError):
+        codec.frame_to_messages(Frame(header | {"h": [row]}, b""), ends_of, known)
 
 
 def test_heartbeats_of_256_groups_fit_few_bytes():

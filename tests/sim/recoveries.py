@@ -342,7 +342,9 @@ class Recoveries:
     def _correct(self, disaster: Disaster, action: Refused | Unanswered, answers: dict[NodeId, SurvivorAnswer]) -> None:
         """Name other nodes lost, as an operator does who reads the refusal."""
         group = disaster.group
-        dead = {node_of(name) for name in group.changes.lost if not group.members[name].waits}
+        newest = [self._process(group, node_of(name)) for name in group.members]
+        # By its newest store: one that waited for its record is called lost in the old log, and runs in the new one.
+        dead = {each.node for each in newest if each and each.node_id in each.sim.changes.lost and not each.waits}
         if isinstance(action, Unanswered):
             # A learner that has not got beyond the link yet shows the members of the continued log.
             foreign = {node for node in action.nodes if self._process(group, node) is None}

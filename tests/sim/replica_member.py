@@ -399,7 +399,7 @@ class ReplicaMember(Member):
 
     def receive(self, message: object) -> None:
         for frame in receive(self.sim.shared.decoder, message):
-            for _, decoded in codec.frame_to_messages(frame, self.sim.shared.ends.__getitem__):
+            for _, decoded in codec.frame_to_messages(frame, self.sim.shared.ends.__getitem__, self.sim.shared.beats):
                 if self.attaches(self.sim.members[decoded.sender]):
                     self.replica.step(decoded)
 
@@ -807,6 +807,7 @@ class Shared:
         self._numbers: dict[codec.Ends, int] = {}
         self.ends: list[codec.Ends] = []
         """Group, sender and target of the messages with each number, as attached links know them."""
+        self.beats: codec.Beats = {}
         self.deleted: dict[int, Row] = {}
         """Trimmed entries by index."""
         self.orphaned: list[tuple[int, int]] = []

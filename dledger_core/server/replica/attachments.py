@@ -13,10 +13,11 @@ from typing import Final, Protocol
 from dledger_core.checksum import Buffer
 from dledger_core.errors import DLedgerError, error_from_wire
 from dledger_core.ids import NO_INDEX, Index, MemberId, NodeId, Term, member_id, store_of
+from dledger_core.net import codec
 from dledger_core.net.attach import ATTACH, ATTACH_REFUSED, Attach, AttachRefused, floor_of_row, floor_row
-from dledger_core.net.codec import Ends
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.protocol import Type
+from dledger_core.raft import Message
 from dledger_core.raft.floor import Floor
 
 RETRY_SHARE: Final = 4
@@ -102,7 +103,8 @@ class Attachments:
         self._refused: dict[str, bool] = {}  # group → whether to try again
         self._ticks = 0
         self._open: dict[str, tuple[int, MemberId]] = {}
-        self._ends: dict[int, Ends] = {}
+        self._ends: dict[int, codec.Ends] = {}
+        self._beats: codec.Beats = {}
 
     # --- offers of this node ---------------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class Attachments:
         # A message under the old number was for another store of this node; taken, it would be an acknowledgement of
         # the wrong disk (test_changed_identity_is_new_attach_and_old_number_is_dropped).
         self._offered.pop(previous, None)
-        self._ends.pop(previous, None)
+        self._forget(previous)
         self._refused.pop(group, None)
         if identity is None:
             self._update(group)
@@ -217,17 +219,25 @@ class Attachments:
         """Whether the other node has no store of any group here, and no offer is retried."""
         return bool(self._refused) and not self._theirs and not any(self._refused.values())
 
-    def ends_of(self, number: int) -> Ends | None:
-        """Return group, sender and target of a received message; None if its number is unknown."""
-        return self._ends.get(number)
+    def messages_of(self, frame: Frame) -> list[tuple[str, Message]]:
+        """Return the messages of a received frame, each with its group, without those whose number is unknown.
+
+        Raises:
+            ProtocolError: it is not a message between replicas, or malformed.
+        """
+        return codec.frame_to_messages(frame, self._ends.get, self._beats)
+
+    def _forget(self, number: int) -> None:
+        self._ends.pop(number, None)
+        self._beats.pop(number, None)
 
     def _update(self, group: str) -> None:
         """Update the lookup tables of messages after a change of a group's attach."""
         number, theirs = self._offer_of.get(group, 0), self._theirs.get(group)
         self._open.pop(group, None)
-        self._ends.pop(number, None)
+        self._forget(number)
         if number and theirs is not None:
-            self._ends[number] = Ends(group, theirs[1], self._offered[number][1])
+            self._ends[number] = codec.Ends(group, theirs[1], self._offered[number][1])
             # Where the other side refused, its messages still count here: they show what it remembers, and its term.
             if group not in self._refused:
                 self._open[group] = theirs

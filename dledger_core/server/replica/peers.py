@@ -338,7 +338,7 @@ class PeerLinks:
         if frame.header["t"] in ATTACH_TYPES:
             self._attaches.take(link, frame)
             return
-        for group, message in codec.frame_to_messages(frame, link.attached.ends_of):
+        for group, message in link.attached.messages_of(frame):
             self._deliver(group, message)
         if frame.header["t"] in (Type.HEARTBEATS, Type.HEARTBEATS_OK):
             link.beat_ticks = 0

@@ -121,6 +121,10 @@ class ReadyLoop:
         except BaseException as error:  # noqa: BLE001 - a broken invariant stops the replica
             self.fail(error)
             return
+        # Without a Ready: they are most of what idle groups send.
+        if repeats := self.raft.take_repeats():
+            for message in repeats:
+                self._send(message)
         if result is not False and self.raft.has_ready():
             self.schedule()
 

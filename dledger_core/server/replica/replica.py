@@ -198,28 +198,28 @@ class Replica:
 
     # --- input -----------------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """Count one tick of the clock."""
-        self.loop.run(self._tick)
+    def tick(self, beat: bool | None = None) -> None:
+        """Count one tick of the clock; for ``beat`` see ``RawNode.tick``."""
+        self.loop.run(self._tick, beat)
 
-    def _tick(self) -> bool:
-        expired = self.raft.tick()
+    def _tick(self, beat: bool | None) -> bool:
+        expired = self.raft.tick(beat)
         return (self.is_leader and self.leadership.tick()) or expired
 
     def step(self, message: Message) -> None:
         """Deliver a peer's message; raise ProtocolError if it is malformed, which concerns its connection only."""
         self.loop.run(self._step, without_deleted(message, self.raft.first_index))
 
-    def _step(self, message: Message) -> None:
+    def _step(self, message: Message) -> bool:
         # A full follower takes no entries, but it still follows: otherwise it would campaign against a leader that
         # works (test_full_follower_still_follows_and_recovers).
-        if self.space.admits(message, self.raft):
-            self.raft.step(message)
+        if (admitted := self.space.admits(message, self.raft)) and (admitted := self.raft.step(message)):
             self.peer_watermarks.observe(message)
             # A deposed leader counts on until it hears of the new one; its time is not the group's
             # (test_follower_learns_log_time_from_heartbeats_of_its_leader).
             if isinstance(message, Heartbeat) and message.term >= self.loop.soft_state.term:
                 self.log_time.observe(message.log_time_ms)
+        return admitted
 
     def propose(self, proposal: ProposedBatch) -> Batch:
         """Append a batch as leader; raise BadRequestError if it exceeds a limit of the log, else as the core does.

@@ -118,14 +118,16 @@ class Driver:
         return newest(self.checkpoint, log)
 
     def finish(self) -> int:
-        """Kill it, and run it again up to the newest entry; return the exit code."""
+        """Kill it, and run it up to the newest entry, again if it fails; return the last exit code."""
         self.kill()
-        process = self._spawn(self._last)
-        try:
-            return process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return -1
+        code, end = -1, time.monotonic() + END_S
+        while code != 0 and time.monotonic() < end:
+            process = self._spawn(self._last)
+            try:
+                code = process.wait(max(1.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        return code
 
     def close(self) -> None:
         """Kill whatever runs."""

@@ -274,7 +274,7 @@ class ConnectorNemesis:
         return outcome
 
     def _outcome(self, driver: Driver) -> str:
-        """Start a driver, and wait until it ends by itself or commits micro-batches."""
+        """Start a driver, and wait until it ends or commits micro-batches."""
         before = driver.newest("commits")
         driver.start()
         end = time.monotonic() + JUDGED_S

@@ -65,10 +65,6 @@ def new_messages(destination: Path) -> dict[int, bytes]:
     return found
 
 
-def column(bodies: list[bytes]) -> pa.BinaryArray:
-    return pa.array(bodies, pa.binary())
-
-
 def units(destination: Path) -> dict[tuple[str, int, int], tuple[int, int, int]]:
     """Every unit by topic, queue id and slot."""
     found = {}
