@@ -102,6 +102,7 @@ class Proving:
         self._counted = self._read = -1
         self._differs = False
         self._pin = f"archive-{uuid4().hex}"
+        self._is_pinned = False
 
     def prove(self, until: int | None = None) -> Proved:
         """Prove what the log offers, in order, up to the first range that is not equal.
@@ -110,6 +111,15 @@ class Proving:
             ArchiveRefusedError: the log cannot have an archive.
             ArchiveTableError: the table cannot be read.
         """
+        try:
+            return self._prove(until)
+        finally:
+            # Retention waits for the archive now, and must not wait for an hour (test_pin_ends_with_the_proof).
+            if self._is_pinned:
+                self._is_pinned = False
+                self._client.pin(self._pin, 0, 0.0)
+
+    def _prove(self, until: int | None) -> Proved:
         done, written = Proved(), set[int]()
         while not done.findings and done.behind is None:
             offered = self._client.archivable_ranges(until=until)
@@ -118,6 +128,7 @@ class Proving:
             if not batch or done.findings:
                 break
             if not self._recorded:  # retention does not wait for an archive that has no range yet
+                self._is_pinned = True
                 self._client.pin(self._pin, offered.start, _PIN_S)
             self._counted, self._read, self._differs = -1, self._table.version, False
             digests = self._digests([(one.start, one.end) for one in batch])

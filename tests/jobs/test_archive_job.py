@@ -15,6 +15,7 @@ from spark_connector import register
 from spark_connector.archive import ArchiveTable
 from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
+from tests.support.soon import soon
 from tests.test_guides import blocks
 
 run = partial(run_in_process, command)
@@ -36,7 +37,7 @@ def test_archive_is_written_proved_read_across_the_seam_and_verified(
     table = tmp_path / "table"
     arguments = ["--peers", cluster.peers, "--table", str(table)]
     with Client(cluster.peers) as client:
-        client.append([b"%06d" % number + b"x" * 400 for number in range(100)])
+        client.append([b"%06d" % number + b"x" * 1000 for number in range(100)])
         code, done, _ = run(capsys, *arguments, "--until", "60", "--write")
         assert (code, done["status"], done["archived_end"], done["findings"]) == (0, "ok", 60, [])
         spark.conf.set("spark.sql.session.timeZone", "Asia/Kathmandu")
@@ -64,7 +65,8 @@ def test_archive_is_written_proved_read_across_the_seam_and_verified(
         assert (code, done["error"], "term" in done["message"]) == (3, "DLEDGER_ARCHIVE_TABLE", True)
         spark.sql(f"ALTER TABLE delta.`{table}` RENAME COLUMN epoch TO term")
         for at in range(100, ROWS, 50):
-            client.append([b"%06d" % number + b"x" * 400 for number in range(at, at + 50)])
+            client.append([b"%06d" % number + b"x" * 1000 for number in range(at, at + 50)])
+        soon(lambda: client.bounds().first_index > 0, every_s=0.5)
         register(spark)
         guide: dict[str, Any] = {"spark": spark, "peers": cluster.peers}
         exec(blocks(GUIDE.read_text(), "Read archive and log as one")[0], guide)

@@ -113,6 +113,19 @@ def test_changes_that_keep_the_rows_are_proved(tmp_path: Path, name: str) -> Non
     assert proving(log, path).verify().ranges == 3
 
 
+def test_pin_ends_with_the_proof(tmp_path: Path) -> None:
+    log = ArchivedGroup()
+    path = new_table(tmp_path / "table", log)
+    delete(path, '"index" = 142')
+    job = proving(log, path)
+    assert job.prove().end == 100
+    assert (min(log.pins), log.pinned) == (0, False)
+    pins = len(log.pins)
+    append(path, [entry(142)])
+    assert job.prove().end == 300
+    assert (len(log.pins), log.pinned) == (pins, False)
+
+
 LATER: dict[str, Attack] = {
     "RESTORE": lambda path, _: DeltaTable(path).restore(1),
     "DELETE": lambda path, _: delete(path, '"index" = 142'),

@@ -122,7 +122,8 @@ def test_two_jobs_and_a_leader_change_record_each_range_once(cluster: LocalClust
         first, second = proving(client, path), proving(client, path)
         assert first.prove(until=40).end == 40
         assert second.prove(until=60).end == 60
-        client.transfer_leadership()
+        leader = client.metadata().leader_id
+        client.transfer_leadership(next(node for node in cluster.node_ids if node != leader))
         assert first.prove(until=80).end == 80
         recorded = client.archived_ranges().ranges
         assert [(one.start, one.end) for one in recorded] == [(0, 40), (40, 60), (60, 80)]

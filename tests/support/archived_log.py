@@ -71,6 +71,7 @@ class ArchivedGroup:
         self.table: str | None = None
         self.asked = 0
         self.pins: list[int] = []
+        self.pinned = False
         self.chain: tuple[AncestorLog, ...] = ()
 
     # --- what the job asks
@@ -150,8 +151,8 @@ class ArchivedGroup:
         return [min(max(position // RECORD_BYTES, start), end) for position in positions]
 
     def pin(self, _: str, start: int, seconds: float) -> None:
-        if seconds:
-            self.pins.append(start)
+        self.pins += [start] if seconds else []
+        self.pinned = seconds > 0
 
     def wait_for_entries(self, *_: Any, **__: Any) -> frozenset[str]:
         return frozenset()
