@@ -26,6 +26,8 @@ OWN = {"startingOffsets", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "failOnD
 OWN |= {"peers", "groups", "decode", "protocol", "commitProbe", "tls.ca", "tls.cert", "tls.key", "token.file"}
 OWN |= {"client.config"}
 NOT_OF_STREAMS_OF_SERVERS = {"path", "table", "filterPushdown"}
+OF_ARCHIVES = {"archive"}
+"""The table that is written may be the archive itself."""
 
 
 def test_every_option_of_source_is_option_of_job() -> None:
@@ -33,7 +35,7 @@ def test_every_option_of_source_is_option_of_job() -> None:
     names = {str(field.validation_alias) for field in fields}
     with_all = dict.fromkeys(names, "x")
     written = {"group", "appendMaxBytes", "firstBatchId", "onReplayMismatch", "txnAppId", "txnVersion"}
-    assert with_all.keys() - written == OWN | NOT_OF_STREAMS_OF_SERVERS | set(PASSED_ON)
+    assert with_all.keys() - written == OWN | NOT_OF_STREAMS_OF_SERVERS | OF_ARCHIVES | set(PASSED_ON)
     options = {name for parameter in ingest.command.params for name in parameter.opts}
     assert {"--groups-pattern", "--starting-timestamp", "--min-partitions", "--topics"} <= options
 
