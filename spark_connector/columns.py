@@ -293,11 +293,12 @@ def _check(errors: pa.Array, entries: pa.RecordBatch, group: str) -> None:
     wrong = len(errors) - errors.null_count
     if wrong:
         at = pc.index(errors.is_valid(), True).as_py()
-        names = ("position",) if entries.column("index").null_count else ("index",)  # a CommitLog has positions only
-        where = {name: entries.column(name)[at].as_py() for name in names}
+        name = "position" if entries.column("index").null_count else "index"  # a CommitLog has positions only
+        value = entries.column(name)[at].as_py()
+        entry = f"entry {value}" if name == "index" else f"the message at position {value}"
         raise DecodeError(
-            f"the entry at {names[0]} {where[names[0]]} cannot be decoded as a message: {errors[at].as_py()}",
+            f"{entry} cannot be decoded as a message: {errors[at].as_py()}",
             f"group {group!r}",
             "set onDecodeError=column to get such entries as rows with the column error, or start after this one",
-            where | {"such_entries_nearby": wrong},
+            {name: value, "such_entries_nearby": wrong},
         )
