@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from dledger_core import READ_SCHEMA
+from dledger_core.environment import install_command
 from spark_connector.columns import ENTRY_SCHEMA, MESSAGE_SCHEMA
 from spark_connector.errors import ArchiveTableError
 from spark_connector.offsets import local_path
@@ -171,7 +172,7 @@ def _deltalake() -> Any:
         import deltalake
     except ImportError as error:
         what = f"an archive is read with the package deltalake, and {error.name} is not installed"
-        raise ArchiveTableError(what, "", "pip install 'dledger[archive]'") from None
+        raise ArchiveTableError(what, "", install_command("archive")) from None
     return deltalake
 
 

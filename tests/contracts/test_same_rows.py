@@ -253,7 +253,7 @@ def test_spark_returns_same_rows(kind: Kind, spark: Any, tmp_path: Path) -> None
 
     register(spark)
     source = spark.read.format("dledger")
-    if kind.by_position:  # its messages have no indexes
+    if kind.by_position and (kind.path / "dledger-n0").exists():  # two logs, of which one has no indexes
         with pytest.raises(PySparkException):
             source.load(str(kind.path)).count()
         return
