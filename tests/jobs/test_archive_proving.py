@@ -266,16 +266,14 @@ def test_write_that_does_not_help_is_a_finding(tmp_path: Path) -> None:
 def test_two_jobs_at_once_record_each_range_once(tmp_path: Path) -> None:
     log = ArchivedGroup()
     path = new_table(tmp_path / "table", log)
-    first, second = proving(log, path, at_once=2), proving(log, path, at_once=1)
-    digests = first._digests
+    second = proving(log, path, at_once=1)
 
     def overtaken(ranges: Any) -> Any:
-        found = digests(ranges)
+        found = digests_of(path)(ranges)
         second.prove()
         return found
 
-    first._digests = overtaken
-    assert first.prove().findings == []
+    assert proving(log, path, overtaken, at_once=2).prove().findings == []
     assert [(one.start, one.end) for one in log.recorded] == [(0, 100), (100, 200), (200, 300)]
 
 
