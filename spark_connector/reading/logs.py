@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -347,7 +348,34 @@ class JavaLog(_ClientLog):
         """Do nothing: Java's servers have no pins."""
 
 
-class StoreLog:
+class _FileLog(ABC):
+    """A log in files that are read without a node, and that their program may write meanwhile."""
+
+    _options: DLedgerOptions
+
+    @abstractmethod
+    def _bounds_now(self) -> LogRange:
+        """Look at the files again."""
+
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
+        """See ``Log``; looks at the files again, which shows new entries."""
+        deadline = time.monotonic() + min(wait_ms, self._options.fetch_retry_ms) / 1000
+        while (found := self._bounds_now()).end < min_end and time.monotonic() < deadline:
+            time.sleep(_STORE_POLL_S)
+        return found
+
+    def wait(self, known: LogRange, timeout_ms: int) -> bool:
+        """Poll for new entries every 100 ms."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while self.bounds().end == known.end:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(_STORE_POLL_S, left))
+        return True
+
+
+class StoreLog(_FileLog):
     """A log in a store directory, native or Java's, live or stopped."""
 
     def __init__(self, options: DLedgerOptions) -> None:
@@ -359,20 +387,15 @@ class StoreLog:
         recorded = self._view.group or self._view.path.resolve().parent.name
         self.group = options.groups[0] if options.groups_given else recorded
 
-    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
-        """Open the store again, which shows the new entries of a live one."""
-        deadline = time.monotonic() + min(wait_ms, self._options.fetch_retry_ms) / 1000
-        while True:
-            # A view does not grow. Without another one a stream would never see an entry that a live store receives
-            # (test_stream_follows_new_entries_in_files_of_broker).
-            self._view = view = store_for(self._options.path, opaque=True)
-            # read_committed ends at the last stable offset, as in Kafka (KIP-98). An offset after an open transaction
-            # would skip its rows when they are committed (test_orphaned_and_open_attempts_are_hidden).
-            end = view.committed_end("end") if self._uncommitted else view.shown().end
-            self._check_end(view)
-            if end >= min_end or time.monotonic() >= deadline:
-                return LogRange(max(0, view.first_index), end, view.committed_end() - 1, view.log_uuid, view.chain)
-            time.sleep(_STORE_POLL_S)
+    def _bounds_now(self) -> LogRange:
+        # A view does not grow. Without another one a stream would never see an entry that a live store receives
+        # (test_stream_follows_new_entries_in_files_of_broker).
+        self._view = view = store_for(self._options.path, opaque=True)
+        # read_committed ends at the last stable offset, as in Kafka (KIP-98). An offset after an open transaction
+        # would skip its rows when they are committed (test_orphaned_and_open_attempts_are_hidden).
+        end = view.committed_end("end") if self._uncommitted else view.shown().end
+        self._check_end(view)
+        return LogRange(max(0, view.first_index), end, view.committed_end() - 1, view.log_uuid, view.chain)
 
     def _check_end(self, view: StoreReader) -> None:
         """Report a lost end, unless the query names its own."""
@@ -407,16 +430,6 @@ class StoreLog:
     def open_transaction(self) -> OpenTransaction | None:
         """See ``Log``."""
         return OpenTransaction.oldest(self._view.describe("transactions"))
-
-    def wait(self, known: LogRange, timeout_ms: int) -> bool:
-        """Poll for new entries every 100 ms."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while self.bounds().end == known.end:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(_STORE_POLL_S, left))
-        return True
 
     def pin(self, name: str, start: int, seconds: float) -> None:
         """Do nothing: a store is read without a node."""
@@ -462,7 +475,7 @@ _OF_INDEXES: Final = (
 """Options that count or filter indexes, which a CommitLog has not."""
 
 
-class ClassicLog:
+class ClassicLog(_FileLog):
     """A broker's classic CommitLog, running or stopped: its positions take the place of indexes.
 
     Everything in it counts: it has no commit index. Messages have no index and no term; see ``CommitLogView``.
@@ -479,14 +492,9 @@ class ClassicLog:
         # The directory above is the broker's, whose name tells its logs apart.
         self.group = options.groups[0] if options.groups_given else directory.resolve().parent.name
 
-    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
-        """Look at the files again."""
-        deadline = time.monotonic() + min(wait_ms, self._options.fetch_retry_ms) / 1000
-        while True:
-            first, end = self._view.bounds()
-            if end >= min_end or time.monotonic() >= deadline:
-                return LogRange(first, end, end - 1)
-            time.sleep(_STORE_POLL_S)
+    def _bounds_now(self) -> LogRange:
+        first, end = self._view.bounds()
+        return LogRange(first, end, end - 1)
 
     def record(self, index: int) -> RecordInfo:
         """Return the message that contains the byte at a position."""
@@ -506,16 +514,6 @@ class ClassicLog:
     def open_transaction(self) -> OpenTransaction | None:
         """Return None: a CommitLog has half messages, which are messages of a topic of their own."""
         return None
-
-    def wait(self, known: LogRange, timeout_ms: int) -> bool:
-        """Poll for new messages every 100 ms."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while self._view.bounds()[1] == known.end:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(_STORE_POLL_S, left))
-        return True
 
     def pin(self, name: str, start: int, seconds: float) -> None:
         """Do nothing: a broker deletes expired files even while they are read."""
