@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.errors import ConfigError
+from dledger_core.errors import ConfigError, CorruptRecordError
 from dledger_core.record import is_segment_name
 from dledger_core.rocketmq.message.columns import Rows, rows_of
 from dledger_core.rocketmq.message.inspection import MessageInspection
@@ -94,6 +94,11 @@ class CommitLogFile:
             is_open: the last file of a CommitLog that may grow: only there zeros may follow.
         """
         return stop.kind == "blank" or stop.position == self.end or (is_open and stop.kind == "end")
+
+    def damaged_message(self, position: int, fault: int) -> CorruptRecordError:
+        """Return the error for a message with a fault of ``message_faults``."""
+        what = f"the message is damaged: {fault_text(fault)}"
+        return CorruptRecordError(what, self.path, "compare with a replica", {"position": position})
 
     def is_unused(self) -> bool:
         """Whether nothing was written to the file so far."""

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRangeError
 from dledger_core.rocketmq.message.decode import decode_messages
-from dledger_core.rocketmq.message.integrity import fault_text
 from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, commit_log_files, message_faults
 
 _BACK_BYTES: Final = 4 << 20
@@ -214,9 +213,7 @@ class CommitLogView:
         found = message_faults(batch)
         if found.any():
             row = int((found != 0).argmax())
-            values = {"position": batch.column("position")[row].as_py()}
-            what = f"the message is damaged: {fault_text(int(found[row]))}"
-            raise CorruptRecordError(what, file.path, "compare with a replica", values)
+            raise file.damaged_message(batch.column("position")[row].as_py(), int(found[row]))
 
     def _damaged(self, file: CommitLogFile, stop: FileStop) -> CorruptRecordError:
         what = "neither a message nor the end of the file at a message's start"

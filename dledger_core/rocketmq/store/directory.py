@@ -20,7 +20,6 @@ from dledger_core.record import MAGIC_DATA, RECORD_SCHEMA, Records, inside, segm
 from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.message.columns import binary_column
 from dledger_core.rocketmq.message.decode import decode_messages
-from dledger_core.rocketmq.message.integrity import fault_text
 from dledger_core.rocketmq.store.commit_log import (
     CommitLogFile,
     FileStop,
@@ -333,12 +332,7 @@ class LogDirectory:
             if row < messages.num_rows:
                 position = messages.column("position")[row].as_py()
                 end = position + len(messages.column("body")[row].as_buffer())
-                error = CorruptRecordError(
-                    f"the message is damaged: {fault_text(int(faults[row]))}",
-                    file.path,
-                    "compare with a replica",
-                    {"position": position},
-                )
+                error = file.damaged_message(position, int(faults[row]))
                 yield self._note(Damaged(position, end, error))
             at = row + 1
 
