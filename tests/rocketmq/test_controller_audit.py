@@ -229,9 +229,21 @@ EVENTS = [
 ]
 
 
+OF_CONTROLLER = [
+    b"",
+    b'\0\2{"brokerAddress":"127.0.0.1:33961","brokerName":"broker","clusterName":"C","eventType":"APPLY_BROKER_ID_EVENT",'
+    b'"newBrokerId":1,"registerCheckCode":"127.0.0.1:33961;1795958477135"}',
+    b'\0\3{"brokerName":"broker","eventType":"ELECT_MASTER_EVENT","newMasterBrokerId":1,"newMasterElected":true}',
+    b'\0\3{"brokerName":"broker","eventType":"ELECT_MASTER_EVENT","newMasterElected":false}',
+    b'\0\3{"brokerName":"broker","eventType":"ELECT_MASTER_EVENT","newMasterBrokerId":1,"newMasterElected":true}',
+]
+"""Entries of a controller of RocketMQ 5.3.3; its broker's last epoch was 3."""
+
+
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
+        (OF_CONTROLLER, SyncState(frozenset({1}), 1, 3)),
         (EVENTS[:1], SyncState()),
         (EVENTS[:2], SyncState(frozenset({1}), 1, 1)),
         (EVENTS[:4], SyncState(frozenset({1, 2}), 1, 1)),

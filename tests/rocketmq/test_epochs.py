@@ -26,12 +26,19 @@ def epochs(*pairs: tuple[int, int]) -> tuple[Epoch, ...]:
     return tuple(Epoch(*pair) for pair in pairs)
 
 
-def test_epochs_are_read_in_the_format_of_brokers(tmp_path: Path) -> None:
-    # The example in RocketMQ's own documentation of the format.
-    (tmp_path / FILE).write_text("2\n773307083\n7-7000\n8-8000\n")
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("2\n1441714071\n1-0\n3-4684\n", epochs((1, 0), (3, 4684))),  # a master of RocketMQ 5.3.3
+        ("1\n1725254278\n1-0\n", epochs((1, 0))),  # its copy
+        ("2\n773307083\n7-7000\n8-8000\n", epochs((7, 7000), (8, 8000))),  # the example in RocketMQ's source
+    ],
+)
+def test_epochs_are_read_in_the_format_of_brokers(tmp_path: Path, content: str, expected: tuple[Epoch, ...]) -> None:
+    (tmp_path / FILE).write_text(content)
     found = read_epochs(tmp_path)
     assert found is not None
-    assert (found.epochs, found.problems, found.starts) == (epochs((7, 7000), (8, 8000)), (), True)
+    assert (found.epochs, found.problems, found.starts) == (expected, (), True)
 
 
 @pytest.mark.parametrize(
