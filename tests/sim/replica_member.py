@@ -168,7 +168,8 @@ class WatchedLog(CommitLog):
     ) -> None:
         member = self.member
         member.writing = Writing(hard_state, reset, truncate_from, batches)
-        self.truncates = truncate_from is not None
+        # Below its floor a store may keep the tail that it found, which the first append removes.
+        self.truncates = truncate_from is not None or self.floor is not None
         super().persist(hard_state, truncate_from, batches, reset)
         self.truncates = False
         member.writing = Writing()
