@@ -195,6 +195,8 @@ class _Totals:
             progress(f"{self.rows} rows in {len(self.batches)} micro-batches, {self._lag()}")
 
     def _lag(self) -> str:
+        if any(report.lag_records is None for report in self.lag.values()):
+            return "lag unknown"
         records = sum(report.lag_records or 0 for report in self.lag.values())
         size = sum(report.lag_bytes or 0 for report in self.lag.values())
         waited = max((report.lag_seconds or 0.0 for report in self.lag.values()), default=0.0)
