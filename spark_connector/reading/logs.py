@@ -26,7 +26,6 @@ import pyarrow as pa
 from pydantic.alias_generators import to_camel
 
 from dledger_core import (
-    READ_SCHEMA,
     BadRequestError,
     BehindError,
     CorruptRecordError,
@@ -535,10 +534,7 @@ class ClassicLog(_FileLog):
             if start >= first:
                 raise
             raise RetentionError.of(part.group, start, first, part.end) from error
-        rows = found.batch.num_rows
-        entries = {field.name: pa.nulls(rows, field.type) for field in READ_SCHEMA}
-        entries |= {name: found.batch.column(name) for name in found.batch.schema.names}
-        return Chunk(pa.RecordBatch.from_pydict(entries, READ_SCHEMA), found.next_position)
+        return Chunk(found.batch, found.next_position)
 
 
 def check_history(log: Log, part: Range) -> None:

@@ -75,6 +75,20 @@ def test_ranges_that_continue_each_other_have_each_message_once(commitlog: Path)
         assert before.position <= position < before.end
 
 
+def test_damage_belongs_to_range_that_begins_with_it(commitlog: Path) -> None:
+    starts = starts_of(commitlog)
+    damaged, after = starts[2], starts[3]
+    overwrite(commitlog / f"{0:020d}", damaged, bytes(8))
+    view = CommitLogView(commitlog)
+    assert view.read(0, damaged, 1 << 20).batch.column("position").to_pylist() == starts[:2]
+    for low in range(damaged, after):
+        with pytest.raises(CorruptRecordError):
+            CommitLogView(commitlog).read(low, low + FILE_BYTES, 1 << 20)
+    for low in (after, after + 1, starts[4]):
+        found = CommitLogView(commitlog).read(low, FILE_BYTES, 1 << 20).batch.column("position").to_pylist()
+        assert found == [at for at in starts if low <= at < FILE_BYTES]
+
+
 def test_time_and_topic_select_messages(commitlog: Path) -> None:
     view = CommitLogView(commitlog)
     stored = decode_messages(pa.array(bodies()), ["store_timestamp"]).column(0).cast(pa.int64()).to_pylist()
