@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.reading.admission import ReadMaxRows
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.contracts.small_file_stores import COUNT, FILE_BYTES, bodies, classic
+from tests.rocketmq.golden import MIXED, extract, units
 from tests.support.damage import messages_in, overwrite
 
 NO_LIMIT = ReadMaxRows((1 << 63) - 1)
@@ -98,6 +100,31 @@ def test_time_and_topic_select_messages(commitlog: Path) -> None:
     late = str(stored[-1] // 1000 + 1)
     assert batch_rows(commitlog, startingTimestamp=late, startingOffsetsByTimestampStrategy="latest") == []
     assert len(batch_rows(commitlog, endingTimestamp=late)) == COUNT
+
+
+def test_mixed_log_is_two_logs_in_one_read(tmp_path: Path) -> None:
+    commitlog = extract(MIXED, "n0/commitlog", tmp_path)
+    extract(MIXED, "n0/dledger-n0", tmp_path)
+    wanted = {unit["physicalOffset"] for unit in units(MIXED)}
+    found = batch_rows(commitlog.parent, isolation="read_uncommitted")
+    before = [row["position"] for row in found if row["index"] is None]
+    after = {row["index"]: row["position"] for row in found if row["index"] is not None}
+    assert (len(before), sorted(after)) == (325, list(range(263)))
+    assert {*before, *(at + 48 for at in after.values())} >= wanted
+    assert {row["group"] for row in found} == {"n0", "n0.commitlog"}
+    starts = json.dumps({"orders": 260, "orders.commitlog": before[-3]})
+    options_given = {"groups": "orders", "isolation": "read_uncommitted", "startingOffsets": starts}
+    assert len(batch_rows(commitlog.parent, **options_given)) == 6
+    reader, start = stream(commitlog.parent, isolation="read_uncommitted")
+    assert len(micro_batches(reader, start)[0]) == 588
+    last = max(commitlog.iterdir())
+    lost = messages_in(last.read_bytes())[-1]
+    overwrite(last, lost, bytes(131072 - lost))
+    with pytest.raises(DLedgerError):
+        batch_rows(commitlog.parent, isolation="read_uncommitted")
+    last.unlink()
+    with pytest.raises(OptionError):
+        batch_rows(commitlog.parent, isolation="read_uncommitted")
 
 
 @pytest.mark.parametrize("option", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxRecordsPerPartition"])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dledger_core.checksum import Buffer, crc32_column
-from dledger_core.errors import BehindError, CorruptRecordError
+from dledger_core.errors import CorruptRecordError
 from dledger_core.record import BATCH_END, MAGIC_CONTROL, MAGIC_DATA, MAGIC_MEMBERSHIP, Records, slices_of
 from dledger_core.rocketmq.convert.messages import QueueCounters, located_in
 from dledger_core.rocketmq.message.columns import rows_of
@@ -212,15 +212,10 @@ class ClassicPart:
 
     def read(self, cursor: SourceCursor) -> Iterator[Chunk]:
         """See ``SourcePart``."""
-        view, at = CommitLogView(Path(self.files[0].path).parent), cursor
-        end = self.files[-1].end if self.closed else view.bounds()[1]
+        view, at = CommitLogView(Path(self.files[0].path).parent, closed=self.closed), cursor
+        _, end = view.bounds()
         while at.at < end:
-            try:
-                found = view.read(at.at, end, _CHUNK_BYTES)
-            except BehindError as error:
-                raise CorruptRecordError(
-                    f"{error.what}, and a store follows it", error.where, "restore the file", {"position": at.at}
-                ) from None
+            found = view.read(at.at, end, _CHUNK_BYTES)
             if found.batch.num_rows:
                 yield self._chunk(found.batch, at)
             at = SourceCursor(at.part, found.next_position, at.number + found.batch.num_rows)

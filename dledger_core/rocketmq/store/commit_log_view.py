@@ -70,11 +70,13 @@ class CommitLogView:
     Args:
         directory: RocketMQ's ``commitlog`` directory.
         check: raise at a message that contradicts its own CRC or lengths; otherwise its reader checks it.
+        closed: a store follows, so the last file too must end with a BLANK: zeros there are lost messages.
     """
 
-    def __init__(self, directory: Path, *, check: bool = True) -> None:
+    def __init__(self, directory: Path, *, check: bool = True, closed: bool = False) -> None:
         self.directory: Final = directory
         self._check = check
+        self._closed = closed
         self._files = commit_log_files(directory, gaps=True)
         self._end: tuple[CommitLogFile, int] | None = None
         self._scan: tuple[int, Iterator[pa.RecordBatch | FileStop]] | None = None
@@ -87,6 +89,8 @@ class CommitLogView:
         """
         self._files = commit_log_files(self.directory, gaps=True)
         last = self._files[-1]
+        if self._closed:
+            return self._files[0].position, last.end
         known = last.position if self._end is None or self._end[0].position != last.position else self._end[1]
         for found in last.scan(start=known):
             match found:
@@ -141,7 +145,7 @@ class CommitLogView:
         scan = self._scanning(file, start, max_bytes)
         for found in scan:
             if isinstance(found, FileStop):
-                is_last = file is self._files[-1]
+                is_last = file is self._files[-1] and not self._closed
                 if not file.ends_at(found, is_open=is_last):
                     raise self._damaged(file, found)
                 if is_last and found.kind != "blank" and found.position < end and found.position < file.end:
@@ -238,7 +242,7 @@ class CommitLogView:
             if isinstance(found, FileStop):
                 if found.kind == "blank":
                     return file.end
-                if file.ends_at(found, is_open=file is self._files[-1]):
+                if file.ends_at(found, is_open=file is self._files[-1] and not self._closed):
                     return position
                 resumes = file.next_message(found.position)
                 if resumes > position:
