@@ -522,6 +522,8 @@ class ReplicaMember(Member):
             other.replica.peers.attached(self.node_id)
         if self.was_set_back:
             self.sim.shared.set_backs.returned(self)
+        if not self.up:
+            return  # one of these calls wrote, and a fault struck
         self.sim.shared.compare_tables(self)
         self.later(self.sim.source.randrange(1, CHECKPOINT_TICKS * TICK), self._checkpoint)
 
