@@ -20,8 +20,9 @@ from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
 from dledger_core.rocketmq.store.broker_json import topic_configs
 from dledger_core.rocketmq.store.consume_queue import QueueEnd, queue_tails
 
-_CHECKPOINT: Final = struct.Struct(">qqq")
-"""Store times of the newest message in the flushed CommitLog, consume queues and key index (StoreCheckpoint.java)."""
+_CHECKPOINT: Final = struct.Struct(">qqqqq")
+"""Store times of the newest message in the flushed CommitLog, consume queues and key index; the end of the log that the
+master had flushed, and the confirm offset (StoreCheckpoint.java)."""
 _CHECKPOINT_BYTES: Final = 4096
 _CLOCKS: Final = timedelta(seconds=1)
 """Difference of clocks: messages of an earlier master may have later store times than the last one."""
@@ -167,12 +168,29 @@ def broker_parts(broker: Path) -> BrokerParts:
 
 def flushed_until(path: Path) -> datetime | None:
     """Return the store time up to which a broker has flushed its CommitLog; None for other files."""
+    fields = _checkpoint(path)
+    return None if fields is None else datetime.fromtimestamp(fields[0] / 1000, UTC)
+
+
+def confirm_offset(path: Path) -> int | None:
+    """Return the position up to which a broker in controller mode knew its CommitLog on all replicas in sync.
+
+    Consumers get messages before it only. Without controller mode it is the end of the log at the last start.
+
+    Args:
+        path: the broker's ``checkpoint``; None is returned for other files.
+    """
+    fields = _checkpoint(path)
+    return None if fields is None else fields[4]
+
+
+def _checkpoint(path: Path) -> tuple[int, int, int, int, int] | None:
     with contextlib.suppress(OSError):
         if path.is_file() and path.stat().st_size >= _CHECKPOINT.size and path.stat().st_size % _CHECKPOINT_BYTES == 0:
             with path.open("rb") as file:
-                millis = _CHECKPOINT.unpack(file.read(_CHECKPOINT.size))[0]
-            if 0 < millis < _MILLIS_END:
-                return datetime.fromtimestamp(millis / 1000, UTC)
+                flushed, *others = _CHECKPOINT.unpack(file.read(_CHECKPOINT.size))
+            if 0 < flushed < _MILLIS_END:
+                return (flushed, *others)
     return None
 
 
