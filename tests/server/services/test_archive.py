@@ -161,7 +161,7 @@ def test_older_programs_refuse_the_store_before_the_first_range_and_after_a_cras
         assert meta.format_version == 2
 
 
-def test_of_two_jobs_at_once_one_hears_that_the_other_was_first(tmp_path) -> None:
+def test_second_of_two_jobs_at_once_hears_that_the_other_was_first(tmp_path) -> None:
     with Served(tmp_path / "store", voters=("n0", "n1", "n2")) as served:
         served.append(6)
         served.n0.acknowledge()
