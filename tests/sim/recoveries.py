@@ -504,6 +504,7 @@ class Recoveries:
         group.shared.iteration_delay = old.shared.iteration_delay
         prefix = list(self._prefix(old, voter, record))
         group.checker.continue_log(prefix, record)
+        group.shared.archives.observe(None)
         self._check_chain(group, record.continues)
         self._sim.groups.append(group)
         self._divide_clients(old, group, record)
