@@ -129,7 +129,9 @@ class Archives:
     def check_tables(self, member: ReplicaMember) -> None:
         """Check the archive of a member's tables."""
         tables = member.replica.tables
-        check(tables.applied_index < len(self._records), "tables include an entry that is not committed", member.node_id)
+        check(
+            tables.applied_index < len(self._records), "tables include an entry that is not committed", member.node_id
+        )
         found, expected = list(tables.archive.containing(-1)), self._as_of(tables.applied_index)
         check(found == expected, "the archive is not that of the log", member.node_id, found, expected)
 

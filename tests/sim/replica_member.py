@@ -685,6 +685,7 @@ class ReplicaMember(Member):
         self.sim.shared.archives.observe(self)
         if ready.restart is not None:
             self.sim.shared.archives.check_install(self, ready.restart.first_index)
+            self.sim.recoveries.on_install(self)
         if ready.committed is not None and self.sim.chance(0.1):
             self.sim.shared.compare_tables(self)
         if ready.soft_state is not None and ready.soft_state.role is Role.LEADER and self.sim.changes is not None:
