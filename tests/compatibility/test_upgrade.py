@@ -162,7 +162,7 @@ def test_group_is_upgraded_under_load_recovers_with_both_versions_and_goes_back(
 
 
 def test_store_of_a_log_with_an_archive_is_refused_by_0_2_0(tmp_path: Path, old_code: Path) -> None:
-    """It would trim entries by its own rules, archived or not."""
+    """It would trim entries that are not archived, by its own rules."""
     with LocalCluster(1, tmp_path) as cluster, cluster.client() as client:
         client.append([b"row"])
         end = client.bounds().end
