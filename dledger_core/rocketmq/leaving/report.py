@@ -1,4 +1,4 @@
-"""What a run found and wrote, and the space that it needs."""
+"""The report of a run, and the space that it needs."""
 
 from __future__ import annotations
 
