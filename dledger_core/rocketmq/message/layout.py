@@ -76,7 +76,7 @@ BEFORE_HOSTS: Final = np.dtype(
     ]
 )
 PHYSICAL_OFFSET_AT: Final = 28
-"""Where the physical offset is in a record."""
+"""Offset of the physical offset in a record."""
 BEFORE_BODY: Final = np.dtype(
     [("reconsume_times", ">i4"), ("prepared_transaction_offset", ">i8"), ("body_bytes", ">i4")]
 )
