@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import click
 
+from dledger_core.checksum import crc32
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, peers_option
 from dledger_core.cli.output import Format, Progress, emit, say, show_result, stop_requests
@@ -17,7 +18,7 @@ from dledger_core.connect import Client
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.convert import ConvertRequest, Report, Step, read_commitlog, store_directory
 from dledger_core.rocketmq.convert import convert as run_conversion
-from dledger_core.rocketmq.leaving import LeaveReport, LeaveRequest, group_of_log, leave
+from dledger_core.rocketmq.leaving import CommittedEntry, LeaveReport, LeaveRequest, group_of_log, leave
 
 
 class ConversionWatch:
@@ -285,19 +286,23 @@ def _to_commitlog(
     live: str | None = given["committed_by"]
     if live is not None and given["until"] is not None:
         raise ConfigError("--committed-by and --until exclude each other", "", "leave one of them out")
-    committed = None if live is None else _commit_index(source, given["broker_conf"], live)
-    request = LeaveRequest(source=source, destination=dest, committed_index=committed, **_fields(LeaveRequest, given))
+    committed = None if live is None else _committed_entry(source, given["broker_conf"], live)
+    request = LeaveRequest(source=source, destination=dest, committed=committed, **_fields(LeaveRequest, given))
     report = leave(request, watch)
     note = f"compare {dest}/broker.conf.proposed with your broker.conf, and start the broker with a copy of it"
     return report, "converted and verified" if report.verified else "converted", note
 
 
-def _commit_index(source: Path, broker_conf: Path | None, peers: str) -> int:
-    """Return the commit index of live nodes; of Java nodes the end that their leader has kept for a while."""
+def _committed_entry(source: Path, broker_conf: Path | None, peers: str) -> CommittedEntry:
+    """Return the last committed entry of live nodes; of Java nodes the last one that their leader has kept a while."""
     group, java = group_of_log(source, broker_conf)
     with Client(peers, group, protocol="dledger-java" if java else "dledger") as client:
-        bounds = client.bounds(isolation="read_uncommitted")
-    return bounds.end - 1 if java else bounds.commit_index
+        bounds = client.bounds()
+        index = bounds.end - 1 if java else bounds.commit_index
+        if index < 0:
+            return CommittedEntry(-1, -1, 0)
+        entry = client.records(index, index + 1).batch
+    return CommittedEntry(index, entry.column("term")[0].as_py(), crc32(entry.column("body")[0].as_buffer()))
 
 
 def _show(summary: dict[str, Any], output: Format, title: str) -> None:

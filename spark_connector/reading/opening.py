@@ -17,7 +17,7 @@ __all__ = ["names_of", "open_log"]
 
 
 def names_of(options: DLedgerOptions) -> Sequence[str]:
-    """Return the arguments of ``open_log`` for each log of a query: a mixed log is two, a CommitLog and a store."""
+    """Return the names of a query's logs, for ``open_log``: a mixed log is two, a CommitLog and a store."""
     if not options.path:
         return options.groups
     location = locate(Path(options.path))

@@ -9,12 +9,14 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dledger_core.errors import ConfigError
+from dledger_core.checksum import crc32
+from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.record import MAGIC_DATA, is_segment_name
 from dledger_core.rocketmq.convert.parts import Chunk, ClassicPart, LogPart, SourceCursor, SourcePart, chunk_of
 from dledger_core.rocketmq.convert.source import ConversionSource
-from dledger_core.rocketmq.leaving.plan import LeaveRequest
+from dledger_core.rocketmq.leaving.plan import CommittedEntry, LeaveRequest
 from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY
+from dledger_core.storage.read.store_reader import StoreReader
 
 _CHUNK_BYTES: Final = 8 << 20
 
@@ -96,8 +98,8 @@ def _end_of(request: LeaveRequest, source: ConversionSource) -> End:
             "the directory has a classic CommitLog and no DLedger store", str(source.path), "nothing to convert"
         )
     stop = int(log.last_index) + 1
-    if request.committed_index is not None:
-        end = request.committed_index + 1
+    if request.committed is not None:
+        end = request.committed.index + 1
         if end > stop:
             raise ConfigError(
                 f"the store ends with entry {stop - 1}, and the group has committed entry {end - 1}",
@@ -105,6 +107,7 @@ def _end_of(request: LeaveRequest, source: ConversionSource) -> End:
                 "convert a replica that has all committed entries",
                 {"last_index": stop - 1, "committed_index": end - 1},
             )
+        _check_same(request.committed, log)
         return End(end, f"a majority has committed entry {end - 1}", stop - end)
     if request.until == "end":
         return End(stop, "--until end: all entries, committed or not", 0)
@@ -127,6 +130,20 @@ def _end_of(request: LeaveRequest, source: ConversionSource) -> End:
             {"commit_index": committed, "last_index": stop - 1},
         )
     return End(end, f"the store records entry {end - 1} as committed", stop - end)
+
+
+def _check_same(committed: CommittedEntry, log: StoreReader) -> None:
+    """Raise StoreMismatchError unless the store has this entry: an index alone may be that of a replaced entry."""
+    if committed.index < int(log.first_index):
+        return
+    found = log.raw(committed.index, committed.index + 1)
+    if (found.first.term, crc32(found.bodies)) != (committed.term, committed.crc):
+        raise StoreMismatchError(
+            f"entry {committed.index} of the store is another one than the nodes have committed",
+            str(log.path),
+            "convert a replica that has their entries, and check that --committed-by names the nodes of this log",
+            {"index": committed.index, "term": found.first.term, "committed_term": committed.term},
+        )
 
 
 def _check_complete(source: ConversionSource) -> None:

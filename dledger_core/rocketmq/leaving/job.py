@@ -1,4 +1,4 @@
-"""The parts that all steps of a run share: the opened source, the destination's files, and the broker's settings."""
+"""The parts that all steps of a run share: the opened source, the destination's files, the broker's settings."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Job:
         return ReferenceFile(self.files, self.root / REFERENCES, count, complete=complete)
 
     def rewriter(self, position: int, counters: QueueCounters) -> Rewriter:
-        """Return the rewriter that gives messages their positions from ``position`` on."""
+        """Return the rewriter of messages from ``position`` on."""
         broker_end = self.source.broker_end
         native = self.source.meta is not None and broker_end is not None
         classic = self.entries.classic

@@ -1,4 +1,4 @@
-"""The second pass of ``--verify``: everything is read again, and the written files are compared with it."""
+"""The second pass of ``--verify``: everything is read again, and the destination is compared with it."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from dledger_core.rocketmq.store.commit_log import (
     as_entries,
     commit_log_files,
     message_faults,
+    misplaced,
 )
 
 _BACK_BYTES: Final = 4 << 20
@@ -69,7 +70,8 @@ class CommitLogView:
 
     Args:
         directory: RocketMQ's ``commitlog`` directory.
-        check: raise at a message that contradicts its own CRC or lengths; otherwise its reader checks it.
+        check: raise at a message that contradicts its own CRC or lengths; otherwise its reader checks it. A message
+            that is not where it says is always an error: its reader could not know.
         closed: a store follows, so the last file too must end with a BLANK: zeros there are lost messages.
     """
 
@@ -160,8 +162,7 @@ class CommitLogView:
                     return Messages(_NONE, end)
                 continue
             chosen = found.slice(first, stop - first)
-            if self._check:
-                self._check_messages(file, chosen)
+            self._check_messages(file, chosen)
             after = _end_of(chosen)
             self._scan = (after, scan) if stop == len(positions) else None
             return Messages(as_entries(chosen, READ_SCHEMA), after)
@@ -294,7 +295,7 @@ class CommitLogView:
         self.close()
 
     def _check_messages(self, file: CommitLogFile, batch: pa.RecordBatch) -> None:
-        found = message_faults(batch)
+        found = message_faults(batch) if self._check else misplaced(batch)
         if found.any():
             row = int((found != 0).argmax())
             raise file.damaged_message(batch.column("position")[row].as_py(), int(found[row]))
