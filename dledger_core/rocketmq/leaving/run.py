@@ -31,7 +31,6 @@ from dledger_core.rocketmq.leaving.broker import (
     other_queue_topics,
     write_checkpoint,
 )
-from dledger_core.rocketmq.leaving.key_files import KeyFiles
 from dledger_core.rocketmq.leaving.log_files import IdMap, LogFiles, ReferenceFile
 from dledger_core.rocketmq.leaving.plan import (
     LeaveReport,
@@ -43,9 +42,11 @@ from dledger_core.rocketmq.leaving.plan import (
     Totals,
 )
 from dledger_core.rocketmq.leaving.queue_files import QueueFiles, is_file_name
-from dledger_core.rocketmq.leaving.rewrite import Messages, Rewriter, Units, keys_of
+from dledger_core.rocketmq.leaving.rewrite import Messages, Rewriter, Units
+from dledger_core.rocketmq.message.keys import keys_of
 from dledger_core.rocketmq.store.broker_conf import read_broker_conf
 from dledger_core.rocketmq.store.consume_queue import UNIT, UNIT_BYTES
+from dledger_core.rocketmq.store.key_files import KeyFiles
 from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY
 from dledger_core.storage.files.file_system import Files, OsFiles
 
@@ -266,8 +267,8 @@ class _Run:
 
     def _needed(self, state: LeaveState) -> int:
         totals = state.totals
-        index = self._settings.index_slots * 4 + 20 * min(totals.keys, self._settings.index_units)
-        files = -(-totals.keys // max(1, self._settings.index_units - 1))
+        index = self._settings.index.slots * 4 + 20 * min(totals.keys, self._settings.index.units)
+        files = -(-totals.keys // max(1, self._settings.index.units - 1))
         linked = sum(part.data_bytes for part in self._parts if isinstance(part, ClassicPart))
         same = linked and self._root.exists() and _device(self._root) == _device(self._source.path)
         return totals.body_bytes + totals.units * UNIT_BYTES + files * index + (0 if same else linked)
@@ -319,7 +320,7 @@ class _Run:
         totals.of_other_queues += units.of_other_queues
         totals.messages += len(messages.positions)
         totals.body_bytes += int(messages.sizes.sum()) if messages.moved else 0
-        totals.keys += len(keys_of(messages).hashes)
+        totals.keys += len(keys_of(messages.located, messages.positions).hashes)
         totals.last_stored_ms = max(totals.last_stored_ms, int(messages.located.number("store_timestamp").max()))
 
     def _count_dropped(self, totals: Totals, chunk: Chunk, keep: npt.NDArray[np.bool_]) -> None:
@@ -430,8 +431,7 @@ class _Run:
         keys = KeyFiles(
             self._files,
             self._path("index"),
-            self._settings.index_slots,
-            self._settings.index_units,
+            self._settings.index,
             state.started_ms,
             state.keys,
         )
@@ -468,7 +468,7 @@ class _Run:
                     state.references_moved += messages.half_moved
                 for queue, at, units in self._placed(messages, slots):
                     queues.put(queue, at, units)
-                keys.add(keys_of(messages))
+                keys.add(keys_of(messages.located, messages.positions))
                 if ids is not None:
                     ids.add(messages)
                 count += len(messages.positions)
