@@ -34,10 +34,10 @@ import pyarrow as pa
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from dledger_core import Client, ConfigError, RowsDigest, rows_digest
+from dledger_core.archive import ArchiveTable, read_storage
 from dledger_core.cli import DurationType, asked_peers, examples, peers_option, variable_of
 from dledger_core.config import check_group_name
 from spark_connector import register
-from spark_connector.archive import ArchiveTable
 
 from ._archive.proving import Digests, Finding, Proved, Proving, Write, retried
 from ._cli import (
@@ -63,19 +63,6 @@ if TYPE_CHECKING:
 __all__ = ["ArchiveOptions", "command", "main"]
 
 
-def _storage(path: str | None) -> dict[str, str]:
-    """Return the options in the file of ``--storage``."""
-    if path is None:
-        return {}
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--storage {path} cannot be read: {error}", "", "name a JSON file") from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ConfigError(f"--storage {path} is not a JSON object of texts", "", 'write {"aws_region": "eu-central-1"}')
-    return found
-
-
 class ArchiveOptions(NodeAccess):
     """The command's options."""
 
@@ -87,7 +74,7 @@ class ArchiveOptions(NodeAccess):
     verify: bool
     write: bool
     end: bool
-    storage: Annotated[dict[str, str], BeforeValidator(_storage)]
+    storage: Annotated[dict[str, str], BeforeValidator(lambda path: read_storage(path) if path else {})]
     report: Annotated[str, AfterValidator(lambda path: check_file(path, "--report"))] | None
     verbose: bool
     dry_run: bool

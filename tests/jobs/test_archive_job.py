@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dledger_core import Client, LocalCluster
+from dledger_core.archive import ArchiveTable
 from jobs.archive import command
 from spark_connector import register
-from spark_connector.archive import ArchiveTable
 from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon

@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
 
 from dledger_core import rows_digest
+from dledger_core.archive import ArchiveTable
 from dledger_core.lineage import AncestorLog
-from spark_connector.archive import ArchiveTable
 from spark_connector.errors import (
     ArchiveDamagedError,
     LogRecreatedError,
