@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from dledger_core import Client, JavaOptions, StoreMismatchError, StoreReader, open_store
+from dledger_core.rocketmq import locate
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 
@@ -121,11 +122,13 @@ def store_for(path: str, *, opaque: bool = False) -> StoreReader:
     Raises:
         OptionError: there is no store, there are several, or a classic CommitLog precedes it.
     """
-    try:
+
+    def made(since: StoreReader | None) -> StoreReader:
         # An older view is not closed here, because another thread may read from it; its files close with it.
-        view: StoreReader = _pool.use(
-            ("store", path, opaque), lambda since: open_store(path, opaque=opaque, since=since)
-        )
+        return open_store(path if since is not None else locate(path).one_store(), opaque=opaque, since=since)
+
+    try:
+        view: StoreReader = _pool.use(("store", path, opaque), made)
     except StoreMismatchError as error:
         raise OptionError(f"path {path!r}: {error.what}", "", error.remedy) from None
     return view

@@ -18,6 +18,7 @@ commit. The first micro-batch of this source is empty and records the start of t
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -197,12 +198,17 @@ class LatestOffset:
 
     @classmethod
     def from_text(cls, text: Any) -> LatestOffset | None:
-        """Parse the text of a progress report; None if it is missing or of another source."""
+        """Parse the text of a progress report; None if it is missing or of another source.
+
+        Spark 4.1 does not ask a source for it and shows the end of the micro-batch instead: no group then.
+        """
         data = _of_this_source(text)
         if data is None:
             return None
         groups = {}
         for group, fields in _groups(data, "progress report").items():
+            if "behind" not in fields:
+                continue
             lag, waiting = fields.get("behind") or {}, fields.get("waiting") or {}
             groups[group] = LogEnd(
                 fields["next"],
@@ -219,10 +225,16 @@ class LatestOffset:
 
 def _of_this_source(text: Any) -> dict[str, Any] | None:
     """Return the map in a text (or the map itself) if it has the shape of this source's offsets."""
-    try:
-        data = json.loads(text) if isinstance(text, (str, bytes)) else text
-    except ValueError:
-        return None
+    data = text
+    if isinstance(text, (str, bytes)):
+        try:
+            data = json.loads(text)
+        except ValueError:
+            # PySpark 4.1 makes the text of a progress report from the parsed JSON by str().
+            try:
+                data = ast.literal_eval(str(text))
+            except (ValueError, SyntaxError):
+                return None
     # A query may read several sources, and one checkpoint has the offsets of all. Other sources use other shapes,
     # Kafka's a map of topics (test_other_sources_have_no_offset).
     return data if isinstance(data, dict) and "v" in data and isinstance(data.get("groups"), dict) else None

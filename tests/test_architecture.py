@@ -162,6 +162,12 @@ def test_import_of_core_loads_neither_server_nor_spark() -> None:
     assert [name for name in done.stdout.split() if f"{name}.".startswith(tuple(f"{each}." for each in unwanted))] == []
 
 
+def test_start_of_node_does_not_load_pandas() -> None:
+    code = "import sys, dledger_core.cli.serve; print('pandas' in sys.modules, 'pyspark' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["False", "False"]
+
+
 def test_public_names_exist() -> None:
     core = importlib.import_module("dledger_core")
     assert {"AsyncClient", "Client", "LocalCluster", "open_store"} <= set(core.__all__)

@@ -35,7 +35,7 @@ from spark_connector.planning import (
 )
 from spark_connector.reading.archived import ArchivedLog
 from spark_connector.reading.logs import Log, Pin, RecordInfo, ServerLog
-from spark_connector.reading.opening import open_log
+from spark_connector.reading.opening import names_of, open_log
 
 if TYPE_CHECKING:
     from spark_connector.reading.partitions import RangesPartition
@@ -165,7 +165,7 @@ class Tracker:
         if self.finder is not None:
             self._add(self.finder.find())
         else:
-            self._add([""] if options.path else options.groups)
+            self._add(names_of(options))
 
     def _add(self, names: Iterable[str]) -> None:
         for log in [open_log(self._options, name) for name in names if name not in self._logs]:

@@ -111,8 +111,13 @@ class ChaosCluster(LocalCluster):
         """Whether a running node has no part in the group now: its store is refused, or finds no leader."""
         with contextlib.suppress(DLedgerError), Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
             metadata = client.metadata()
-            role = {node.node_id: node.role for node in metadata.nodes}[node_id]
-            return metadata.leader_id not in (None, node_id) and role in ("quarantined", "pre-candidate")
+            found = {node.node_id: node for node in metadata.nodes}[node_id]
+            if metadata.leader_id in (None, node_id):
+                return False
+            # A store outside the members campaigns without success, but not below its floor.
+            if found.is_recovering:
+                return not any(member.is_active for member in client.members().members if member.node_id == node_id)
+            return found.role in ("quarantined", "pre-candidate")
         return False
 
     def leader_now(self) -> str | None:

@@ -168,7 +168,8 @@ class WatchedLog(CommitLog):
     ) -> None:
         member = self.member
         member.writing = Writing(hard_state, reset, truncate_from, batches)
-        self.truncates = truncate_from is not None
+        # Below its floor a store may keep the tail that it found, which the first append removes.
+        self.truncates = truncate_from is not None or self.floor is not None
         super().persist(hard_state, truncate_from, batches, reset)
         self.truncates = False
         member.writing = Writing()
@@ -521,6 +522,8 @@ class ReplicaMember(Member):
             other.replica.peers.attached(self.node_id)
         if self.was_set_back:
             self.sim.shared.set_backs.returned(self)
+        if not self.up:
+            return  # one of these calls wrote, and a fault struck
         self.sim.shared.compare_tables(self)
         self.later(self.sim.source.randrange(1, CHECKPOINT_TICKS * TICK), self._checkpoint)
 

@@ -305,6 +305,17 @@ def message_batch(data: bytes, ends: list[int], base: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"position": pa.array(offsets[:-1] + base), "body": bodies})
 
 
+def as_entries(messages: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return messages as entries with the columns of ``schema``: without index, term and append time.
+
+    Args:
+        messages: columns ``position`` and ``body``; shape (n,).
+        schema: ``READ_SCHEMA`` or ``RECORD_SCHEMA``.
+    """
+    columns: dict[str, Any] = {field.name: pa.nulls(messages.num_rows, field.type) for field in schema}
+    return pa.RecordBatch.from_pydict(columns | {name: messages.column(name) for name in ("position", "body")}, schema)
+
+
 def message_faults(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:
     """Return the fault of each message, 0 without one; ``fault_text`` has the meanings.
 
