@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from dledger_core.archive import local_path
 from dledger_core.client import EntryCheck, LogPosition
 from spark_connector.errors import CheckpointError
 
@@ -53,8 +53,6 @@ _KEYS: Final = {"check", "log", "next", "term"}
 _SPARK_VERSION: Final = "v1"
 # Spark writes this for a source that has no offset yet.
 _NOT_STARTED: Final = "-"
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-_FILE_SCHEME: Final = re.compile(r"file:(//(?=/)|(?=/(?!/)))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,17 +278,6 @@ def _not_an_offset(data: Any, where: str) -> CheckpointError:
         where,
         "the checkpoint belongs to another source or is damaged: use a new checkpoint directory, or restore this one",
     )
-
-
-def local_path(location: str) -> Path | None:
-    """Return the absolute path of a Spark location; None if it is not in this machine's file system.
-
-    Spark does not decode %20 and similar escapes in ``file:`` locations, so neither does this function.
-    """
-    location = _FILE_SCHEME.sub("", location, count=1)
-    # A path like s3a://bucket is not a directory here. Read as one it would be empty, and a query with progress would
-    # count as new (test_missing_and_remote_checkpoints_are_unknown).
-    return None if not location or _SCHEME.match(location) else Path(location).absolute()
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def test_imports_have_no_circle() -> None:
 
 def test_connector_and_jobs_import_public_names_and_lowest_layers() -> None:
     public = ("dledger_core", "dledger_core.rocketmq", "dledger_core.cli")
-    lowest = ("checksum", "client", "config", "control", "digest", "environment", "ids", "record")
+    lowest = ("archive", "checksum", "client", "config", "control", "digest", "environment", "ids", "record")
     allowed = {f"{name}.{taken}" for name in public for taken in importlib.import_module(name).__all__} | set(public)
     found = [
         f"{path.relative_to(ROOT)}:{line} imports {module}.{name}"
