@@ -193,13 +193,12 @@ def confirm_offset(path: Path) -> int | None:
     return None if fields is None else fields[4]
 
 
-def _checkpoint(path: Path) -> tuple[int, int, int, int, int] | None:
+def _checkpoint(path: Path) -> tuple[int, ...] | None:
     with contextlib.suppress(OSError):
         if path.is_file() and path.stat().st_size >= _CHECKPOINT.size and path.stat().st_size % _CHECKPOINT_BYTES == 0:
             with path.open("rb") as file:
-                flushed, *others = _CHECKPOINT.unpack(file.read(_CHECKPOINT.size))
-            if 0 < flushed < _MILLIS_END:
-                return (flushed, *others)
+                fields = _CHECKPOINT.unpack(file.read(_CHECKPOINT.size))
+            return fields if 0 < fields[0] < _MILLIS_END else None
     return None
 
 
