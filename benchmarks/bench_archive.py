@@ -1,4 +1,4 @@
-"""What an archive costs: proving, reading it instead of the log, and appends while ranges are proved.
+"""The cost of an archive: proving, reading it instead of the log, and appends while ranges are proved.
 
 Method: three nodes on loopback (``TMPDIR`` names their disk), a log with ``--mb`` of 1 KB entries. Its archive begins
 before them, so that retention, which would keep 64 MiB, deletes none of them. Then
@@ -6,7 +6,7 @@ before them, so that retention, which would keep 64 MiB, deletes none of them. T
 * ``log_mb_per_s``: a batch query's reader (``spark_connector``, in this process) reads all entries from the log.
 * ``prove_job_mb_per_s``: bodies per second of the job's processor time, which reads rows of the table and hashes them.
 * ``prove_node_mb_per_s``: the same of the leader, which reads its files, checks all CRCs and hashes; a fifth of the
-  ranges, without appends. ``prove_mb_per_s`` has both, one after the other.
+  ranges, without appends. ``prove_mb_per_s`` has both, in turn.
 * ``append_p99_ms`` and ``append_p99_ms_while_proving``: ten entries of 1 KB at a time, ``--rate`` times a second. Four
   times a fifth of the ranges is proved, and before each time appends are measured for as long. The digests are ready:
   a job computes them on other machines.

@@ -400,7 +400,7 @@ def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
         found = None if archive is None else Archive(archive, storage)
         return command(connection=connection, archive=found, **others)
 
-    stored = option(
+    stored: Callable[..., Any] = option(
         "--archive-storage",
         type=click.Path(path_type=Path),
         metavar="FILE",

@@ -128,7 +128,7 @@ class ArchivedClient:
         from_log: Callable[[], Awaitable[_T]],
         from_archive: Callable[[ArchivedRows, ArchivedRange], _T],
     ) -> _T:
-        """Return what the log answers about an index, or the archive if the log has trimmed it."""
+        """Return the log's answer about an index, or the archive's if the log has trimmed it."""
         await self._known()
         if index >= self._first_index:
             try:

@@ -14,7 +14,7 @@ from jobs._archive.proving import Proving
 from spark_connector.columns import ENTRY_SCHEMA
 
 STEPS = ("write", "written", "prove")
-"""Where a job can be killed: before its first write, after it, and before its first proof of rows."""
+"""Places at which a job can be killed: before its first write, after it, and before its first proof of rows."""
 
 
 class JobKilledError(Exception):
