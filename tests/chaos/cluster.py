@@ -108,16 +108,11 @@ class ChaosCluster(LocalCluster):
         return b" node started: " in self.log_path(node_id).read_bytes()[offset:]
 
     def is_outside(self, node_id: str) -> bool:
-        """Whether a running node has no part in the group now: its store is refused, or finds no leader."""
+        """Whether a running node has no part in the group now: the leader hears nothing from its store."""
         with contextlib.suppress(DLedgerError), Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
-            metadata = client.metadata()
-            found = {node.node_id: node for node in metadata.nodes}[node_id]
-            if metadata.leader_id in (None, node_id):
-                return False
-            # A store outside the members campaigns without success, but not below its floor.
-            if found.is_recovering:
+            # Not by its role: below its floor such a store neither campaigns nor is refused.
+            if client.metadata().leader_id not in (None, node_id):
                 return not any(member.is_active for member in client.members().members if member.node_id == node_id)
-            return found.role in ("quarantined", "pre-candidate")
         return False
 
     def leader_now(self) -> str | None:

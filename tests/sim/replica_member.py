@@ -748,7 +748,9 @@ class ReplicaMember(Member):
 
         def trim(index: Index) -> None:
             before, is_active = replica.raft.first_index, replica.tables.archive.is_active
-            waiting = [body for _, _, body in self.log.control_entries(replica.tables.applied_index + 1, NUMBER_MAX)]
+            applied = replica.tables.applied_index
+            found = () if self.is_damaged else self.log.control_entries(applied + 1, NUMBER_MAX)
+            waiting = [body for _, _, body in found]
             replica.store.trim(index)
             if (first := replica.raft.first_index) > before and not replica.loop.has_failed:
                 hasty = not is_active and any(control.unpack(body).get("k") == "archived" for body in waiting)
