@@ -400,7 +400,7 @@ def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
         found = None if archive is None else Archive(archive, storage)
         return command(connection=connection, archive=found, **others)
 
-    stored: Callable[..., Any] = option(
+    stored = option(
         "--archive-storage",
         type=click.Path(path_type=Path),
         metavar="FILE",
@@ -408,7 +408,8 @@ def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="JSON file with deltalake's options for the archive's location, such as credentials.",
     )(with_archive)
     text = "Read trimmed entries from the archive: true for the table that the log names, or the location of a copy."
-    return option("--archive", metavar="true|LOCATION", section="Connection", help=text)(stored)
+    added: Callable[..., Any] = option("--archive", metavar="true|LOCATION", section="Connection", help=text)(stored)
+    return added
 
 
 def connection_options(command: Callable[..., Any], *, needs_peers: bool = False) -> Callable[..., Any]:
