@@ -174,8 +174,11 @@ class Recoveries:
         if not self._sim.faults_on or self._mix is None or group.is_disturbed:
             return
         lost = self._drawn(group, source)
+        voters = group.checker.configuration.configuration.voters
         if kept is not None:
-            lost = set(group.checker.configuration.configuration.voters) - {kept}
+            lost = set(voters) - {kept}
+        if not voters - lost - (group.changes.lost if group.changes is not None else set()):
+            lost = set()  # a change has just emptied the other disks: nothing is left to recover from
         is_busy = not all(disaster.is_over for disaster in self._disasters)
         if any(member.was_set_back for member in group.members.values()) or not lost or is_busy:
             if attempts:
