@@ -36,6 +36,9 @@ class Nodes:
     async def offset_for_time(self, timestamp: int, **_: Any) -> int:
         return self.log.offset_for_time(timestamp)
 
+    async def close(self) -> None:
+        """It has no connections."""
+
     def __getattr__(self, name: str) -> Any:
         async def call(*given: Any, **named: Any) -> Any:
             return getattr(self.log, name)(*given, **named)
