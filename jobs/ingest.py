@@ -116,9 +116,11 @@ class IngestOptions(NodeAccess):
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
-        given = {"--max-offsets-per-trigger": self.max_offsets_per_trigger}
-        given |= {"--max-bytes-per-trigger": self.max_bytes_per_trigger}
-        given |= {"--min-offsets-per-trigger": self.passed_on.get("minOffsetsPerTrigger")}
+        given = {
+            "--max-offsets-per-trigger": self.max_offsets_per_trigger,
+            "--max-bytes-per-trigger": self.max_bytes_per_trigger,
+            "--min-offsets-per-trigger": self.passed_on.get("minOffsetsPerTrigger"),
+        }
         for name, value in given.items():
             if value is not None and "availableNow" in self.trigger and not PASSES_START:
                 # Spark 4.1 ends such a run after one micro-batch (test_reader_of_spark_4_1_starts_where_it_was).
