@@ -19,7 +19,7 @@ from dledger_core.rocketmq import locate
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 
-__all__ = ["announced", "client_for", "forget_client", "store_for"]
+__all__ = ["announced", "client_for", "forget_client", "hosted_groups", "store_for"]
 
 _log = logging.getLogger("spark_connector")
 
@@ -94,6 +94,18 @@ def client_for(
 def forget_client(client: Client) -> None:
     """Make a new client at the next ``client_for``: this one knows a log that no longer exists."""
     _pool.remove(client)
+
+
+def hosted_groups(options: DLedgerOptions, group: str = "default") -> dict[str, str | None]:
+    """Return the groups that the nodes host, with the uuids of their logs; any group's client can ask for them."""
+    client = client_for(options, group)
+    found = client.groups()
+    if not found:
+        # It knows a log that was deleted since, and takes the nodes for those of another cluster
+        # (test_tables_and_writes_know_log_that_was_created_again).
+        forget_client(client)
+        found = client_for(options, group).groups()
+    return found
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from dledger_core import LogRange, UnsupportedError
 from dledger_core.client import NODE_HEALTH, EntryCheck, Loss, LossKind, find_loss
-from spark_connector.connections import announced, client_for
+from spark_connector.connections import announced, hosted_groups
 from spark_connector.errors import (
     GroupGoneError,
     LossPolicy,
@@ -56,9 +56,8 @@ class GroupFinder:
     def find(self) -> list[str]:
         """Ask the nodes and return the groups that match now, sorted."""
         options = self._options
-        # Every client of these nodes can ask for their groups.
         with announced(options):
-            hosted = client_for(options, options.groups[0]).groups()
+            hosted = hosted_groups(options, options.groups[0])
         self._last_request = self._clock()
         self._hosted = tuple(hosted)
         # An offset without uuid cannot detect that its log was created again.
