@@ -28,7 +28,7 @@ from dledger_core.cli.previews import preview, shortened
 from dledger_core.client import Metadata
 from dledger_core.client_config import LOCAL_PEERS, ClientConfig
 from dledger_core.connect import Client
-from dledger_core.errors import StorageError, StoreMismatchError
+from dledger_core.errors import CorruptRecordError, StorageError, StoreMismatchError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_OK
 from dledger_core.rocketmq import (
     BrokerParts,
@@ -40,7 +40,9 @@ from dledger_core.rocketmq import (
     locate,
     log_around,
     open_log_directory,
+    queues_in_rocksdb,
 )
+from dledger_core.rocketmq.broker_parts import confirm_offset
 from dledger_core.rocketmq.inspection import (
     LAST_SCHEMA,
     LogInspection,
@@ -50,6 +52,8 @@ from dledger_core.rocketmq.inspection import (
     key_index,
     queue_files,
 )
+from dledger_core.rocketmq.store.controller_log import is_event, read_sync_states
+from dledger_core.rocketmq.store.epochs import broker_identity, read_epochs
 from dledger_core.storage import StoreReader
 
 _DEFAULTS: Final = {"peers": LOCAL_PEERS, "group": "default"}
@@ -70,6 +74,8 @@ class View:
         facts: name and value.
         inspection: of the entries, if there are any.
         terms: first index and term of each range, oldest first.
+        epochs: of a broker in controller mode, number and first position of each, oldest first.
+        sync_states: of a controller's log, the sync state set and master of each broker set.
         nodes: of a group.
         damage: a sentence for each problem.
         next: commands to run.
@@ -80,6 +86,8 @@ class View:
     facts: dict[str, Any]
     inspection: LogInspection | None = None
     terms: list[dict[str, int]] = field(default_factory=list)
+    epochs: list[dict[str, int]] = field(default_factory=list)
+    sync_states: list[dict[str, Any]] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     next: list[str] = field(default_factory=list)
@@ -151,6 +159,7 @@ def _directory(path: Path, *, opaque: bool) -> View:
     flushed = _broker_checkpoint(location.broker / "checkpoint")
     if flushed is not None:
         view.facts |= {"CommitLog flushed up to": flushed}
+    _add_epochs(view, location.broker)
     view.skipped = location.skipped
     return view
 
@@ -161,6 +170,19 @@ def _compare(view: View, parts: BrokerParts) -> None:
     problems = parts.compare(view.inspection)
     view.damage += [str(each) for each in problems if each.is_damage]
     view.notes += [str(each) for each in problems if not each.is_damage]
+
+
+def _add_epochs(view: View, broker: Path) -> None:
+    """Add the files of controller mode, if the broker has them."""
+    identity, found = broker_identity(broker), read_epochs(broker)
+    if identity is not None:
+        view.facts |= {"broker": f"id {identity.number} of {identity.broker} in {identity.cluster}"}
+    if found is None:
+        return
+    confirmed = confirm_offset(broker / "checkpoint")
+    view.facts |= {} if confirmed is None else {"confirm offset": confirmed}
+    view.epochs = [{"epoch": each.number, "start": each.start} for each in found.epochs]
+    view.damage += [f"{each} ({broker})" for each in found.problems]
 
 
 def _is_broker(path: Path) -> bool:
@@ -176,6 +198,9 @@ def _check_known(path: Path) -> None:
     """Raise an error about a directory without a log that names the log around it."""
     if not any(path.iterdir()):
         raise StoreMismatchError("the directory is empty", str(path), "name another one")
+    if queues_in_rocksdb(path):
+        what = "the directory is a RocksDB database of consume queues, which is not read"
+        raise StoreMismatchError(what, str(path), _look_at(path.parent)[0])
     around = log_around(path)
     if around is not None:
         what = "the directory contains no log, but a directory above it does"
@@ -242,6 +267,9 @@ def _log(opened: LogDirectory) -> View:
         facts |= _facts_of(log)
         inspection.damage += [f"indexes {a} to {b - 1} are damaged" for a, b in log.damaged if not inspection.complete]
     view = View(facts, inspection, _terms(log), damage=[*inspection.damage, *end_problems(opened)])
+    if log is not None and any(is_event(row["body"] or b"") for row in inspection.last):
+        with contextlib.suppress(CorruptRecordError):  # the inspection reports it
+            view.sync_states = _sync_states(log)
     verify = f"dledger verify {name}"
     view.next = [f"dledger dump {name} --from -10", *([verify] if view.damage or not inspection.complete else [])]
     if log is not None and log.writer != "dledger-python":
@@ -251,6 +279,13 @@ def _log(opened: LogDirectory) -> View:
         source = " ".join(f"{option} {shlex.quote(str(path))}" for option, path in parts.items() if path is not None)
         view.next.append(f"python jobs/rebuild_consume_queue.py {source} --table DIR")
     return view
+
+
+def _sync_states(log: StoreReader) -> list[dict[str, Any]]:
+    return [
+        {"broker_set": name, "sync_state_set": sorted(each.in_sync), "master": each.master, "elections": each.elections}
+        for name, each in sorted(read_sync_states(log).items())
+    ]
 
 
 def _facts_of(log: StoreReader) -> dict[str, Any]:
@@ -346,8 +381,14 @@ def _json(view: View) -> dict[str, Any]:
         shown |= {"since": inspection.since, "until": inspection.until}
         shown |= {"topics": _topics(inspection), "last": _last(inspection), "hidden": inspection.hidden}
     skipped = [{"path": str(each.path), "reason": each.part.value} for each in view.skipped]
-    shown |= {"terms": view.terms, "nodes": view.nodes, "damage": view.damage, "next": view.next}
+    shown |= {"terms": view.terms, "epochs": view.epochs}
+    shown |= {"sync_states": view.sync_states, "nodes": view.nodes, "damage": view.damage, "next": view.next}
     return shown | {"skipped": skipped, "notes": view.notes}
+
+
+def _newest(ranges: list[dict[str, int]], number: str, start: str) -> str:
+    shown = ", ".join(f"{each[number]} from {each[start]}" for each in ranges[-_TERMS_SHOWN:])
+    return shown if len(ranges) <= _TERMS_SHOWN else f"... {shown}"
 
 
 def _show(view: View) -> None:
@@ -364,11 +405,10 @@ def _show(view: View) -> None:
             facts["messages"] = inspection.messages
         if inspection.hidden:
             facts["hidden"] = ", ".join(f"{count:,} {reason}" for reason, count in inspection.hidden.items())
-    if view.terms:
-        newest = view.terms[-_TERMS_SHOWN:]
-        shown = ", ".join(f"{each['term']} from {each['first_index']}" for each in newest)
-        facts["terms"] = ("... " if len(newest) < len(view.terms) else "") + shown
+    facts |= {"terms": _newest(view.terms, "term", "first_index")} if view.terms else {}
+    facts |= {"epochs": _newest(view.epochs, "epoch", "start")} if view.epochs else {}
     show_result(facts, "table")
+    show_rows(view.sync_states, "table", "sync state sets")
     nodes = [
         {name: None if value == -1 and row.get("role") == "unreachable" else value for name, value in row.items()}
         for row in view.nodes

@@ -26,8 +26,8 @@ _ENTRY_POINTS: Final = "dledger.commands"
 """Other packages add commands to this group of entry points."""
 
 _COMMANDS: Final = (
-    "append", "backup", "completion", "convert", "dev", "doctor", "dump", "export", "get", "init", "look", "member",
-    "perf", "producer", "recover", "repair", "restore", "salvage", "serve", "status", "tail", "tls", "topics",
+    "append", "backup", "completion", "convert", "dev", "doctor", "dump", "epochs", "export", "get", "init", "look",
+    "member", "perf", "producer", "recover", "repair", "restore", "salvage", "serve", "status", "tail", "tls", "topics",
     "transaction", "transfer", "verify",
 )  # fmt: skip
 """Each is the module of its name, with a click command of its name."""

@@ -18,10 +18,11 @@ from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.inspection import KeyIndex, LogInspection, key_index
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
 from dledger_core.rocketmq.store.broker_json import topic_configs
-from dledger_core.rocketmq.store.consume_queue import QueueEnd, queue_tails
+from dledger_core.rocketmq.store.consume_queue import QueueEnd, queue_tails, queues_in_rocksdb
 
-_CHECKPOINT: Final = struct.Struct(">qqq")
-"""Store times of the newest message in the flushed CommitLog, consume queues and key index (StoreCheckpoint.java)."""
+_CHECKPOINT: Final = struct.Struct(">qqqqq")
+"""Store times of the newest message in the flushed CommitLog, consume queues and key index; the end of the log that the
+master had flushed, and the confirm offset (StoreCheckpoint.java)."""
 _CHECKPOINT_BYTES: Final = 4096
 _CLOCKS: Final = timedelta(seconds=1)
 """Difference of clocks: messages of an earlier master may have later store times than the last one."""
@@ -33,6 +34,10 @@ _QUEUES: Final = "consumequeue"
 _BATCH_QUEUES: Final = "batchconsumequeue"
 _RESTORE: Final = "restore the newest files of the log from a copy, or take the messages from another broker"
 
+_IN_ROCKSDB: Final = (
+    "the consume queues are in RocksDB (storeType=defaultRocksDB) and were not checked; "
+    "'python jobs/rebuild_consume_queue.py' writes them as files with --files"
+)
 _MISSING: Final = {
     "lost": "messages are in the log and their consume queues are missing, so consumers do not get them; "
     "'python jobs/rebuild_consume_queue.py' writes them with --files",
@@ -76,12 +81,14 @@ class BrokerParts:
         queues: end of each consume queue; None without any.
         keys: the key index; None without one.
         flushed: store time of the newest message that ``checkpoint`` covers; None if unknown.
+        rocksdb: whether the consume queues are in RocksDB, and therefore not compared.
     """
 
     broker: Path
     queues: dict[_Queue, QueueEnd] | None
     keys: KeyIndex | None
     flushed: datetime | None
+    rocksdb: bool = False
 
     def compare(self, inspection: LogInspection) -> list[PartProblem]:
         """Return the differences from the log.
@@ -129,10 +136,12 @@ class BrokerParts:
 
     def _queues_of(self, inspection: LogInspection) -> list[PartProblem]:
         """Return the queues that lack messages; only of messages before the newest unit, a broker indexes the rest."""
+        if self.rocksdb:
+            return [PartProblem(_IN_ROCKSDB, self.broker / _QUEUES, None, is_damage=False)]
         topics = _topics_of(self.broker)
         queues = self.queues
         if queues is None:
-            if topics is None or (self.broker / _QUEUES).exists():  # a log alone, or queues in RocksDB
+            if topics is None or (self.broker / _QUEUES).exists():  # a log alone
                 return []
             queues = {}
         newest = max((queue.position for queue in queues.values()), default=None)
@@ -160,19 +169,36 @@ class BrokerParts:
 def broker_parts(broker: Path) -> BrokerParts:
     """Read the parts next to a log; those that are missing are None."""
     root = broker / _QUEUES
-    queues = queue_tails(root) if root.is_dir() and not (root / "CURRENT").is_file() else None
+    rocksdb = queues_in_rocksdb(root)
+    queues = queue_tails(root) if root.is_dir() and not rocksdb else None
     keys = key_index(broker / "index") if (broker / "index").is_dir() else None
-    return BrokerParts(broker, queues or None, keys, flushed_until(broker / "checkpoint"))
+    return BrokerParts(broker, queues or None, keys, flushed_until(broker / "checkpoint"), rocksdb)
 
 
 def flushed_until(path: Path) -> datetime | None:
     """Return the store time up to which a broker has flushed its CommitLog; None for other files."""
+    fields = _checkpoint(path)
+    return None if fields is None else datetime.fromtimestamp(fields[0] / 1000, UTC)
+
+
+def confirm_offset(path: Path) -> int | None:
+    """Return the position up to which a broker in controller mode knew its CommitLog on all replicas in sync.
+
+    Consumers get messages before it only. Without controller mode it is the end of the log at the last start.
+
+    Args:
+        path: the broker's ``checkpoint``; None is returned for other files.
+    """
+    fields = _checkpoint(path)
+    return None if fields is None else fields[4]
+
+
+def _checkpoint(path: Path) -> tuple[int, ...] | None:
     with contextlib.suppress(OSError):
         if path.is_file() and path.stat().st_size >= _CHECKPOINT.size and path.stat().st_size % _CHECKPOINT_BYTES == 0:
             with path.open("rb") as file:
-                millis = _CHECKPOINT.unpack(file.read(_CHECKPOINT.size))[0]
-            if 0 < millis < _MILLIS_END:
-                return datetime.fromtimestamp(millis / 1000, UTC)
+                fields = _CHECKPOINT.unpack(file.read(_CHECKPOINT.size))
+            return fields if 0 < fields[0] < _MILLIS_END else None
     return None
 
 

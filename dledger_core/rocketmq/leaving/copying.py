@@ -11,10 +11,11 @@ from typing import Final
 from dledger_core.rocketmq.convert.parts import ClassicPart
 from dledger_core.rocketmq.leaving.broker import copy_file, link_file
 from dledger_core.rocketmq.leaving.job import Job, Placement
-from dledger_core.rocketmq.leaving.key_files import KeyFiles
 from dledger_core.rocketmq.leaving.log_files import IdMap, LogFiles, ReferenceFile
 from dledger_core.rocketmq.leaving.plan import LeaveState
-from dledger_core.rocketmq.leaving.rewrite import Messages, keys_of
+from dledger_core.rocketmq.leaving.rewrite import Messages
+from dledger_core.rocketmq.message.keys import keys_of
+from dledger_core.rocketmq.store.key_files import KeyFiles
 
 _SAVE_S: Final = 30.0
 
@@ -35,9 +36,7 @@ class Copy:
         settings = job.settings
         self._log = job.log_files()
         self._queues = job.queue_files(state.ends)
-        self._keys = KeyFiles(
-            job.files, job.path("index"), settings.index_slots, settings.index_units, state.started_ms, state.keys
-        )
+        self._keys = KeyFiles(job.files, job.path("index"), settings.index, state.started_ms, state.keys)
         self._ids = None if job.id_part is None else IdMap(job.files, job.id_part, state.id_bytes)
         self._rewriter = job.rewriter(state.position, state.counters)
         self._placement = Placement(job, state, state.used)
@@ -70,7 +69,7 @@ class Copy:
             self._state.references_moved += messages.half_moved
         for queue, at, units in self._placement.place(messages):
             self._queues.put(queue, at, units)
-        self._keys.add(keys_of(messages))
+        self._keys.add(keys_of(messages.located, messages.positions))
         if self._ids is not None:
             self._ids.add(messages)
 

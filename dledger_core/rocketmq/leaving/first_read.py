@@ -17,7 +17,8 @@ from dledger_core.rocketmq.leaving.entries import Part
 from dledger_core.rocketmq.leaving.job import Job
 from dledger_core.rocketmq.leaving.plan import LeaveState, Queue, QueueRanges, Totals
 from dledger_core.rocketmq.leaving.queue_files import is_file_name
-from dledger_core.rocketmq.leaving.rewrite import Messages, keys_of
+from dledger_core.rocketmq.leaving.rewrite import Messages
+from dledger_core.rocketmq.message.keys import keys_of
 from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES
 
 
@@ -79,7 +80,7 @@ class _FirstRead:
         totals.of_other_queues += units.of_other_queues
         totals.messages += len(messages.positions)
         totals.body_bytes += int(messages.sizes.sum()) if messages.moved else 0
-        totals.keys += len(keys_of(messages).hashes)
+        totals.keys += len(keys_of(messages.located, messages.positions).hashes)
         totals.last_stored_ms = max(totals.last_stored_ms, int(messages.located.number("store_timestamp").max()))
 
     def _count_dropped(self, part: Part) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dledger_core.errors import StoreMismatchError
 from dledger_core.rocketmq.convert.messages import QueueCounters
 from dledger_core.rocketmq.convert.parts import SourceCursor
-from dledger_core.rocketmq.leaving.key_files import KeyFile
+from dledger_core.rocketmq.store.key_files import KeyFile
 from dledger_core.rocketmq.store.queue_slots import STAYS, moves_of, replay
 from dledger_core.storage.files.file_system import Files
 

@@ -10,8 +10,8 @@ from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES
 def needed_bytes(job: Job, state: LeaveState) -> int:
     """Return the free space that the copy takes."""
     totals, settings = state.totals, job.settings
-    index = settings.index_slots * 4 + 20 * min(totals.keys, settings.index_units)
-    files = -(-totals.keys // max(1, settings.index_units - 1))
+    index = settings.index.slots * 4 + 20 * min(totals.keys, settings.index.units)
+    files = -(-totals.keys // max(1, settings.index.units - 1))
     classic = job.entries.classic
     copied = 0 if classic is None or _is_linked(job) else classic.data_bytes
     return totals.body_bytes + totals.units * UNIT_BYTES + files * index + copied

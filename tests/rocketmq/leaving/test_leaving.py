@@ -25,8 +25,8 @@ from dledger_core.errors import ConfigError, CorruptRecordError, DiskFullError, 
 from dledger_core.rocketmq import ClassicCommitLog, decode_messages, decode_units, java_hash
 from dledger_core.rocketmq import leaving as leaving_package
 from dledger_core.rocketmq.leaving import CommittedEntry, LeaveReport, LeaveRequest, leave
-from dledger_core.rocketmq.leaving.key_files import KEY_UNIT
 from dledger_core.rocketmq.remoting.messages import WireEntry
+from dledger_core.rocketmq.store.key_files import KEY_UNIT
 from dledger_core.storage.files.file_system import OsFiles, write_checked
 from tests.cli.command import error_of, last_error, run, run_process
 from tests.client.fake_group import running_group
