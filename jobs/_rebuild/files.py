@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["DIRECTORY", "WrittenFiles", "check_target", "other_file_bytes", "round_up", "write_files"]
 
 DIRECTORY: Final = "consumequeue"
+INDEX_DIRECTORY: Final = "index"
 _NAME_DIGITS: Final = 20
 _NAME_BYTES_MAX: Final = 255
 _REPORT_MAX: Final = 100

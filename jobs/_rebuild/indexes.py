@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from dledger_core import open_store
 from dledger_core.rocketmq import LogDirectory, Span, compare_key_files, rebuild_key_files
 
+from .files import INDEX_DIRECTORY
+
 if TYPE_CHECKING:
     from .plan import RebuildPlan
 
-__all__ = ["INDEX_DIRECTORY", "write_indexes"]
+__all__ = ["write_indexes"]
 
-INDEX_DIRECTORY: Final = "index"
 _ALL: Final = (0, (1 << 63) - 1)
 
 

@@ -33,8 +33,7 @@ from .._directories import check_apart, check_checkpoint, check_file, check_tabl
 from .._session import AVAILABLE_NOW, check_resume, parse_trigger
 from .broker import Consumers, batch_topics, configured_topics, read_consumers
 from .compare import LogEnd, check_compared
-from .files import DIRECTORY, check_target, round_up
-from .indexes import INDEX_DIRECTORY
+from .files import DIRECTORY, INDEX_DIRECTORY, check_target, round_up
 from .units import ALL_ENTRIES, EntryRules
 
 if TYPE_CHECKING:

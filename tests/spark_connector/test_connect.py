@@ -37,7 +37,9 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def server(installation: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with connect_server(tmp_path_factory.mktemp("server") / "server", *installation, *DELTA) as url:
+    directory = tmp_path_factory.mktemp("server") / "server"
+    with pytest.MonkeyPatch.context() as patch, connect_server(directory, *installation, *DELTA) as url:
+        patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # PySpark sets it, and other modules have a JVM
         yield url
 
 
@@ -50,7 +52,7 @@ def remote(server: str) -> Iterator[Any]:
 
 
 def connected(url: str) -> Any:
-    from pyspark.sql.connect.session import SparkSession
+    from pyspark.sql import SparkSession
 
     session: Any = SparkSession.builder.remote(url).create()
     register(session)
