@@ -413,7 +413,8 @@ def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--archive",
             metavar="true|LOCATION",
             section="Connection",
-            help="Read trimmed entries from the archive: true for the table that the log names, or the location of a copy.",
+            help="Read trimmed entries from the archive: true for the table that the log names, or the location of a "
+            "copy.",
         ),
     ):
         added = add(added)
