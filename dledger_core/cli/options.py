@@ -400,15 +400,24 @@ def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
         found = None if archive is None else Archive(archive, storage)
         return command(connection=connection, archive=found, **others)
 
-    stored = option(
-        "--archive-storage",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        section="Connection",
-        help="JSON file with deltalake's options for the archive's location, such as credentials.",
-    )(with_archive)
-    text = "Read trimmed entries from the archive: true for the table that the log names, or the location of a copy."
-    added: Callable[..., Any] = option("--archive", metavar="true|LOCATION", section="Connection", help=text)(stored)
+    added = with_archive
+    for add in (
+        option(
+            "--archive-storage",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            section="Connection",
+            help="JSON file with deltalake's options for the archive's location, such as credentials.",
+        ),
+        option(
+            "--archive",
+            metavar="true|LOCATION",
+            section="Connection",
+            help="Read trimmed entries from the archive: true for the table that the log names, or the location of a "
+            "copy.",
+        ),
+    ):
+        added = add(added)
     return added
 
 
