@@ -128,9 +128,13 @@ def _of_controller(path: Path, brokers: dict[str, Path]) -> tuple[frozenset[str]
 
 
 def _state_of(states: dict[str, SyncState], found: dict[str, BrokerIdentity | None], path: Path) -> SyncState:
+    unknown = [name for name, each in found.items() if each is None]
+    if unknown:
+        what = f"the controller's ids of these brokers are unknown: {', '.join(unknown)}"
+        raise ConfigError(what, str(path), "restore the file brokerIdentity in their directories, or use --in-sync")
     sets = {each.broker for each in found.values() if each is not None} & set(states)
     if len(sets) != 1:
         named = ", ".join(sorted(states)) or "none"
         what = f"the controller has no sync state set of these brokers; it has: {named}"
-        raise ConfigError(what, str(path), "name brokers with their file brokerIdentity, or use --in-sync")
+        raise ConfigError(what, str(path), "name the store of the controller of these brokers, or use --in-sync")
     return states[sets.pop()]

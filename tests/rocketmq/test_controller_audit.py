@@ -260,5 +260,11 @@ def test_command_takes_the_sync_state_set_of_a_controller(tmp_path: Path) -> Non
     assert "STALE_TAIL" in run("epochs", *brokers, "--in-sync", "b", code=1).stdout
     states = result_of("look", store.path)["sync_states"]
     assert states == [{"broker_set": "broker", "sync_state_set": [2], "master": 2, "elections": 2}]
-    for wrong in (["--in-sync", "b", "--controller", store.path], ["--in-sync", "x"], [brokers[0]]):
+    (tmp_path / "a" / "brokerIdentity").unlink()
+    for wrong in (
+        ["--controller", store.path],
+        ["--in-sync", "b", "--controller", store.path],
+        ["--in-sync", "x"],
+        [brokers[0]],
+    ):
         assert error_of("epochs", *brokers, *wrong).code == "CONFIG"
