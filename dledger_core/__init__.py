@@ -41,7 +41,9 @@ from dledger_core.connect import AsyncClient, Client, JavaOptions, connect, open
 from dledger_core.control import Part, TransactionId
 from dledger_core.digest import RangeDigest, RowsDigest, rows_digest
 from dledger_core.errors import (
+    ArchiveDamagedError,
     ArchiveRefusedError,
+    ArchiveTableError,
     BadRequestError,
     BehindError,
     BusyError,
@@ -97,8 +99,10 @@ __all__ = [
     "RECORD_SCHEMA",
     "AppendResult",
     "ArchivableRanges",
+    "ArchiveDamagedError",
     "ArchiveRefusedError",
     "ArchiveState",
+    "ArchiveTableError",
     "ArchivedRange",
     "ArchivedRanges",
     "AsyncClient",

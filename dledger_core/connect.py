@@ -183,20 +183,32 @@ def _configured(path: Path | str | None, arguments: dict[str, Any]) -> dict[str,
     return given
 
 
-def open_store(path: Path | str, *, opaque: bool = False, since: StoreReader | None = None) -> StoreReader:
-    """Open a node's store for reading, native or Java's; see ``StoreReader``.
+def open_store(path: Path | str, *, opaque: bool = False, since: StoreReader | None = None) -> StoreReader | Any:
+    """Open a node's store for reading, native or Java's, or a broker's classic CommitLog.
 
     Args:
-        path: the directory that contains ``data/`` and ``index/``, or a broker's or a node's directory with one store.
+        path: the directory that contains ``data/`` and ``index/``, a ``commitlog`` directory, or a broker's or a node's
+            directory with one of both.
         opaque: take all bodies as bytes. Otherwise a body that is a RocketMQ message is checked by its own CRC.
         since: an earlier view of the same store, whose tail need not be scanned again. It does not change.
 
+    Returns:
+        A ``StoreReader``; of a classic CommitLog a ``CommitLogView``, which has positions instead of indexes. Both have
+        ``messages``. The type of the second one is Any, so that programs for stores need no cast.
+
     Raises:
-        StoreMismatchError: there is no store, there are several, or a classic CommitLog precedes it.
+        StoreMismatchError: there is no log, there are several, or a classic CommitLog precedes a store.
         StoreIncompleteError: a conversion into it, or a snapshot install, is not finished.
     """
     from dledger_core.rocketmq.message.bodies import MESSAGES
+    from dledger_core.rocketmq.store.commit_log_view import CommitLogView
     from dledger_core.rocketmq.store.location import locate
 
-    path = since.path if since is not None else locate(path).one_store()
+    if since is None:
+        location = locate(path)
+        if location.commitlog is not None and location.store is None and not location.several:
+            return CommitLogView(location.commitlog, check=not opaque)
+        path = location.one_store()
+    else:
+        path = since.path
     return open_any_store(path, bodies=None if opaque else replace(MESSAGES, broker=path.parent), since=since)

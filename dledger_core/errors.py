@@ -36,6 +36,8 @@
     |  |- EndLostError                 forgotten entries: it recovers
     |  |- DiskFailedError             the first write or sync error stops the replica
     |  '- DiskFullError               retriable
+    |- ArchiveDamagedError            rows of an archive are not those that were proved
+    |- ArchiveTableError              a Delta table cannot be read, or is not an archive
     |- ProtocolError                  the other side sent invalid data; the connection is closed
     '- ClientError
        |- NoLeaderError               retriable
@@ -68,7 +70,9 @@ from typing import Any, ClassVar, Final
 from dledger_core.exit_codes import EXIT_INCOMPLETE, EXIT_STORAGE, EXIT_USAGE
 
 __all__ = [
+    "ArchiveDamagedError",
     "ArchiveRefusedError",
+    "ArchiveTableError",
     "BadRequestError",
     "BehindError",
     "BusyError",
@@ -507,6 +511,21 @@ class DiskFullError(StorageError):
     code = 415
     name = "DISK_FULL"
     retriable = True
+
+
+class ArchiveDamagedError(DLedgerError):
+    """Rows of a range in an archive are not those that were proven; none of them was returned."""
+
+    code = 705
+    name = "DLEDGER_ARCHIVE_DAMAGED"
+    exit_code = EXIT_STORAGE
+
+
+class ArchiveTableError(DLedgerError):
+    """A table cannot be read as an archive; nothing was proven or returned."""
+
+    code = 706
+    name = "DLEDGER_ARCHIVE_TABLE"
 
 
 class ProtocolError(DLedgerError):

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from dledger_core import ConfigError, DLedgerError
 from dledger_core.cli import say, stop_requests
 from dledger_core.config import parse_duration
-from dledger_core.environment import DELTA_VERSION, SPARK_VERSION, find_java
+from dledger_core.environment import DELTA_SPARK_VERSIONS, DELTA_VERSION, SPARK_VERSION, find_java
 from spark_connector import local_path, planned_offset
 from spark_connector.reading.tracking import Tracker
 
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _INSTALL: Final = f"pip install 'pyspark~={SPARK_VERSION}.0' 'delta-spark=={DELTA_VERSION}'"
-_DELTA_PACKAGE: Final = f"io.delta:delta-spark_{SPARK_VERSION}_2.13:{DELTA_VERSION}"
 _SETTINGS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -127,9 +126,9 @@ def check_versions() -> None:
         import pyspark
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed", sys.executable, _INSTALL) from None
-    if not pyspark.__version__.startswith(SPARK_VERSION + "."):
-        found = {"found": pyspark.__version__}
-        raise ConfigError(f"PySpark {SPARK_VERSION}.x is needed", sys.executable, _INSTALL, found)
+    if _spark_version() not in DELTA_SPARK_VERSIONS:
+        found, needed = {"found": pyspark.__version__}, " or ".join(f"{each}.x" for each in DELTA_SPARK_VERSIONS)
+        raise ConfigError(f"PySpark {needed} is needed", sys.executable, _INSTALL, found)
     try:
         import delta  # after that: it imports parts of PySpark that another version may lack
     except ImportError as error:
@@ -138,6 +137,17 @@ def check_versions() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not _under_spark_submit():
         os.environ["JAVA_HOME"] = str(find_java())
+
+
+def _spark_version() -> str:
+    """Return the major and minor version of PySpark."""
+    import pyspark
+
+    return ".".join(pyspark.__version__.split(".")[:2])
+
+
+def _delta_package() -> str:
+    return f"io.delta:delta-spark_{_spark_version()}_2.13:{DELTA_VERSION}"
 
 
 def _under_spark_submit() -> bool:
@@ -168,7 +178,7 @@ def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: 
             raise
         raise ConfigError(
             "Spark did not start, see its messages above",
-            f"spark.jars.packages={_DELTA_PACKAGE}",
+            f"spark.jars.packages={_delta_package()}",
             "the first start fetches Delta's jars: connect to the network once, or set spark.jars.repositories",
         ) from None
     if record is not None and not jars:
@@ -229,7 +239,7 @@ def _start_submitted(app_name: str, settings: dict[str, str]) -> SparkSession:
     except Exception as error:  # noqa: BLE001  (no such table: fine)
         if "DATA_SOURCE_NOT_FOUND" in str(error):
             spark.stop()
-            remedy = f"spark-submit --packages {_DELTA_PACKAGE} ..."
+            remedy = f"spark-submit --packages {_delta_package()} ..."
             raise ConfigError("Delta's jar is missing: spark-submit needs --packages", "", remedy) from None
     return spark
 

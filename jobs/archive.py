@@ -23,7 +23,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from uuid import uuid4
 
 if __package__ in (None, ""):  # started as a script: run the package's module, which finds its parts
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -34,10 +35,10 @@ import pyarrow as pa
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from dledger_core import Client, ConfigError, RowsDigest, rows_digest
+from dledger_core.archive import ArchiveTable, read_storage
 from dledger_core.cli import DurationType, asked_peers, examples, peers_option, variable_of
 from dledger_core.config import check_group_name
 from spark_connector import register
-from spark_connector.archive import ArchiveTable
 
 from ._archive.proving import Digests, Finding, Proved, Proving, Write, retried
 from ._cli import (
@@ -53,7 +54,7 @@ from ._cli import (
     run_job,
     verbose_option,
 )
-from ._directories import check_file, check_table
+from ._directories import check_apart, check_file, check_table
 from ._report.page import Place, ReportedFinding, render_page
 from ._session import check_versions, run_stoppable, spark_session
 
@@ -61,19 +62,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["ArchiveOptions", "command", "main"]
-
-
-def _storage(path: str | None) -> dict[str, str]:
-    """Return the options in the file of ``--storage``."""
-    if path is None:
-        return {}
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--storage {path} cannot be read: {error}", "", "name a JSON file") from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ConfigError(f"--storage {path} is not a JSON object of texts", "", 'write {"aws_region": "eu-central-1"}')
-    return found
 
 
 class ArchiveOptions(NodeAccess):
@@ -87,7 +75,8 @@ class ArchiveOptions(NodeAccess):
     verify: bool
     write: bool
     end: bool
-    storage: Annotated[dict[str, str], BeforeValidator(_storage)]
+    storage: Annotated[dict[str, str], BeforeValidator(lambda path: read_storage(path) if path else {})]
+    findings: Annotated[str, AfterValidator(lambda path: check_table(path, "--findings"))] | None
     report: Annotated[str, AfterValidator(lambda path: check_file(path, "--report"))] | None
     verbose: bool
     dry_run: bool
@@ -99,6 +88,7 @@ class ArchiveOptions(NodeAccess):
                 raise ConfigError("--end ends the archive, and does nothing else", "", "leave the other options out")
         elif self.table is None:
             raise ConfigError("missing --table", "", "name the archive")
+        check_apart({"--table": self.table, "--findings": self.findings})
         if self.verify and (self.every or self.until is not None):
             raise ConfigError("--verify reads all that is recorded, once", "", "leave --every and --until out")
         return self
@@ -107,6 +97,22 @@ class ArchiveOptions(NodeAccess):
         """Return a client of the group."""
         return Client(self.peers, self.group, **self.access.of_client)
 
+
+_FINDINGS: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("found_at", pa.timestamp("us", tz="UTC")),
+        ("group", pa.string()),
+        ("table", pa.string()),
+        ("kind", pa.string()),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("rows", pa.int64()),
+        ("meaning", pa.string()),
+        ("next_step", pa.string()),
+    ]
+)
+"""Columns of the table of ``--findings``."""
 
 _EXAMPLES = examples(
     "# from nothing to a proved archive: write what the table lacks from the log, prove it, and continue",
@@ -145,6 +151,7 @@ _EXAMPLES = examples(
 @click.option(
     "--storage", metavar="FILE", help="JSON file with deltalake's options for the location, such as credentials."
 )
+@click.option("--findings", metavar="DELTA", help="Append the findings to this Delta table, created if missing.")
 @click.option("--report", metavar="FILE.html", help="Write the findings as one HTML page.")
 @format_option
 @verbose_option
@@ -167,6 +174,9 @@ def command(**given: Any) -> Outcome:
         with spark_session("dledger-archive", verbose=options.verbose) as spark:
             stopping = threading.Event()
             done = run_stoppable(spark, lambda: _run(spark, client, table, options, stopping), stopping)
+            if options.findings is not None and done.findings:
+                found = spark.createDataFrame(_findings_table(done, options))
+                found.write.format("delta").mode("append").save(options.findings)
     return _outcome(done, options)
 
 
@@ -239,6 +249,11 @@ def _writer(spark: SparkSession, options: ArchiveOptions, table: ArchiveTable) -
         retried(lambda: writer.option("userMetadata", "dledger-archive --write").save(table.uri), table)
 
     return write
+
+
+def _findings_table(done: Proved, options: ArchiveOptions) -> pa.Table:
+    run = {"run_id": str(uuid4()), "found_at": datetime.now(UTC), "group": options.group, "table": options.table}
+    return pa.Table.from_pylist([run | asdict(one) for one in done.findings], _FINDINGS)
 
 
 def _outcome(done: Proved, options: ArchiveOptions) -> Outcome:

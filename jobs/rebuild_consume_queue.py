@@ -49,6 +49,7 @@ from ._cli import (
 from ._rebuild.broker import deleted_topics, duplicates, without_topics
 from ._rebuild.compare import compare
 from ._rebuild.files import DIRECTORY, other_file_bytes, write_files
+from ._rebuild.indexes import write_indexes
 from ._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
 from ._rebuild.report import Slot, counted, expected_units, not_consumed, page, problems_of, verdict_of
 from ._rebuild.slots import Queues, kept_in, summary_of
@@ -72,6 +73,8 @@ __all__ = ["command", "main", "rebuild"]
         "rebuild_consume_queue.py --store store/dledger-n0 --table queues --files rebuilt",
         "# compare with the broker's own queues, with a report page",
         "rebuild_consume_queue.py --store store/dledger-n0 --table queues --compare store --report queues.html",
+        "# the index files too, which a killed broker loses: compared with its own, and new ones to replace them",
+        "rebuild_consume_queue.py --store store/dledger-n0 --table queues --compare store --indexes rebuilt",
         "# classic CommitLog first, DLedger after; leave --store out for a classic log alone",
         "rebuild_consume_queue.py --commitlog store/commitlog --store store/dledger-n0 --table queues",
     )
@@ -101,6 +104,16 @@ __all__ = ["command", "main", "rebuild"]
     "compared",
     metavar="DIR",
     help="Report every difference from the consumequeue files below DIR, without changing them.",
+)
+@click.option(
+    "--indexes",
+    metavar="DIR",
+    help="Also write RocketMQ's index/ files, for queries by key, below DIR; with --compare, compare the broker's.",
+)
+@click.option(
+    "--broker-conf",
+    metavar="FILE",
+    help="With --indexes: the broker's configuration, for the size of its index files.",
 )
 @click.option("--report", metavar="FILE.html", help="With --compare: write a report as one HTML page.")
 @click.option(
@@ -214,6 +227,9 @@ def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, queues: Que
     """Write and compare files, and explain duplicate slots; return the fields of the summary."""
     found: dict[str, Any] = {"batch_topics": list(plan.batch_topics)} if plan.batch_topics else {}
     duplicated = any(queue.non_monotonic for queue in queues.values())
+    if plan.indexes is not None:
+        progress(f"writing index files below {plan.indexes}")
+        found |= write_indexes(plan)
     if not (duplicated or plan.files or plan.compared):
         return found
     rows = table.rows()

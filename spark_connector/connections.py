@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from dledger_core import Client, JavaOptions, StoreMismatchError, StoreReader, open_store
+from dledger_core.rocketmq import locate
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 
-__all__ = ["announced", "client_for", "forget_client", "store_for"]
+__all__ = ["announced", "client_for", "forget_client", "hosted_groups", "store_for"]
 
 _log = logging.getLogger("spark_connector")
 
@@ -95,6 +96,18 @@ def forget_client(client: Client) -> None:
     _pool.remove(client)
 
 
+def hosted_groups(options: DLedgerOptions, group: str = "default") -> dict[str, str | None]:
+    """Return the groups that the nodes host, with the uuids of their logs; any group's client can ask for them."""
+    client = client_for(options, group)
+    found = client.groups()
+    if not found:
+        # It knows a log that was deleted since, and takes the nodes for those of another cluster
+        # (test_tables_and_writes_know_log_that_was_created_again).
+        forget_client(client)
+        found = client_for(options, group).groups()
+    return found
+
+
 @contextmanager
 def announced(options: DLedgerOptions) -> Iterator[None]:
     """Warn if no node responds within five seconds: the peers may be wrong, and the work inside retries for long."""
@@ -121,11 +134,13 @@ def store_for(path: str, *, opaque: bool = False) -> StoreReader:
     Raises:
         OptionError: there is no store, there are several, or a classic CommitLog precedes it.
     """
-    try:
+
+    def made(since: StoreReader | None) -> StoreReader:
         # An older view is not closed here, because another thread may read from it; its files close with it.
-        view: StoreReader = _pool.use(
-            ("store", path, opaque), lambda since: open_store(path, opaque=opaque, since=since)
-        )
+        return open_store(path if since is not None else locate(path).one_store(), opaque=opaque, since=since)
+
+    try:
+        view: StoreReader = _pool.use(("store", path, opaque), made)
     except StoreMismatchError as error:
         raise OptionError(f"path {path!r}: {error.what}", "", error.remedy) from None
     return view

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from dledger_core import ConfigError, DLedgerError
+from dledger_core import ArchiveDamagedError, ArchiveTableError, ConfigError, DLedgerError
 from dledger_core.client import EntryCheck, Loss, LossKind
 from dledger_core.environment import SPARK_VERSION, SPARK_VERSIONS
 
@@ -166,20 +166,6 @@ class TableMismatchError(DLedgerError):
 
     code = 704
     name = "DLEDGER_TABLE"
-
-
-class ArchiveDamagedError(DLedgerError):
-    """Rows of a range in an archive are not those that were proven; none of them was returned."""
-
-    code = 705
-    name = "DLEDGER_ARCHIVE_DAMAGED"
-
-
-class ArchiveTableError(DLedgerError):
-    """A table cannot be read as an archive; nothing was proven or returned."""
-
-    code = 706
-    name = "DLEDGER_ARCHIVE_TABLE"
 
 
 class DataLossError(DLedgerError):

@@ -386,7 +386,9 @@ class DLedgerOptions(BaseModel):
         """Whether a group of this name belongs to the query."""
         if self.groups_pattern is not None:
             return re.fullmatch(self.groups_pattern, group) is not None
-        return group in self.groups or (bool(self.path) and not self.groups_given)
+        if self.path:  # of a mixed log, PRECEDING in reading/logs.py
+            return not self.groups_given or group.removesuffix(".commitlog") in self.groups
+        return group in self.groups
 
     @classmethod
     def for_reading(cls, options: Mapping[str, str]) -> DLedgerOptions:

@@ -93,12 +93,15 @@ def marked(item: pytest.Item, names: tuple[str, ...]) -> bool:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """The Spark session of a worker, with Delta; two tasks at a time, at most three attempts each."""
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The Spark session of a worker, with Delta and an event log; two tasks at a time, at most three attempts each."""
     from jobs._session import spark_session
 
     settings = {"spark.master": "local[2,3]", "spark.sql.shuffle.partitions": "2"}
     settings["spark.databricks.delta.snapshotPartitions"] = "1"
+    # Tests look for secrets in it. Its cost is that of a listener: no file is synced.
+    settings |= {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false"}
+    settings["spark.eventLog.dir"] = tmp_path_factory.mktemp("events").as_uri()
     with spark_session("tests", settings=settings) as session:
         yield session
 

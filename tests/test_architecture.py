@@ -77,7 +77,7 @@ def test_imports_have_no_circle() -> None:
 
 def test_connector_and_jobs_import_public_names_and_lowest_layers() -> None:
     public = ("dledger_core", "dledger_core.rocketmq", "dledger_core.cli")
-    lowest = ("checksum", "client", "config", "control", "digest", "environment", "ids", "record")
+    lowest = ("archive", "checksum", "client", "config", "control", "digest", "environment", "ids", "record")
     allowed = {f"{name}.{taken}" for name in public for taken in importlib.import_module(name).__all__} | set(public)
     found = [
         f"{path.relative_to(ROOT)}:{line} imports {module}.{name}"
@@ -160,6 +160,12 @@ def test_import_of_core_loads_neither_server_nor_spark() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     unwanted = ("dledger_core.server", "dledger_core.cli", "pyspark", "delta", "spark_connector")
     assert [name for name in done.stdout.split() if f"{name}.".startswith(tuple(f"{each}." for each in unwanted))] == []
+
+
+def test_start_of_node_does_not_load_pandas() -> None:
+    code = "import sys, dledger_core.cli.serve; print('pandas' in sys.modules, 'pyspark' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["False", "False"]
 
 
 def test_public_names_exist() -> None:

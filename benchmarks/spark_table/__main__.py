@@ -43,7 +43,7 @@ KINDS = ("plan", "filter", "read", "stream", "stream-noop", "start", "sink", "me
 KINDS += ("connect", "versions", "pipeline", "latency")
 ALONE = ("latency",)
 """Parts that ``--only`` has to name: half an hour for each system."""
-PLANNED = (1_000, 10_000)
+PLANNED = (1_000, 5_000, 10_000)
 SETTINGS = {
     "spark.master": "local[2]",
     "spark.sql.shuffle.partitions": "2",

@@ -10,14 +10,15 @@ from typing import Any, Final, Literal
 
 import click
 
+from dledger_core.checksum import crc32
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, peers_option
 from dledger_core.cli.output import Format, Progress, emit, say, show_result, stop_requests
 from dledger_core.connect import Client
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.convert import ConvertRequest, Step, read_commitlog, store_directory
+from dledger_core.rocketmq.convert import ConvertRequest, Report, Step, read_commitlog, store_directory
 from dledger_core.rocketmq.convert import convert as run_conversion
-from dledger_core.rocketmq.leaving import LeaveRequest, group_of_log, leave
+from dledger_core.rocketmq.leaving import CommittedEntry, LeaveReport, LeaveRequest, group_of_log, leave
 
 
 class ConversionWatch:
@@ -197,6 +198,7 @@ class _RangeType(click.ParamType[tuple[int, int]]):
 )
 @option(
     "--drop-damaged",
+    "drop",
     type=_RangeType(),
     multiple=True,
     metavar="START-END",
@@ -234,10 +236,15 @@ def convert(
     starts without DLedger mode. After an interruption, the same command continues the copy.
     """
     _check_given(context, to)
-    if to == "store":
-        _convert_to_store(source, dest, output, **given)
-    else:
-        _convert_to_commitlog(source, dest, output, **given)
+    with ExitStack() as stack:
+        watch = ConversionWatch(
+            stack.enter_context(Progress("checking", unit="bytes")), stack, dry_run=given["dry_run"]
+        )
+        found = _to_store(source, dest, watch, given) if to == "store" else _to_commitlog(source, dest, watch, given)
+    report, done, note = found
+    _show(dataclasses.asdict(report), output, "dry run: nothing was written" if report.dry_run else done)
+    if note and not report.dry_run:
+        say(f"note: {note}")
 
 
 def _check_given(context: click.Context, to: str) -> None:
@@ -254,104 +261,48 @@ def _check_given(context: click.Context, to: str) -> None:
             raise click.MissingParameter(ctx=context, param=parameter)
 
 
-def _convert_to_store(
-    source: Path,
-    dest: Path,
-    output: Format,
-    *,
-    group: str,
-    self_id: str,
-    peers: str,
-    profile: Literal["A", "B"] | None,
-    commitlog: Path | None,
-    log_uuid: str | None,
-    data_segment_bytes: int | None,
-    index_segment_bytes: int | None,
-    opaque: bool,
-    cut_tail: bool,
-    drop_open: bool,
-    dry_run: bool,
-    **_of_commitlog: Any,
-) -> None:
+def _fields(kind: type[ConvertRequest | LeaveRequest], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that are fields of a request; it has a default for those that were not given."""
+    names = {each.name for each in dataclasses.fields(kind)}
+    return {name: value for name, value in given.items() if name in names and value is not None}
+
+
+def _to_store(source: Path, dest: Path, watch: ConversionWatch, given: dict[str, Any]) -> tuple[Report, str, str]:
+    """Write a store; return the report, what was done, and a remark."""
+    destination = store_directory(dest, given["group"], given["self_id"])
     request = ConvertRequest(
-        source=source,
-        destination=store_directory(dest, group, self_id),
-        group=group,
-        self_id=self_id,
-        peers=peers,
-        profile=profile or "B",
-        commitlog=commitlog,
-        log_uuid=log_uuid,
-        data_segment_bytes=data_segment_bytes,
-        index_segment_bytes=index_segment_bytes,
-        messages=not opaque,
-        cut_tail=cut_tail,
-        drop_open=drop_open,
-        dry_run=dry_run,
+        source=source, destination=destination, messages=not given["opaque"], **_fields(ConvertRequest, given)
     )
-    with ExitStack() as stack:
-        progress = stack.enter_context(Progress("checking", unit="bytes"))
-        report = run_conversion(request, ConversionWatch(progress, stack, dry_run=dry_run))
-    summary = dataclasses.asdict(report)
-    _show(summary, output, "dry run: nothing was written" if dry_run else "converted and verified")
-    if (report.renumbered or report.moved) and not dry_run:
-        say(f"note: the new number of each entry is in {report.destination}/meta/index-map.json")
+    report = run_conversion(request, watch)
+    changed = report.renumbered or report.moved
+    note = f"the new number of each entry is in {report.destination}/meta/index-map.json" if changed else ""
+    return report, "converted and verified", note
 
 
-def _convert_to_commitlog(
-    source: Path,
-    dest: Path,
-    output: Format,
-    *,
-    commitlog: Path | None,
-    cut_tail: bool,
-    drop_open: bool,
-    dry_run: bool,
-    broker_conf: Path | None,
-    until: Literal["committed", "end"] | None,
-    committed_by: str | None,
-    replica_checked: bool,
-    on_duplicate: Literal["first", "last"] | None,
-    fill_holes: bool,
-    drop_damaged: tuple[tuple[int, int], ...],
-    id_map: Path | None,
-    verify: bool,
-    **_of_store: Any,
-) -> None:
-    if committed_by is not None and until is not None:
+def _to_commitlog(
+    source: Path, dest: Path, watch: ConversionWatch, given: dict[str, Any]
+) -> tuple[LeaveReport, str, str]:
+    """Write a broker's directory; return the report, what was done, and a remark."""
+    live: str | None = given["committed_by"]
+    if live is not None and given["until"] is not None:
         raise ConfigError("--committed-by and --until exclude each other", "", "leave one of them out")
-    request = LeaveRequest(
-        source=source,
-        destination=dest,
-        commitlog=commitlog,
-        broker_conf=broker_conf,
-        until=until,
-        committed_index=None if committed_by is None else _commit_index(source, broker_conf, committed_by),
-        replica_checked=replica_checked,
-        on_duplicate=on_duplicate,
-        fill_holes=fill_holes,
-        drop=drop_damaged,
-        cut_tail=cut_tail,
-        drop_open=drop_open,
-        id_map=id_map,
-        dry_run=dry_run,
-        verify=verify,
-    )
-    with ExitStack() as stack:
-        progress = stack.enter_context(Progress("checking", unit="bytes"))
-        report = leave(request, ConversionWatch(progress, stack, dry_run=dry_run))
-    verified = " and verified" if report.verified else ""
-    _show(dataclasses.asdict(report), output, "dry run: nothing was written" if dry_run else f"converted{verified}")
-    if not dry_run:
-        say(f"note: compare {dest}/broker.conf.proposed with your broker.conf, and start the broker with a copy of it")
+    committed = None if live is None else _committed_entry(source, given["broker_conf"], live)
+    request = LeaveRequest(source=source, destination=dest, committed=committed, **_fields(LeaveRequest, given))
+    report = leave(request, watch)
+    note = f"compare {dest}/broker.conf.proposed with your broker.conf, and start the broker with a copy of it"
+    return report, "converted and verified" if report.verified else "converted", note
 
 
-def _commit_index(source: Path, broker_conf: Path | None, peers: str) -> int:
-    """Return the commit index of live nodes; of Java nodes the end that their leader has kept for a while."""
+def _committed_entry(source: Path, broker_conf: Path | None, peers: str) -> CommittedEntry:
+    """Return the last committed entry of live nodes; of Java nodes the last one that their leader has kept a while."""
     group, java = group_of_log(source, broker_conf)
     with Client(peers, group, protocol="dledger-java" if java else "dledger") as client:
-        bounds = client.bounds(isolation="read_uncommitted")
-    return bounds.end - 1 if java else bounds.commit_index
+        bounds = client.bounds()
+        index = bounds.end - 1 if java else bounds.commit_index
+        if index < 0:
+            return CommittedEntry(-1, -1, 0)
+        entry = client.records(index, index + 1).batch
+    return CommittedEntry(index, entry.column("term")[0].as_py(), crc32(entry.column("body")[0].as_buffer()))
 
 
 def _show(summary: dict[str, Any], output: Format, title: str) -> None:

@@ -21,9 +21,8 @@ import pyarrow.compute as pc
 
 from dledger_core.cli.formats import MESSAGE_COLUMNS, EntryFormat
 from dledger_core.cli.help import option
-from dledger_core.client import LogRange
+from dledger_core.client import LogRange, SyncLogClient
 from dledger_core.config import parse_duration
-from dledger_core.connect import Client
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import decode_chunks, decode_messages, select_entries
 from dledger_core.rocketmq.message.decode import Selected
@@ -394,13 +393,13 @@ def near(indexes: npt.NDArray[np.int64], gap: int) -> list[tuple[int, int]]:
     return list(zip(firsts.tolist(), (lasts + 1).tolist(), strict=True))
 
 
-def first_visible(client: Client, bounds: LogRange) -> int:
+def first_visible(client: SyncLogClient, bounds: LogRange) -> int:
     """Return the index of the first visible entry; the first index of the log if there is none."""
     found = next(client.tail(bounds.first_index, bounds.end, columns=["index"]), None)
     return bounds.first_index if found is None else int(found.column("index")[0].as_py())
 
 
-def index_of_last(client: Client, indexes: tuple[int, int], count: int, filters: Filters = _EVERY_ENTRY) -> int:
+def index_of_last(client: SyncLogClient, indexes: tuple[int, int], count: int, filters: Filters = _EVERY_ENTRY) -> int:
     """Return the index in a range from which on ``count`` visible entries pass the filters; its start if fewer do.
 
     Control entries take indexes too, so the entries are read backwards, in windows, until enough of them passed.

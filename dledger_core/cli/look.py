@@ -40,6 +40,7 @@ from dledger_core.rocketmq import (
     locate,
     log_around,
     open_log_directory,
+    queues_in_rocksdb,
 )
 from dledger_core.rocketmq.broker_parts import confirm_offset
 from dledger_core.rocketmq.inspection import (
@@ -197,6 +198,9 @@ def _check_known(path: Path) -> None:
     """Raise an error about a directory without a log that names the log around it."""
     if not any(path.iterdir()):
         raise StoreMismatchError("the directory is empty", str(path), "name another one")
+    if queues_in_rocksdb(path):
+        what = "the directory is a RocksDB database of consume queues, which is not read"
+        raise StoreMismatchError(what, str(path), _look_at(path.parent)[0])
     around = log_around(path)
     if around is not None:
         what = "the directory contains no log, but a directory above it does"

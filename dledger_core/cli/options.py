@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -14,11 +14,14 @@ from typing import Any, Final, TypeVar
 import click
 from pydantic import ByteSize, TypeAdapter
 
+from dledger_core.archive import read_storage
 from dledger_core.cli.help import option
 from dledger_core.cli.output import say
+from dledger_core.client import AsyncLogClient, SyncLogClient
+from dledger_core.client.archived import ArchivedClient
 from dledger_core.client_config import CLIENT_CONFIG, LOCAL_PEERS, ClientConfig, variable_of
 from dledger_core.config import check_group_name, parse_duration, parse_groups, parse_peers
-from dledger_core.connect import PROTOCOLS, Client, JavaOptions
+from dledger_core.connect import PROTOCOLS, Client, JavaOptions, MessageFormat, connect
 from dledger_core.errors import ConfigError, DLedgerError
 from dledger_core.net.credentials import Credentials
 from dledger_core.net.tls import TlsOptions
@@ -156,6 +159,18 @@ class Connection:
             java=java,
             **self.access.of_client,
         )
+
+    def reader(self, archive: Archive | None) -> SyncLogClient:
+        """Return a client for reads, which takes trimmed entries from the archive.
+
+        Args:
+            archive: None = read only what the nodes have.
+        """
+        if archive is None:
+            return self.client()
+        peers, timeout_ms = asked_peers(self.peers), int(self.timeout_s * 1000)
+        log = connect(peers, self.group, timeout_ms=timeout_ms, **self.access.of_client)
+        return SyncLogClient(AsyncLogClient(ArchivedClient(log, archive.location, archive.storage, MessageFormat())))
 
     @contextmanager
     def announce_silence(self) -> Iterator[None]:
@@ -360,6 +375,50 @@ def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help=text,
         )(added)
     return client_config_option()(added)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Values of ``archive_options``: the table, ``true`` for the one that the log names, and options of its storage."""
+
+    location: str
+    storage: dict[str, str] = field(default_factory=dict, repr=False)  # may have credentials
+
+
+def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--archive`` and ``--archive-storage``, passed on as ``archive``; below those of ``connection_options``."""
+
+    @wraps(command)
+    def with_archive(
+        *, archive: str | None, archive_storage: Path | None, connection: Connection, **others: Any
+    ) -> Any:
+        if archive is not None and connection.is_java:
+            raise ConfigError("--archive: a Java group has no archive", "", "leave --archive out")
+        if archive is None and archive_storage is not None:
+            raise ConfigError("--archive-storage has no effect without --archive", "", "add --archive true")
+        storage = {} if archive_storage is None else read_storage(archive_storage)
+        found = None if archive is None else Archive(archive, storage)
+        return command(connection=connection, archive=found, **others)
+
+    added = with_archive
+    for add in (
+        option(
+            "--archive-storage",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            section="Connection",
+            help="JSON file with deltalake's options for the archive's location, such as credentials.",
+        ),
+        option(
+            "--archive",
+            metavar="true|LOCATION",
+            section="Connection",
+            help="Read trimmed entries from the archive: true for the table that the log names, or the location of a "
+            "copy.",
+        ),
+    ):
+        added = add(added)
+    return added
 
 
 def connection_options(command: Callable[..., Any], *, needs_peers: bool = False) -> Callable[..., Any]:

@@ -9,11 +9,12 @@ from typing import Any
 
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, Access, access_options, format_option, peers_option
-from dledger_core.cli.output import Format, say, show_rows
+from dledger_core.cli.output import Format, Progress, say, show_rows
 from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
 from dledger_core.exit_codes import EXIT_FINDING, EXIT_INCOMPLETE, EXIT_OK
 from dledger_core.ids import Term
+from dledger_core.rocketmq.replica_repair import ReplicaRepair
 from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.check.repair import StoreRepair
 
@@ -22,6 +23,8 @@ from dledger_core.storage.check.repair import StoreRepair
     epilog=examples(
         "dledger repair --dir dledger-data/default/dledger-n0 --dry-run",
         "dledger repair --dir dledger-data/default/dledger-n0 --peers 'n1-127.0.0.1:40912;n2-127.0.0.1:40913'",
+        "# the store of a stopped RocketMQ broker, from the stores of all other brokers of its group",
+        "dledger repair --dir /data/store/dledger-n0 --from /mnt/n1/dledger-n1 --from /mnt/n2/dledger-n2 --dry-run",
     )
 )
 @option(
@@ -34,6 +37,14 @@ from dledger_core.storage.check.repair import StoreRepair
     help="The store: the directory with data/ and index/.",
 )
 @peers_option(required=False, needs_ids=True)
+@option(
+    "--from",
+    "replicas",
+    multiple=True,
+    type=EXISTING_DIRECTORY,
+    metavar="REPLICA",
+    help="For a store of RocketMQ: the store directory of another replica of its group; name all of them.",
+)
 @access_options
 @option("--group", metavar="NAME", help="Fail if the store belongs to another group.")
 @option("--dry-run", is_flag=True, help="Report damage without repairing it; safe while the node is running.")
@@ -48,6 +59,7 @@ from dledger_core.storage.check.repair import StoreRepair
 def repair(
     directory: Path,
     peers: str | None,
+    replicas: tuple[Path, ...],
     access: Access,
     group: str | None,
     dry_run: bool,
@@ -65,9 +77,20 @@ def repair(
     A replica with a broken invariant is quarantined: it does not participate in its group, after restarts too. The
     command ends the quarantine of a store that is intact; the node is then recovering.
 
+    With --from the store is one of RocketMQ in DLedger mode, whose broker is stopped; the others may run. A range is
+    replaced byte for byte if more than half of all replicas, the damaged one included, have the same bytes there, and
+    a later entry of the store equals theirs too. Run it as the user of the broker.
+
     Exit 0 if the store is intact now, 1 if --dry-run found damage or a quarantine, 2 if damage remains that no peer
-    can repair.
+    or no majority of the replicas can repair.
     """
+    if replicas:
+        for given, name in ((peers, "--peers"), (group, "--group"), (term, "--term")):
+            if given is not None:
+                raise ConfigError(
+                    f"{name} has no effect with --from: Java's stores do not record it", "", "leave it out"
+                )
+        return _from_replicas(directory, replicas, output, dry_run=dry_run)
     if term is not None:
         if dry_run:
             raise ConfigError("--term is given with --dry-run", "", "set the term alone")
@@ -99,6 +122,26 @@ def repair(
             say("the quarantine is over: the node follows, and a leader compares its log")
         _report_recovering(store)
         return EXIT_INCOMPLETE if report.remaining else EXIT_OK
+
+
+def _from_replicas(directory: Path, replicas: tuple[Path, ...], output: Format, *, dry_run: bool) -> int:
+    with ReplicaRepair.open(directory, replicas, write=not dry_run) as store:
+        say(f"comparing entries {store.start} to {store.end - 1} with {len(replicas)} replicas ...")
+        with Progress("comparing", store.end - store.start, unit="entries") as progress:
+            found = store.find(progress.update) if dry_run else store.repair(progress.update)
+        behind = {name: end for name, end in store.replica_ends.items() if end > store.end}
+    show_rows([dataclasses.asdict(each) for each in found], output, "ranges")
+    if not found and output == "table":
+        say("no damage found")
+    if behind:
+        last = max(behind.values()) - 1
+        say(f"the store ends at entry {store.end - 1} and replicas at {last}: its leader sends the rest")
+    for each in found:
+        if each.remedy:
+            say(f"entries {each.start} to {each.end - 1}: {each.remedy}")
+    if dry_run:
+        return EXIT_FINDING if found else EXIT_OK
+    return EXIT_INCOMPLETE if any(each.state == "refused" for each in found) else EXIT_OK
 
 
 def _report_recovering(store: StoreRepair) -> None:

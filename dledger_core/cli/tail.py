@@ -22,10 +22,9 @@ from dledger_core.cli.entries import (
 )
 from dledger_core.cli.formats import EntryFormat, Write, entry_format_options
 from dledger_core.cli.help import command, examples, option
-from dledger_core.cli.options import Connection, connection_options
+from dledger_core.cli.options import Archive, Connection, archive_options, connection_options
 from dledger_core.cli.output import say
-from dledger_core.client import END_OF_LOG, LogRange, ending_after
-from dledger_core.connect import Client
+from dledger_core.client import END_OF_LOG, LogRange, SyncLogClient, ending_after
 
 _READ_BYTES: Final = 4 << 20
 _SHOWN: Final = 10
@@ -41,10 +40,12 @@ _GAP: Final = 64
         "dledger tail --topic orders --last 5",
         "dledger tail --from 1000 --until 2000 --format json",
         "dledger tail --from @1073741824 --wide",
+        "dledger tail --from first --archive true",
         r"""dledger tail --topic orders --format json | jq -r '"\(.index) \(.keys) \(.body)"'""",
     )
 )
 @connection_options
+@archive_options
 @entry_format_options
 @option(
     "--from",
@@ -65,6 +66,7 @@ _GAP: Final = 64
 @option("--no-follow", is_flag=True, section="Selection", help="Stop at the end of the log instead of waiting.")
 def tail(
     connection: Connection,
+    archive: Archive | None,
     output: EntryFormat,
     decode: str | None,
     start: SeekTarget | None,
@@ -85,7 +87,7 @@ def tail(
     write = output.printer()
     connection.announce_wait()
     start = start or (SeekTarget("last", _SHOWN) if last is None else SeekTarget("first"))
-    with connection.client() as client:
+    with connection.reader(archive) as client:
         with connection.announce_silence():
             bounds = client.bounds()
             end = _End(client, bounds, until)
@@ -112,7 +114,7 @@ class _End:
         reached: whether no more entries are to be printed after those that were seen, and those in the log now.
     """
 
-    def __init__(self, client: Client, bounds: LogRange, target: SeekTarget | None) -> None:
+    def __init__(self, client: SyncLogClient, bounds: LogRange, target: SeekTarget | None) -> None:
         kind = "none" if target is None else target.kind
         self.index = END_OF_LOG if target is None or kind in ("position", "time") else _index_of(client, bounds, target)
         self.reached = self.index <= bounds.end
@@ -128,7 +130,7 @@ class _End:
         return batch.filter(pc.invert(after))
 
 
-def _print_from_position(client: Client, view: EntryView, write: Write, position: int, end: _End) -> int:
+def _print_from_position(client: SyncLogClient, view: EntryView, write: Write, position: int, end: _End) -> int:
     """Print the CommitLog before the log, and the first entries of the log; return the next index."""
     while True:
         found = client.fetch_at(position, max_bytes=_READ_BYTES)
@@ -140,7 +142,7 @@ def _print_from_position(client: Client, view: EntryView, write: Write, position
 
 
 def _print_range(
-    client: Client,
+    client: SyncLogClient,
     view: EntryView,
     write: Write,
     filters: Filters,
@@ -161,13 +163,13 @@ def _print_range(
             return
 
 
-def _near(client: Client, filters: Filters, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _near(client: SyncLogClient, filters: Filters, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield the entries near those that pass: nodes have sent a few columns of all, and send bodies of these alone."""
     for low, high in near(filters.indexes(rows), _GAP):
         yield from client.tail(low, high)
 
 
-def _index_of(client: Client, bounds: LogRange, target: SeekTarget) -> int:
+def _index_of(client: SyncLogClient, bounds: LogRange, target: SeekTarget) -> int:
     """Return the index of a target among the entries that are visible now; ``fetch_at`` resolves a position."""
     if target.time is not None:
         return client.offset_for_time(target.time)

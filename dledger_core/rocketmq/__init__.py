@@ -7,6 +7,7 @@
 
 from dledger_core.rocketmq.broker_parts import BrokerParts, PartProblem, broker_parts, flushed_until
 from dledger_core.rocketmq.inspection import end_problems, sample_positions, sample_ranges
+from dledger_core.rocketmq.key_rebuild import rebuild_key_files
 from dledger_core.rocketmq.message.decode import (
     Selected,
     consume_queue_columns,
@@ -45,6 +46,7 @@ from dledger_core.rocketmq.store.consume_queue import (
     lost_units,
     queue_ends,
     queue_statistics,
+    queues_in_rocksdb,
 )
 from dledger_core.rocketmq.store.consume_queue_ext import ext_tags_codes
 from dledger_core.rocketmq.store.directory import (
@@ -57,6 +59,8 @@ from dledger_core.rocketmq.store.directory import (
     open_log_directory,
 )
 from dledger_core.rocketmq.store.dispatch import NAMED_AGAIN, with_further_units
+from dledger_core.rocketmq.store.key_comparison import compare_key_files
+from dledger_core.rocketmq.store.key_files import KeyFileSize, key_file_size
 from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY, Location, Skipped, locate, log_around
 from dledger_core.rocketmq.store.log_end import CommitLogEnd, end_of
 from dledger_core.rocketmq.store.queue_slots import STAYS, Move, moves_of, replay
@@ -84,6 +88,7 @@ __all__ = [
     "Damaged",
     "Deleted",
     "FileStop",
+    "KeyFileSize",
     "Location",
     "LogDirectory",
     "Move",
@@ -96,6 +101,7 @@ __all__ = [
     "broker_parts",
     "check_continues",
     "commit_log_files",
+    "compare_key_files",
     "consume_queue_columns",
     "consumer_lag",
     "consumer_offsets",
@@ -113,6 +119,7 @@ __all__ = [
     "flushed_until",
     "in_queue",
     "java_hash",
+    "key_file_size",
     "locate",
     "log_around",
     "lost_units",
@@ -120,7 +127,9 @@ __all__ = [
     "open_log_directory",
     "queue_ends",
     "queue_statistics",
+    "queues_in_rocksdb",
     "read_broker_conf",
+    "rebuild_key_files",
     "replay",
     "rows_of_messages",
     "sample_positions",

@@ -18,7 +18,7 @@ from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.inspection import KeyIndex, LogInspection, key_index
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
 from dledger_core.rocketmq.store.broker_json import topic_configs
-from dledger_core.rocketmq.store.consume_queue import QueueEnd, queue_tails
+from dledger_core.rocketmq.store.consume_queue import QueueEnd, queue_tails, queues_in_rocksdb
 
 _CHECKPOINT: Final = struct.Struct(">qqqqq")
 """Store times of the newest message in the flushed CommitLog, consume queues and key index; the end of the log that the
@@ -34,6 +34,10 @@ _QUEUES: Final = "consumequeue"
 _BATCH_QUEUES: Final = "batchconsumequeue"
 _RESTORE: Final = "restore the newest files of the log from a copy, or take the messages from another broker"
 
+_IN_ROCKSDB: Final = (
+    "the consume queues are in RocksDB (storeType=defaultRocksDB) and were not checked; "
+    "'python jobs/rebuild_consume_queue.py' writes them as files with --files"
+)
 _MISSING: Final = {
     "lost": "messages are in the log and their consume queues are missing, so consumers do not get them; "
     "'python jobs/rebuild_consume_queue.py' writes them with --files",
@@ -77,12 +81,14 @@ class BrokerParts:
         queues: end of each consume queue; None without any.
         keys: the key index; None without one.
         flushed: store time of the newest message that ``checkpoint`` covers; None if unknown.
+        rocksdb: whether the consume queues are in RocksDB, and therefore not compared.
     """
 
     broker: Path
     queues: dict[_Queue, QueueEnd] | None
     keys: KeyIndex | None
     flushed: datetime | None
+    rocksdb: bool = False
 
     def compare(self, inspection: LogInspection) -> list[PartProblem]:
         """Return the differences from the log.
@@ -130,10 +136,12 @@ class BrokerParts:
 
     def _queues_of(self, inspection: LogInspection) -> list[PartProblem]:
         """Return the queues that lack messages; only of messages before the newest unit, a broker indexes the rest."""
+        if self.rocksdb:
+            return [PartProblem(_IN_ROCKSDB, self.broker / _QUEUES, None, is_damage=False)]
         topics = _topics_of(self.broker)
         queues = self.queues
         if queues is None:
-            if topics is None or (self.broker / _QUEUES).exists():  # a log alone, or queues in RocksDB
+            if topics is None or (self.broker / _QUEUES).exists():  # a log alone
                 return []
             queues = {}
         newest = max((queue.position for queue in queues.values()), default=None)
@@ -161,9 +169,10 @@ class BrokerParts:
 def broker_parts(broker: Path) -> BrokerParts:
     """Read the parts next to a log; those that are missing are None."""
     root = broker / _QUEUES
-    queues = queue_tails(root) if root.is_dir() and not (root / "CURRENT").is_file() else None
+    rocksdb = queues_in_rocksdb(root)
+    queues = queue_tails(root) if root.is_dir() and not rocksdb else None
     keys = key_index(broker / "index") if (broker / "index").is_dir() else None
-    return BrokerParts(broker, queues or None, keys, flushed_until(broker / "checkpoint"))
+    return BrokerParts(broker, queues or None, keys, flushed_until(broker / "checkpoint"), rocksdb)
 
 
 def flushed_until(path: Path) -> datetime | None:

@@ -251,7 +251,7 @@ class _Newest:
 
 @dataclass
 class _Scan:
-    """What the messages of a broker show."""
+    """The findings in the messages of one broker."""
 
     ranges: list[tuple[int, int]]
     counts: list[int]
@@ -560,7 +560,7 @@ def _bytes(broker: _Broker, low: int, high: int) -> bytes:
 
 
 def _is_in_message(one: _Broker, other: _Broker, position: int) -> bool:
-    """Whether a byte belongs to a message; a file's filler may have bytes of earlier ones, which nobody reads."""
+    """Whether a byte belongs to a message; a file's filler may have bytes of earlier ones, which no program reads."""
     fillers = 0
     for each in (one, other):
         try:

@@ -20,7 +20,7 @@ from dledger_core.errors import CorruptRecordError, DLedgerError
 from dledger_core.record import MAGIC_DATA, READ_SCHEMA
 from dledger_core.rocketmq.message.decode import expanded_messages, rows_of_messages
 from dledger_core.rocketmq.message.layout import MESSAGE_SCHEMA, PHYSICAL_OFFSET_DELTA, in_queue
-from dledger_core.rocketmq.store.consume_queue import queue_ends
+from dledger_core.rocketmq.store.consume_queue import queue_ends, queues_in_rocksdb
 from dledger_core.rocketmq.store.directory import Damaged, Deleted, LogDirectory, Span
 from dledger_core.storage import StoreReader
 
@@ -287,7 +287,8 @@ def queue_files(directory: Path) -> QueueFiles | None:
         directory: ``consumequeue`` itself, the broker's directory that contains it, or a topic or queue in it.
     """
     below = directory / "consumequeue"
-    ends = queue_ends(below if below.is_dir() else directory)
+    root = below if below.is_dir() else directory
+    ends = {} if queues_in_rocksdb(root) else queue_ends(root)
     return QueueFiles(len({topic for topic, _ in ends}), len(ends), sum(ends.values())) if ends else None
 
 

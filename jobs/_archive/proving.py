@@ -22,7 +22,7 @@ from dledger_core import (
     LogSlice,
     RowsDigest,
 )
-from spark_connector.archive import ArchiveTable
+from dledger_core.archive import ArchiveTable
 from spark_connector.errors import ArchiveTableError
 
 from .differences import Difference, Kind, find_differences

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,18 +14,21 @@ from .model import Class
 __all__ = ["place_of"]
 
 _REPAIRED: Final = {Class.CORRUPT, Class.INDEX_GAP}
-"""Classes that ``dledger repair`` repairs in a native store."""
+"""Classes that ``dledger repair`` repairs; in Java's stores, index rows too."""
 _WITHOUT_ENTRY: Final = {Class.MISSING, Class.MISSING_COMMITTED, Class.LAGGING, Class.RETENTION_SKEW}
 """Classes whose entries the replica does not contain."""
 
 
-def place_of(finding: Mapping[str, Any], replica: Mapping[str, Any], diff: RangeDiff | None) -> Place:
+def place_of(
+    finding: Mapping[str, Any], replica: Mapping[str, Any], diff: RangeDiff | None, others: Sequence[str] = ()
+) -> Place:
     """Return the place of a finding's first entry on a replica that it names.
 
     Args:
         finding: of the JSON summary.
         replica: of the JSON summary.
         diff: the entry on all replicas, if it was read.
+        others: directories of the other stores of its group.
     """
     kind, index, where = Class(finding["class"]), int(finding.get("index", finding["start"])), str(replica["where"])
     if replica["kind"] == "node":
@@ -40,7 +43,10 @@ def place_of(finding: Mapping[str, Any], replica: Mapping[str, Any], diff: Range
         return Place(where, None, f"dledger verify {directory}")
     position = _position(finding, replica, diff)
     command = f"dledger dump {directory} --from {index} --count 1 --format hex"
-    if kind is Class.INDEX_MISMATCH:
+    java = not any((Path(each) / "meta").is_dir() for each in (where, *others))
+    if java and kind in {*_REPAIRED, Class.INDEX_MISMATCH} and len(others) > 1:
+        command = " ".join(["dledger repair --dir", directory, *(f"--from {shlex.quote(each)}" for each in others)])
+    elif kind is Class.INDEX_MISMATCH:
         command = f"dledger verify {directory}"
     elif kind in _REPAIRED and (Path(where) / "meta").is_dir():
         command = f'dledger repair --dir {directory} --peers "$DLEDGER_PEERS"'

@@ -279,7 +279,12 @@ def page(summary: Mapping[str, Any], frame: Mapping[str, Any]) -> str:
     findings = []
     for finding, diff in zip_longest(summary["findings"], diffs):
         replica = replicas[finding["group"], finding["replica"].partition(",")[0]]
-        findings.append(_reported(finding, diff, place_of(finding, replica, diff)))
+        others = [
+            str(one["where"])
+            for (group, name), one in replicas.items()
+            if (group, one["kind"]) == (finding["group"], "store") and name != replica["name"]
+        ]
+        findings.append(_reported(finding, diff, place_of(finding, replica, diff, others)))
     pictures = {
         report["group"]: _picture(
             [one for one in summary["replicas"] if one["group"] == report["group"]],

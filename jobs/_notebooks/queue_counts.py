@@ -21,6 +21,7 @@ from dledger_core.rocketmq import (
     locate,
     lost_units,
     queue_statistics,
+    queues_in_rocksdb,
 )
 
 from .facts import Facts, size_text
@@ -125,6 +126,8 @@ def open_queues(
 def _on_disk(directory: LogDirectory, queues: pa.Table) -> tuple[str | None, list[str]]:
     """Return the consume queues next to a log in words, and a sentence for each that lacks units."""
     location = locate(directory.path)
+    if queues_in_rocksdb(location.broker / "consumequeue"):
+        return "in RocksDB (storeType=defaultRocksDB), which is not read", []
     lost = lost_units(location.broker, queues)
     if lost is None:
         native = directory.log is not None and directory.log.writer == "dledger-python"

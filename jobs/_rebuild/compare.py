@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core import ConfigError
-from dledger_core.rocketmq import PREFILL, SCHEDULE_TOPIC, UNIT_BYTES, decode_units, ext_tags_codes
+from dledger_core.rocketmq import PREFILL, SCHEDULE_TOPIC, UNIT_BYTES, decode_units, ext_tags_codes, queues_in_rocksdb
 
 from .broker import Consumers
 from .files import DIRECTORY
@@ -66,8 +66,6 @@ _DELAYED: Final = {
 
 _NEWER: Final = "newer"
 """Class of a unit whose message was appended after the log was read: not a difference."""
-_ROCKSDB_FILE: Final = "CURRENT"
-"""A file in every RocksDB database."""
 _GROUPS_MAX: Final = 50
 _FINDINGS_MAX: Final = 1000
 _NAME_DIGITS: Final = 20
@@ -134,7 +132,7 @@ def check_compared(directory: str) -> str:
     if not path.is_dir():
         raise ConfigError(f"--compare {directory} is not a directory", "", "name a broker's store or its consumequeue")
     path = path / DIRECTORY if (path / DIRECTORY).is_dir() else path
-    if (path / _ROCKSDB_FILE).is_file():
+    if queues_in_rocksdb(path):
         remedy = "leave --compare out: only consume queue files can be compared; the table is right without them"
         raise ConfigError(f"--compare {path} is a RocksDB database (storeType=defaultRocksDB)", "", remedy)
     return str(path)

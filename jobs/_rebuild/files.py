@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["DIRECTORY", "WrittenFiles", "check_target", "other_file_bytes", "round_up", "write_files"]
 
 DIRECTORY: Final = "consumequeue"
+INDEX_DIRECTORY: Final = "index"
 _NAME_DIGITS: Final = 20
 _NAME_BYTES_MAX: Final = 255
 _REPORT_MAX: Final = 100
@@ -55,19 +56,19 @@ class WrittenFiles:
         return {"directory": self.directory, "files": self.files, "refused_queues": list(self.refused)}
 
 
-def check_target(directory: str) -> str:
-    """Return the absolute directory; reject one with consume queues.
+def check_target(directory: str, option: str = "--files", name: str = DIRECTORY) -> str:
+    """Return the absolute directory of an option; reject one whose directory ``name`` has files.
 
     Raises:
-        ConfigError: it is not a local directory, cannot be written, or its ``consumequeue`` directory is not empty.
+        ConfigError: it is not a local directory, cannot be written, or its directory ``name`` is not empty.
     """
     if "://" in directory:
-        raise ConfigError(f"--files {directory} is not a local directory", "", "name one that all executors share")
+        raise ConfigError(f"{option} {directory} is not a local directory", "", "name one that all executors share")
     path = Path(directory).absolute()
-    target = path / DIRECTORY
-    check_writable(str(target), "--files")
+    target = path / name
+    check_writable(str(target), option)
     if target.is_dir() and any(target.iterdir()):
-        raise ConfigError(f"--files: {target} contains files", "", "name another directory, or move them")
+        raise ConfigError(f"{option}: {target} contains files", "", "name another directory, or move them")
     return str(path)
 
 

@@ -17,11 +17,14 @@ from dledger_core.rocketmq import (
     PHYSICAL_OFFSET_DELTA,
     CommitLogFile,
     FileStop,
+    KeyFileSize,
     broker_end_of,
     check_continues,
     commit_log_files,
     consume_queue_columns,
     end_of,
+    key_file_size,
+    queues_in_rocksdb,
 )
 from spark_connector import local_path
 
@@ -30,7 +33,7 @@ from .._directories import check_apart, check_checkpoint, check_file, check_tabl
 from .._session import AVAILABLE_NOW, check_resume, parse_trigger
 from .broker import Consumers, batch_topics, configured_topics, read_consumers
 from .compare import LogEnd, check_compared
-from .files import DIRECTORY, check_target, round_up
+from .files import DIRECTORY, INDEX_DIRECTORY, check_target, round_up
 from .units import ALL_ENTRIES, EntryRules
 
 if TYPE_CHECKING:
@@ -40,6 +43,10 @@ __all__ = ["RebuildOptions", "RebuildPlan", "check_assignable", "delay_levels_of
 
 _T = TypeVar("_T")
 _DELAY: Final = re.compile(r"([0-9]{1,9})([smhd])")
+_IN_ROCKSDB: Final = (
+    "the broker's consume queues are in RocksDB (storeType=defaultRocksDB), which is not read: the table is complete "
+    "without them, and a broker takes the files of --files once it starts with storeType=default"
+)
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -75,6 +82,8 @@ class RebuildOptions(NodeAccess):
     files: str | None = None
     consume_queue_file_size: Annotated[int, AfterValidator(round_up)] = Field(6_000_000, ge=20, le=1 << 30)
     compared: str | None = None
+    indexes: str | None = None
+    broker_conf: str | None = None
     report: str | None = None
     on_duplicate: Literal["first", "last"] = "first"
     until: Until = "end"
@@ -93,6 +102,11 @@ class RebuildOptions(NodeAccess):
             raise ConfigError("--groups has no effect with --store: a store contains one group", "", "leave it out")
         if not self.peers and self.broker_end_index is not None:
             raise ConfigError("--broker-end-index has no effect with --store, which records it", "", "leave it out")
+        if self.indexes and self.peers:
+            remedy = "use --store or --commitlog of a node, or leave it out"
+            raise ConfigError("--indexes has no effect with --peers: index files are written from a store", "", remedy)
+        if self.broker_conf and not self.indexes:
+            raise ConfigError("--broker-conf needs --indexes, whose files have the sizes in it", "", "leave it out")
         if len(self.groups or ()) > 1:
             for value, flag in (
                 (self.files, "--files"),
@@ -115,11 +129,12 @@ class RebuildOptions(NodeAccess):
             )
         if endless and not self.peers:
             raise ConfigError("--trigger with an interval needs --peers", "", f"use {AVAILABLE_NOW}")
-        if endless and (self.files or self.compared):
+        if endless and (self.files or self.compared or self.indexes):
             remedy = f"use --trigger {AVAILABLE_NOW}"
-            raise ConfigError("--files and --compare need a run that ends", "", remedy)
+            raise ConfigError("--files, --indexes and --compare need a run that ends", "", remedy)
         files = f"{self.files}/{DIRECTORY}" if self.files else None
-        written = {"--table": self.table, "--checkpoint": self.checkpoint, "--files": files}
+        indexes = f"{self.indexes}/{INDEX_DIRECTORY}" if self.indexes else None
+        written = {"--table": self.table, "--checkpoint": self.checkpoint, "--files": files, "--indexes": indexes}
         check_apart(written, {"--store": self.store, "--commitlog": self.commitlog, "--compare": self.compared})
         check_table(self.table)
         if self.checkpoint:
@@ -146,6 +161,9 @@ class RebuildPlan:
         files: directory to write RocketMQ's consumequeue files to.
         file_bytes: size of such a file.
         compared: consumequeue directory to compare with.
+        indexes: directory to write RocketMQ's index files to.
+        index_size: size of these files.
+        until: end of a read from a store.
         report: path of the HTML page of the comparison; None writes none.
         root: the broker's store directory, with its consumers' offsets; None if unknown.
         checkpoint: directory of the stream's checkpoint; None: the table is replaced.
@@ -167,6 +185,9 @@ class RebuildPlan:
     files: str | None = None
     file_bytes: int = 6_000_000
     compared: str | None = None
+    indexes: str | None = None
+    index_size: KeyFileSize | None = None
+    until: Until = "end"
     report: str | None = None
     root: str | None = None
     checkpoint: str | None = None
@@ -205,6 +226,8 @@ def plan_for(options: RebuildOptions) -> RebuildPlan:
     root = str(Path(compared or Path(above or ".").resolve()).parent) if compared or above else None
     notes: list[str] = []
     topics = _read_or_note(lambda: batch_topics(root), tuple[str, ...](), None if options.files else notes)
+    if root is not None and compared is None and queues_in_rocksdb(Path(root) / DIRECTORY):
+        notes.append(_IN_ROCKSDB)
     plan = RebuildPlan(
         source={},
         ranges={},
@@ -216,6 +239,9 @@ def plan_for(options: RebuildOptions) -> RebuildPlan:
         files=check_target(options.files) if options.files else None,
         file_bytes=options.consume_queue_file_size,
         compared=compared,
+        indexes=check_target(options.indexes, "--indexes", INDEX_DIRECTORY) if options.indexes else None,
+        index_size=_index_size(options, root) if options.indexes else None,
+        until=options.until,
         report=options.report,
         root=root,
         checkpoint=options.checkpoint,
@@ -230,6 +256,11 @@ def plan_for(options: RebuildOptions) -> RebuildPlan:
     if options.peers:
         return _of_servers(plan, options, options.peers)
     return _of_commitlog(plan, str(options.commitlog))
+
+
+def _index_size(options: RebuildOptions, root: str | None) -> KeyFileSize:
+    conf = Path(options.broker_conf) if options.broker_conf is not None else None
+    return key_file_size(conf, Path(root) if root is not None else None)
 
 
 def _read_or_note(read: Callable[[], _T], otherwise: _T, notes: list[str] | None) -> _T:

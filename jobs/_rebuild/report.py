@@ -48,6 +48,7 @@ def not_consumed(summary: Mapping[str, Any]) -> int:
 def problems_of(plan: RebuildPlan, summary: Mapping[str, Any]) -> list[str]:
     """Return the problems that a rebuild found, in words, the worst first."""
     skipped, compared, lost = summary["skipped"], summary.get("compare", {}), not_consumed(summary)
+    keys = summary.get("compare_indexes", {}).get("differences", {})
     impossible = skipped["impossible_queue_offsets"]
     problems = {
         f"{_of(lost, 'message')} that consumers do not get": lost,
@@ -60,6 +61,7 @@ def problems_of(plan: RebuildPlan, summary: Mapping[str, Any]) -> list[str]:
         "the log lost its end": plan.lost,
         "some queues do not fit into files": summary.get("files", {}).get("refused_queues"),
         f"{sum(compared.get('differences', {}).values()):,} slots differ from the files": compared.get("differences"),
+        f"{sum(keys.values()):,} keys of the index files differ": keys,
     }
     return [text for text, found in problems.items() if found]
 

@@ -163,9 +163,9 @@ class LagReport:
         batch_id: the micro-batch.
         source: number of the source in the query.
         group: the log.
-        start_index: first index of the micro-batch.
+        start_index: first index of the micro-batch; None if Spark does not report it: the first micro-batch of a query.
         next_index: its end (exclusive).
-        end_index: end of the log when the micro-batch was planned.
+        end_index: end of the log when the micro-batch was planned; None with Spark 4.1, which does not report it.
         lag_records: indexes from the first unread entry on, also those that wait for an open transaction; 0 if only
             control entries follow; None if unknown.
         lag_bytes: size of their records in the log.
@@ -189,10 +189,10 @@ class LagReport:
     group: str
     start_index: int | None = None
     next_index: int
-    end_index: int
-    lag_records: int | None
-    lag_bytes: int | None
-    lag_seconds: float | None
+    end_index: int | None = None
+    lag_records: int | None = None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
     records_per_second: float | None = None
     rows: int | None = None
     input_rows_per_second: float | None = None
@@ -232,10 +232,12 @@ def lag_reports(progress: Mapping[str, Any] | None) -> list[LagReport]:
         ends, latest = StreamOffset.from_text(source["endOffset"]), LatestOffset.from_text(source["latestOffset"])
         if ends is None or latest is None:
             continue
-        starts = StreamOffset.from_text(source["startOffset"]) or ends  # the first micro-batch is empty
+        starts = StreamOffset.from_text(source["startOffset"])
+        if starts is None and not source["numInputRows"]:
+            starts = ends  # the first micro-batch, which is empty but for Trigger.Once and Spark 4.1
         found += [
             _report(progress, number, source, group, (starts, ends, latest))
-            for group in sorted(latest.groups)
+            for group in sorted(latest.groups or ends.groups)
             if group in ends.groups
         ]
     return found
@@ -246,13 +248,15 @@ def _report(
     number: int,
     source: Mapping[str, Any],
     group: str,
-    offsets: tuple[StreamOffset, StreamOffset, LatestOffset],
+    offsets: tuple[StreamOffset | None, StreamOffset, LatestOffset],
 ) -> LagReport:
     starts, ends, latest = offsets
-    end, log = ends.groups[group].next, latest.groups[group]
-    start = starts.groups[group].next if group in starts.groups else end
+    end, log = ends.groups[group].next, latest.groups.get(group)
+    start = None
+    if starts is not None:
+        start = starts.groups[group].next if group in starts.groups else end
     took_ms = progress["durationMs"].get("triggerExecution", 0)
-    return LagReport(
+    report = LagReport(
         time=datetime.fromisoformat(progress["timestamp"]),
         query=progress["name"] or str(progress["id"]),
         query_id=str(progress["id"]),
@@ -262,16 +266,21 @@ def _report(
         group=group,
         start_index=start,
         next_index=end,
-        end_index=log.end,
-        lag_records=log.records,
-        lag_bytes=log.bytes,
-        lag_seconds=log.seconds,
-        records_per_second=round((end - start) / took_ms * 1000, 1) if took_ms else None,
+        records_per_second=round((end - start) / took_ms * 1000, 1) if took_ms and start is not None else None,
         rows=source["numInputRows"],
         input_rows_per_second=_finite(source["inputRowsPerSecond"]),
         processed_rows_per_second=_finite(source["processedRowsPerSecond"]),
         losses=latest.losses,
         lost_records=latest.lost,
+    )
+    if log is None:
+        return report
+    return replace(
+        report,
+        end_index=log.end,
+        lag_records=log.records,
+        lag_bytes=log.bytes,
+        lag_seconds=log.seconds,
         waiting_records=log.waiting,
         transaction=log.transaction,
     )

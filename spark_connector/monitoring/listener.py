@@ -169,7 +169,7 @@ def monitor(
 
     Raises:
         OptionError: an output cannot be used.
-        SparkVersionError: the session's Spark, or PySpark, is not 4.2.
+        SparkVersionError: the session's Spark, or PySpark, is not supported.
     """
     check_spark(spark)
     if table is not None or table_seconds is not None:

@@ -1,6 +1,6 @@
 """A log whose trimmed entries are read from its archive: one log from the first index that was ever archived.
 
-The archive is a Delta table (``spark_connector.archive``). The log has recorded its ranges, each with the digest of its
+The archive is a Delta table (``dledger_core.archive``). The log has recorded its ranges, each with the digest of its
 rows, so a range is read as a whole and compared before its first row leaves. Everything about the archived part of a
 log, its bounds, positions, times and checks, comes from these records; without them the table is only a table.
 """
@@ -8,36 +8,25 @@ log, its bounds, positions, times and checks, comes from these records; without 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from itertools import takewhile
+from typing import Final
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from dledger_core import (
-    READ_SCHEMA,
-    ArchivedRange,
-    ArchiveState,
-    IndexOutOfRangeError,
-    LogRange,
-    RowsDigest,
-    rows_digest,
-)
+from dledger_core import READ_SCHEMA, ArchivedRange, ArchiveState, IndexOutOfRangeError, LogRange
+from dledger_core.archive import FROM_LOG, ArchivedRows, ArchiveTable, range_with
 from dledger_core.client import EntryCheck
 from dledger_core.record import empty_batch
-from spark_connector.archive import ArchiveTable
-from spark_connector.errors import ArchiveDamagedError, RetentionError
+from spark_connector.errors import RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
 from spark_connector.reading.logs import CATCH_UP_MS, Chunk, RecordInfo, ServerLog
 
 __all__ = ["ArchivedLog"]
 
-_FROM_LOG: Final = "true"
-"""Value of the option ``archive`` that takes the location from the log."""
 _AFTER_ALL: Final = (1 << 63) - 1
 
 
@@ -55,14 +44,13 @@ class ArchivedLog(ServerLog):
         self._state: ArchiveState | None = None
         self._ranges: list[ArchivedRange] = []
         self._window: Sequence[ArchivedRange] = ()
-        self._table: ArchiveTable | None = None
-        self._verified: tuple[ArchivedRange, pa.Table] | None = None
+        self._rows: ArchivedRows | None = None
 
     def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
         """See ``Log``; the log begins where its archive does."""
         found = super().bounds(min_end, wait_ms)
         if found.log_uuid != self._log:  # recovered, or created again: its archive is another one
-            self._log, self._ranges, self._window, self._verified = found.log_uuid, [], (), None
+            self._log, self._ranges, self._window = found.log_uuid, [], ()
         self.stored_index = found.first_index
         while not self._ranges or self._ranges[-1].end < found.first_index:
             more = self._ask(self._ranges[-1].end if self._ranges else 0)
@@ -81,10 +69,10 @@ class ArchivedLog(ServerLog):
 
     def _range_of(self, index: int) -> ArchivedRange | None:
         """Return the range with an index; None if it was not archived."""
-        found = _with_index(self._ranges, index) or _with_index(self._window, index)
+        found = range_with(self._ranges, index) or range_with(self._window, index)
         if found is None:  # an executor has no bounds, and asks for the ranges that it reads
             self._window = self._ask(index)
-            found = _with_index(self._window, index)
+            found = range_with(self._window, index)
         return found
 
     def record(self, index: int) -> RecordInfo:
@@ -117,32 +105,16 @@ class ArchivedLog(ServerLog):
 
     def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """See ``Log``."""
-        moment = pa.scalar(timestamp_ms * 1000, pa.timestamp("us", tz="UTC"))
-        found = self._first_row("timestamp", moment, [(one.last_time_ms or _AFTER_ALL) for one in self._ranges])
+        found = self._archived.first(self._trimmed(), "timestamp", timestamp_ms)
         return super().index_at_time(timestamp_ms, bounds) if found is None else found
 
     def index_at_term(self, term: int) -> int | None:
         """Return the first archived index with a row of a term or a later one; None if there is none."""
-        return self._first_row("term", pa.scalar(term, pa.int64()), [one.term for one in self._ranges])
+        return self._archived.first(self._trimmed(), "term", term)
 
-    def _first_row(self, column: str, least: Any, greatest: Sequence[int]) -> int | None:
-        """Return the index of the first trimmed row with at least a value.
-
-        Args:
-            column: the column.
-            least: the value.
-            greatest: of each range a value that none of its rows exceeds.
-        """
-        number = least.cast(pa.int64()).as_py() // (1000 if column == "timestamp" else 1)
-        for one, limit in zip(self._ranges, greatest, strict=True):
-            if one.start >= self.stored_index:
-                break
-            if limit >= number:
-                rows = self._rows_of(one)
-                rows = rows.filter(pc.fill_null(pc.greater_equal(rows.column(column), least), False))
-                if rows.num_rows:
-                    return int(rows.column("index")[0].as_py())
-        return None
+    def _trimmed(self) -> Iterator[ArchivedRange]:
+        """Yield the ranges that begin below the log."""
+        return takewhile(lambda one: one.start < self.stored_index, self._ranges)
 
     def range_end(self, start: int, end: int, most: int) -> int:
         """Return the end of a micro-batch from ``start``: in the archive the end of a range, at least one.
@@ -195,30 +167,16 @@ class ArchivedLog(ServerLog):
         stop = min(found.end, part.end)
         if self._measuring:  # the lag needs the time of its first entry: that of the range is near enough
             return Chunk(self._sample(found, start), stop)
-        return _chunk(self._rows_of(found), start, stop, max_bytes or self._options.read_bytes())
+        return Chunk(*self._archived.part(found, start, stop, max_bytes or self._options.read_bytes()))
 
-    def _rows_of(self, one: ArchivedRange) -> pa.Table:
-        """Return the rows of a range, equal to those that were proven."""
-        if self._verified is not None and self._verified[0] == one:
-            return self._verified[1]
-        self._verified = None  # before the next one takes its memory
-        if self._table is None:
-            given, hint = self._options.archive or _FROM_LOG, self._state.table if self._state is not None else ""
-            uri = hint if given == _FROM_LOG else given
-            self._table = ArchiveTable(uri, dict(self._options.archive_storage))
-        rows = self._table.rows(self.group, one.start, one.end)
-        if rows_digest(rows) != RowsDigest(one.rows, one.digest):
-            self._table.reopen()  # it may have been opened before the range was written
-            rows = self._table.rows(self.group, one.start, one.end)
-        if rows_digest(rows) == RowsDigest(one.rows, one.digest):
-            self._verified = one, rows
-            return rows
-        raise ArchiveDamagedError(
-            f"entries [{one.start}, {one.end}) of the archive are not those that the log has proven",
-            f"group {self.group!r}, table {self._table.uri}",
-            "dledger-archive --verify names the rows; put an intact copy of the table there",
-            {"start": one.start, "end": one.end, "rows": rows.num_rows, "proven_rows": one.rows},
-        )
+    @property
+    def _archived(self) -> ArchivedRows:
+        """Reads and verifies the ranges."""
+        if self._rows is None:
+            given, hint = self._options.archive or FROM_LOG, self._state.table if self._state is not None else ""
+            table = ArchiveTable(hint if given == FROM_LOG else given, dict(self._options.archive_storage))
+            self._rows = ArchivedRows(self.group, table)
+        return self._rows
 
     def _sample(self, one: ArchivedRange, index: int) -> pa.RecordBatch:
         """Return a row in place of those from ``index`` on, with the time of the range; nothing if it has no rows."""
@@ -228,20 +186,5 @@ class ArchivedLog(ServerLog):
         return pa.RecordBatch.from_pylist([{**row, "timestamp": _time_of(one)}], READ_SCHEMA)
 
 
-def _with_index(ranges: Sequence[ArchivedRange], index: int) -> ArchivedRange | None:
-    at = bisect_right(ranges, index, key=lambda one: one.start) - 1
-    return ranges[at] if at >= 0 and index < ranges[at].end else None
-
-
 def _time_of(one: ArchivedRange) -> datetime | None:
     return datetime.fromtimestamp(one.last_time_ms / 1000, UTC) if one.last_time_ms else None
-
-
-def _chunk(rows: pa.Table, start: int, stop: int, max_bytes: int) -> Chunk:
-    """Return the rows from ``start`` on, up to ``stop`` and of about ``max_bytes``."""
-    first, end = (int(at) for at in np.searchsorted(rows.column("index").to_numpy(), [start, stop]))
-    if first == end:
-        return Chunk(empty_batch(READ_SCHEMA), stop)
-    count = min(end - first, max(1, rows.num_rows * max_bytes // max(1, rows.nbytes)))
-    [batch] = rows.slice(first, count).cast(READ_SCHEMA).combine_chunks().to_batches()
-    return Chunk(batch, stop if first + count == end else int(rows.column("index")[first + count].as_py()))

@@ -26,7 +26,6 @@ import pyarrow as pa
 from pydantic.alias_generators import to_camel
 
 from dledger_core import (
-    READ_SCHEMA,
     BadRequestError,
     BehindError,
     CorruptRecordError,
@@ -59,6 +58,7 @@ import uuid
 from collections.abc import Callable
 
 __all__ = [
+    "PRECEDING",
     "Chunk",
     "ClassicLog",
     "JavaLog",
@@ -475,22 +475,32 @@ _OF_INDEXES: Final = (
 """Options that count or filter indexes, which a CommitLog has not."""
 
 
+PRECEDING: Final = ".commitlog"
+"""End of the name of a CommitLog that a store continues; before it is the store's group."""
+
+
 class ClassicLog(_FileLog):
     """A broker's classic CommitLog, running or stopped: its positions take the place of indexes.
 
     Everything in it counts: it has no commit index. Messages have no index and no term; see ``CommitLogView``.
+
+    Args:
+        options: what to read.
+        directory: the ``commitlog`` directory.
+        store: the log that continues it; None = none does.
     """
 
-    def __init__(self, options: DLedgerOptions, directory: Path) -> None:
+    def __init__(self, options: DLedgerOptions, directory: Path, store: StoreLog | None = None) -> None:
         self._options = options
         for name in _OF_INDEXES:
-            if name in options.model_fields_set:
+            if name in options.model_fields_set and (store is None or name != "isolation"):
                 remedy = "leave it out; maxBytesPerTrigger and minPartitions limit a CommitLog"
                 raise OptionError(f"{to_camel(name)}: a classic CommitLog has no indexes", options.path, remedy)
         # With decode=message each damaged message is a row with an error, or an error, as onDecodeError says.
-        self._view = CommitLogView(directory, check=options.decode == "none")
+        self._view = CommitLogView(directory, check=options.decode == "none", closed=store is not None)
         # The directory above is the broker's, whose name tells its logs apart.
-        self.group = options.groups[0] if options.groups_given else directory.resolve().parent.name
+        name = options.groups[0] if options.groups_given else directory.resolve().parent.name
+        self.group = name if store is None else f"{store.group}{PRECEDING}"
 
     def _bounds_now(self) -> LogRange:
         first, end = self._view.bounds()
@@ -535,10 +545,7 @@ class ClassicLog(_FileLog):
             if start >= first:
                 raise
             raise RetentionError.of(part.group, start, first, part.end) from error
-        rows = found.batch.num_rows
-        entries = {field.name: pa.nulls(rows, field.type) for field in READ_SCHEMA}
-        entries |= {name: found.batch.column(name) for name in found.batch.schema.names}
-        return Chunk(pa.RecordBatch.from_pydict(entries, READ_SCHEMA), found.next_position)
+        return Chunk(found.batch, found.next_position)
 
 
 def check_history(log: Log, part: Range) -> None:

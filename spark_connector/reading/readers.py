@@ -334,7 +334,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Do nothing: progress is in the Spark checkpoint alone."""
 
     def stop(self) -> None:
-        """Release the pins at the end of the query."""
+        """Release the pins of a query that fails here; Spark 4.1 to 4.3 kill this process at the end of any other."""
         if self._tracker is not None:
             self._tracker.release()
 

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from dledger_core import DESCRIPTIONS
 from spark_connector.columns import with_names
-from spark_connector.connections import client_for, store_for
+from spark_connector.connections import client_for, hosted_groups, store_for
 from spark_connector.errors import OptionError, brief
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.tracking import GroupFinder
@@ -99,8 +99,10 @@ class TableReader(DataSourceReader):
 
 def _rows_of_servers(options: DLedgerOptions, table: str) -> Iterator[dict[str, Any]]:
     for group in _groups(options):
-        client = client_for(options, group)
-        metadata = client.metadata()
+        metadata = client_for(options, group).metadata()
+        # The pooled client may know a log that was deleted since: metadata is that of the present one, and the rest is
+        # asked of its client (test_tables_and_writes_know_log_that_was_created_again).
+        client = client_for(options, group, log=metadata.log_uuid)
         if table == "groups":
             yield _group_row(group, metadata)
         elif table == "nodes":
@@ -122,7 +124,7 @@ def _groups(options: DLedgerOptions) -> Iterable[str]:
         if not found:
             raise finder.nothing_found()
         return found
-    return client_for(options, options.groups[0]).groups()
+    return hosted_groups(options, options.groups[0])
 
 
 def _group_row(group: str, metadata: Metadata) -> dict[str, Any]:

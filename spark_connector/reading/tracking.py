@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from dledger_core import LogRange, UnsupportedError
 from dledger_core.client import NODE_HEALTH, EntryCheck, Loss, LossKind, find_loss
-from spark_connector.connections import announced, client_for
+from spark_connector.connections import announced, hosted_groups
 from spark_connector.errors import (
     GroupGoneError,
     LossPolicy,
@@ -35,7 +35,7 @@ from spark_connector.planning import (
 )
 from spark_connector.reading.archived import ArchivedLog
 from spark_connector.reading.logs import Log, Pin, RecordInfo, ServerLog
-from spark_connector.reading.opening import open_log
+from spark_connector.reading.opening import names_of, open_log
 
 if TYPE_CHECKING:
     from spark_connector.reading.partitions import RangesPartition
@@ -56,9 +56,8 @@ class GroupFinder:
     def find(self) -> list[str]:
         """Ask the nodes and return the groups that match now, sorted."""
         options = self._options
-        # Every client of these nodes can ask for their groups.
         with announced(options):
-            hosted = client_for(options, options.groups[0]).groups()
+            hosted = hosted_groups(options, options.groups[0])
         self._last_request = self._clock()
         self._hosted = tuple(hosted)
         # An offset without uuid cannot detect that its log was created again.
@@ -165,7 +164,7 @@ class Tracker:
         if self.finder is not None:
             self._add(self.finder.find())
         else:
-            self._add([""] if options.path else options.groups)
+            self._add(names_of(options))
 
     def _add(self, names: Iterable[str]) -> None:
         for log in [open_log(self._options, name) for name in names if name not in self._logs]:

@@ -49,7 +49,7 @@ from dledger_core import (
 )
 from dledger_core.client import fingerprint_of, fingerprint_sum
 from dledger_core.record import HEADER_BYTES
-from spark_connector.connections import announced, client_for
+from spark_connector.connections import announced, client_for, hosted_groups
 from spark_connector.errors import OptionError, SchemaError
 from spark_connector.options import DLedgerOptions
 from spark_connector.writing.rows import GroupRows, SinkShape, rows_by_group
@@ -434,7 +434,7 @@ def check_target(options: DLedgerOptions, group: str | None, *, started: bool | 
         return
     try:
         with announced(options):
-            hosted = client_for(options, group or "default").groups()
+            hosted = hosted_groups(options, group or "default")
     except UnreachableError as error:
         remedy = error.remedy or "start the nodes, or correct the option peers"
         raise UnreachableError(error.what, options.peers, remedy) from None
@@ -501,8 +501,9 @@ def begin_query(messages: Sequence[WriterCommitMessage | None], options: DLedger
     if transaction is not None:
         # One group is enough: a task that writes to another group later asks all groups. The first micro-batch of a
         # query that reads this source is always empty (test_query_whose_first_micro_batch_is_empty_is_known).
-        name = group or min(client_for(options, "default").groups())
-        client_for(options, name).commit_transaction(transaction, [])
+        hosted = hosted_groups(options, group or "default")
+        name = group or min(hosted)
+        client_for(options, name, log=hosted.get(name)).commit_transaction(transaction, [])
 
 
 def _check_replay(
@@ -612,7 +613,7 @@ def abort_attempts(
     try:
         # No message of a failed task says which groups it has appended to. A group that is left out would hold back its
         # readers (test_abort_is_final_in_all_groups_after_leader_change).
-        names = [group] if group is not None else list(client_for(options, "default").groups())
+        names = [group] if group is not None else list(hosted_groups(options))
     except DLedgerError as error:
         _warn_of_open([], transaction, options, error)
         return

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from tests.cli.command import result_of, rows_of
+from dledger_core.rocketmq import lost_units, open_log_directory, queue_statistics
+from dledger_core.rocketmq.leaving.broker import not_converted
+from tests.cli.command import error_of, result_of, rows_of
 from tests.rocketmq.golden import MIXED, REUSED, THREE, extract
 
 
@@ -103,3 +106,24 @@ def test_checkpoint_that_lags_behind_the_queues_is_no_damage(tmp_path: Path) -> 
     found = result_of("look", broker)
     assert (found["damage"], found["hidden"], found["last"][-1]["index"]) == ([], {"uncommitted": 323}, 700)
     assert [row["findings"] for row in rows_of("verify", broker)[0]] == [[]]
+
+
+def test_queues_in_rocksdb_are_named_and_not_called_lost(tmp_path: Path) -> None:
+    broker = extract(MIXED, "n0", tmp_path)
+    without_queues(broker)
+    database = broker / "consumequeue"
+    database.mkdir()
+    for name in ("000004.log", "CURRENT", "MANIFEST-000005"):
+        (database / name).write_text("MANIFEST-000005")
+    view = result_of("look", broker)
+    assert (view["damage"], [note for note in view["notes"] if "RocksDB" in note]) == ([], view["notes"])
+    assert len(view["notes"]) == 1
+    rows: Any = rows_of("verify", broker)[0]
+    assert [row["findings"] for row in rows] == [[], []]
+    assert "CONSUME_QUEUES" in {remark["kind"] for row in rows for remark in row["remarks"]}
+    assert "RocksDB" in str(error_of("look", database))
+    opened = open_log_directory(broker)
+    with opened:
+        queues = queue_statistics(each for each in opened.batches() if isinstance(each, pa.RecordBatch)).queues
+    assert lost_units(broker, queues) is None
+    assert [each for each in not_converted(broker) if "RocksDB" in each]

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 import pytest
 
 from dledger_core import Client
-from dledger_core.cluster import free_ports
+from dledger_core.cluster import LocalCluster, free_ports
+from dledger_core.digest import rows_digest
 from dledger_core.errors import DLedgerError
 from tests.cli.command import DLEDGER
 from tests.support.bodies import bodies_of
@@ -157,6 +159,21 @@ def test_group_is_upgraded_under_load_recovers_with_both_versions_and_goes_back(
         check(group, acknowledged)
         for node in list(group.processes):
             group.stop(node)
+
+
+def test_store_of_a_log_with_an_archive_is_refused_by_0_2_0(tmp_path: Path, old_code: Path) -> None:
+    """It would trim entries that are not archived, by its own rules."""
+    with LocalCluster(1, tmp_path) as cluster, cluster.client() as client:
+        client.append([b"row"])
+        end = client.bounds().end
+        rows = rows_digest(pa.Table.from_batches([client.read(0, end)]))
+        assert client.prove_archived(0, end, rows, table="file:///archive").equal
+        cluster.stop("n0")
+        environment = os.environ | {"PYTHONPATH": str(old_code)}
+        command = [*DLEDGER, *cluster.serve_command("n0")[3:]]
+        done = subprocess.run(command, check=False, capture_output=True, env=environment, cwd=tmp_path, timeout=60)
+    assert done.returncode == 3, done.stderr
+    assert b"STORE_MISMATCH" in done.stdout + done.stderr
 
 
 def test_recovery_command_of_0_2_0_is_refused_by_nodes_of_this_version(tmp_path: Path, old_code: Path) -> None:

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -115,15 +114,12 @@ def audited(**directories: Path) -> set[str]:
 
 def test_damage_is_noticed_by_spark(damaged: Cell) -> None:
     """The connector's reader without a JVM, as an executor runs it."""
-    store = locate(damaged.path).store
-    if store is None or store / "data" != damaged.data:
-        return  # the source reads stores; a CommitLog is read by the rebuild
-    if (store.parent / "commitlog").is_dir() and min(damaged.data.iterdir()).name != FIRST_OF_MIXED:
-        return  # of the store alone, as it would be after retention
-    options = {"path": str(store), "decode": "message", "pollMs": "1", "fetchRetryMs": "1"}
+    options = {"path": str(damaged.path), "decode": "message", "pollMs": "1", "fetchRetryMs": "1"}
     reader = DLedgerBatchReader(DLedgerOptions.for_reading(options))
     try:
         parts = [batch for part in reader.partitions() for batch in reader.read(part)]
     except DLedgerError:
-        return
-    assert pa.Table.from_batches(parts).column("error").null_count < sum(part.num_rows for part in parts)
+        noticed = True
+    else:
+        noticed = any(part.column("error").null_count < part.num_rows for part in parts)
+    assert noticed == damaged.knowable

@@ -14,9 +14,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from dledger_core import rows_digest
+from dledger_core.archive import ArchiveTable
 from jobs._archive.differences import Kind, find_differences
 from jobs._archive.proving import Proving, retried
-from spark_connector.archive import ArchiveTable
 from spark_connector.errors import ArchiveTableError
 from tests.support.archived_log import GROUP, ArchivedGroup, append, delete, entry, new_table, overwrite, rows_of
 

@@ -161,7 +161,9 @@ def test_page_shows_file_position_command_message_and_bytes(stores: dict[str, Pa
         size = reader.segment_bytes[0]
     file = stores["n1"] / "data" / segment_name(position - position % size)
     assert place[2] == f"{file}, position {position}"
-    assert f"dledger dump {stores['n1']} --from 700 --count 1 --format hex" in place[3]
+    assert f"dledger repair --dir {stores['n1']} --from {stores['n0']} --from {stores['n2']}" in place[3]
+    alone = real_page({"n1": stores["n1"]}, auditing.finding(Class.CORRUPT, "n1", 700, 701)).replace("<wbr>", "")
+    assert f"dledger dump {stores['n1']} --from 700 --count 1 --format hex" in alone
     message = re.search(r"topic (\S+), queue_id (\d+), queue_offset (\d+)", shown)
     assert message is not None
     assert message.groups() == ("user_profile", "1", "20")

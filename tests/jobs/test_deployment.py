@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from dledger_core import Client, LocalCluster
+from dledger_core.archive import ArchiveTable
 from dledger_core.environment import DELTA_VERSION, find_java
+from tests.support.archived_log import append, entry
+from tests.support.object_store import KEY, SECRET, bucket_on_loopback
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.spark_jvm import short_lived_environment
 
@@ -83,6 +86,52 @@ def settings_in_event_log(directory: Path) -> dict[str, str]:
     lines = [line for path in sorted(directory.rglob("events_*")) for line in path.read_text().splitlines()]
     [event] = [line for line in lines if line.startswith('{"Event":"SparkListenerEnvironmentUpdate"')]
     return dict(json.loads(event)["Spark Properties"])
+
+
+HADOOP_VERSION = "3.5.0"
+"""Of PySpark's own jars (``pyspark/jars/hadoop-client-api-*.jar``)."""
+SDK_VERSION = "2.35.4"
+"""Of the AWS SDK that this Hadoop names, whose modules are a twentieth of its bundle."""
+SDK = ("s3", "s3-transfer-manager", "sts", "apache-client", "netty-nio-client")
+EXCLUDED = ("software.amazon.awssdk:bundle", "org.wildfly.openssl:wildfly-openssl", "org.slf4j:slf4j-api")
+
+
+@pytest.mark.soak
+def test_archive_on_object_storage_is_written_by_spark_and_shows_no_secret(cluster: Any, tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    packages = [PACKAGES[1], f"org.apache.hadoop:hadoop-aws:{HADOOP_VERSION}"]
+    packages += [f"software.amazon.awssdk:{name}:{SDK_VERSION}" for name in SDK]
+    with bucket_on_loopback() as bucket, Client(cluster.peers) as client:
+        client.append([b"three"] * 100)
+        end = client.bounds().end
+        events = {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false"}
+        events["spark.eventLog.dir"] = (tmp_path / "events").as_uri()
+        properties, storage = tmp_path / "s3a.conf", tmp_path / "storage.json"
+        properties.write_text("".join(f"{name} {value}\n" for name, value in (bucket.of_hadoop | events).items()))
+        storage.write_text(json.dumps(bucket.storage))
+        table = f"s3a://{bucket.name}/archive"
+        submit = [*SUBMIT, "--packages", ",".join(packages), "--exclude-packages", ",".join(EXCLUDED)]
+        program = [str(CHECKOUT / "jobs" / "archive.py"), "--peers", cluster.peers, "--table", table, "--write"]
+        asked = ["--storage", str(storage), "--until", str(end)]
+        code, lines = run([*submit, "--properties-file", str(properties), *program, *asked], tmp_path)
+        summary = json.loads(lines[-1])
+        assert (code, summary["status"], summary["archived_end"]) == (0, "ok", end), lines
+        archive = client.metadata().archive
+        assert archive is not None
+        assert archive.table == table
+        # deltalake writes to the same table: the row is found, and replaced by Spark.
+        append(table, [entry(1)], "default", storage=bucket.storage)
+        (tmp_path / "work").rmdir()
+        code, lines = run([*submit, "--properties-file", str(properties), *program, *asked[:2], "--verify"], tmp_path)
+        summary = json.loads(lines[-1])
+        assert (code, summary["status"]) == (0, "ok"), lines
+        assert ArchiveTable(table, bucket.storage).count("default", 0, end) == sum(
+            one.rows for one in client.archived_ranges().ranges
+        )
+    stored = [path.read_text() for path in (tmp_path / "events").rglob("events_*")]
+    assert stored
+    shown = "\n".join([*lines, *stored])
+    assert [secret for secret in (KEY, SECRET) if secret in shown] == []
 
 
 @pytest.mark.soak

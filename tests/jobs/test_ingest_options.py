@@ -150,3 +150,16 @@ def test_wrong_option_is_named(
     assert (code, summary["status"]) == (3, "error")
     assert [name for name in names if name not in err] == []
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "option", ["--max-offsets-per-trigger", "--max-bytes-per-trigger", "--min-offsets-per-trigger"]
+)
+def test_limit_that_would_end_run_of_spark_4_1_early_is_refused(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ingest, "PASSES_START", False)
+    given = ["--peers", "n0-127.0.0.1:1", "--table", "table", "--checkpoint", "checkpoint", option, "5"]
+    code, _, err = run_in_process(ingest.command, capsys, *given)
+    assert (code, option in err, "4.2" in err) == (3, True, True)

@@ -68,11 +68,23 @@ def test_files_and_comparison_of_healthy_and_damaged_broker(spark: Any, tmp_path
     """The files of n0 and n2 equal the rebuilt ones byte for byte; n1 lost units, and each is named."""
     store = golden.extract(golden.THREE, "n0/dledger-n0", tmp_path)
     own = {node: golden.extract(golden.THREE, f"{node}/consumequeue", tmp_path) for node in ("n0", "n1", "n2")}
+    index = [golden.extract(golden.THREE, f"{node}/index", tmp_path) for node in ("n0", "n1")]
     before = queues(own["n1"])
-    table, out = tmp_path / "table", tmp_path / "out"
+    table, out, conf = tmp_path / "table", tmp_path / "out", tmp_path / "broker.conf"
+    conf.write_bytes(*golden.members(golden.THREE, "/broker-n1.conf").values())
     code, summary = run_rebuild(
-        store=store, table=table, files=out, consume_queue_file_size=1999, compare=own["n1"].parent
+        store=store,
+        table=table,
+        files=out,
+        consume_queue_file_size=1999,
+        compare=own["n1"].parent,
+        indexes=out,
+        broker_conf=conf,
     )
+    assert [path.read_bytes() for path in (out / "index").iterdir()] == [
+        path.read_bytes() for path in index[0].iterdir()
+    ]
+    assert summary["compare_indexes"]["differences"] == {"INDEX_MISSING": 1496}
     assert queues(out / "consumequeue") == queues(own["n0"]) == queues(own["n2"])
     check_table(spark, table, golden.THREE, summary)
     assert summary["files"]["files"] == len(queues(own["n0"]))

@@ -256,6 +256,8 @@ def test_queues_in_rocksdb_are_not_compared(tmp_path: Path) -> None:
     for named in (tmp_path, folder):
         with pytest.raises(ConfigError):
             check_compared(str(named))
+    write_broker_store(tmp_path / "dledger-n0", messages(range(4)))
+    assert [note for note in plan(tmp_path, store=tmp_path / "dledger-n0").notes if "RocksDB" in note]
     (folder / "CURRENT").unlink()
     (folder / "CURRENT").mkdir()
     assert check_compared(str(tmp_path)) == str(folder)
@@ -290,3 +292,25 @@ def test_files_are_refused_if_topics_with_batch_queues_are_unknown(tmp_path: Pat
         plan_for(RebuildOptions.parse(given | {"files": str(tmp_path / "f")}))
     plan = plan_for(RebuildOptions.parse(given))
     assert (len(plan.notes), plan.batch_topics, plan.consumers) == (2, (), {})
+
+
+def test_options_of_index_files_that_have_no_effect_are_rejected(tmp_path: Path) -> None:
+    for given in ({"peers": "n0-127.0.0.1:1", "indexes": tmp_path}, {"store": tmp_path, "broker_conf": tmp_path}):
+        with pytest.raises(ConfigError):
+            plan(tmp_path, **given)
+
+
+def test_index_files_of_other_size_need_configuration(tmp_path: Path) -> None:
+    write_broker_store(tmp_path / "dledger-n0", messages(range(4)))
+    index = tmp_path / "index" / "20261121015425127"
+    index.parent.mkdir()
+    index.write_bytes(bytes(84040))
+    with pytest.raises(ConfigError, match="--broker-conf"):
+        plan(tmp_path, store=tmp_path / "dledger-n0", indexes=tmp_path / "out")
+    conf = tmp_path / "broker.conf"
+    conf.write_text("maxHashSlotNum=1000\nmaxIndexNum=4000\n")
+    found = plan(tmp_path, store=tmp_path / "dledger-n0", indexes=tmp_path / "out", broker_conf=conf)
+    assert found.index_size is not None
+    assert found.index_size.bytes == 84040
+    with pytest.raises(ConfigError, match="contains files"):
+        plan(tmp_path, store=tmp_path / "dledger-n0", indexes=tmp_path, broker_conf=conf)

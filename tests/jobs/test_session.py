@@ -20,7 +20,7 @@ from spark_connector.reading.tracking import Tracker
 from tests.spark_connector.store_writer import StoreWriter
 
 
-@pytest.mark.parametrize("version", ["3.5.1", "4.1.0", "4.20.0", "5.0.0"])
+@pytest.mark.parametrize("version", ["3.5.1", "4.0.2", "4.20.0", "5.0.0"])
 def test_check_versions_rejects_another_pyspark(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspark, "__version__", version)
     with pytest.raises(ConfigError) as caught:

@@ -8,11 +8,13 @@ import pyarrow as pa
 import pytest
 
 from dledger_core import BadRequestError, CorruptRecordError, IndexOutOfRangeError, open_store
-from dledger_core.rocketmq import MESSAGE_SCHEMA, decode_messages
+from dledger_core.rocketmq import MESSAGE_SCHEMA, commit_log_files, decode_messages
+from dledger_core.rocketmq.convert.parts import ClassicPart
 from dledger_core.storage import CommitLog
+from tests.contracts.small_file_stores import COUNT, bodies, classic
 from tests.rocketmq.golden import THREE, extract
 from tests.spark_connector.store_writer import StoreWriter
-from tests.support.damage import flip_entry
+from tests.support.damage import MESSAGE_BODY_AT, flip_entry, messages_in, overwrite
 from tests.support.logs import append, visible
 
 
@@ -73,3 +75,35 @@ def test_messages_raise_at_a_damaged_one(tmp_path: Path) -> None:
     with open_store(store) as reader, pytest.raises(CorruptRecordError) as caught:
         reader.messages().read_all()
     assert caught.value.values["index"] == 0
+
+
+def test_messages_of_classic_commitlog_have_positions_and_no_indexes(tmp_path: Path) -> None:
+    commitlog, _ = classic(tmp_path / "broker-a")
+    with open_store(commitlog.parent) as opened:
+        found = opened.messages().read_all()
+        positions = found["position"].to_pylist()
+        part = opened.messages(positions[3], positions[60]).read_all()
+        assert opened.messages(opened.bounds()[1]).read_all().num_rows == 0
+        with pytest.raises(IndexOutOfRangeError):
+            opened.messages(opened.bounds()[1] + 1)
+    assert part == found.slice(3, 57)
+    names = ["topic", "queue_offset", "keys", "body", "store_timestamp"]
+    assert found.select(names) == pa.Table.from_batches([decode_messages(pa.array(bodies()), names)])
+    assert found["physical_offset"].to_pylist() == positions
+    assert (found["index"].null_count, found["term"].null_count) == (COUNT, COUNT)
+    file = sorted(commitlog.iterdir())[0]
+    overwrite(file, positions[2] + MESSAGE_BODY_AT, b"?")
+    with open_store(commitlog) as opened, pytest.raises(CorruptRecordError):
+        opened.messages().read_all()
+
+
+def test_damaged_commitlog_is_refused_again_by_conversion_that_continues(tmp_path: Path) -> None:
+    commitlog, _ = classic(tmp_path / "broker-a")
+    overwrite(commitlog / f"{0:020d}", messages_in((commitlog / f"{0:020d}").read_bytes())[2], bytes(8))
+    part = ClassicPart(commit_log_files(commitlog))
+    chunks = part.read(part.begin)
+    first = next(chunks)
+    assert first.count == 2
+    for rest in (chunks, part.read(first.after)):
+        with pytest.raises(CorruptRecordError):
+            next(rest)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dledger_core.control import Part, TransactionId, column_crc
+from dledger_core.bootstrap import ARCHIVE_VERSION
+from dledger_core.control import ArchivedRange, Part, TransactionId, column_crc
 from dledger_core.errors import DLedgerError, FencedError, LogContestedError
 from dledger_core.ids import Index
+from dledger_core.raft import SetVersion
 from dledger_core.record import Columns, ProposedBatch, merge_ranges
 from dledger_core.server.services.appends import AppendedRange
 from dledger_core.server.services.archive import range_of
@@ -347,30 +350,41 @@ class ReadClient(SimClient):
 
 
 class ArchiveClient(SimClient):
-    """A job that proves ranges, ends the archive and begins it again.
+    """A job that proves ranges, ends the archive and begins it again; members delete what is archived.
 
-    Its leader decides by its tables. Sometimes an entry comes without that, at another place: that of a second job, or
-    of an earlier leader.
+    Its leader decides by its tables, and another member must have the same rows. Sometimes an entry comes without that,
+    at another place: that of a second job, or of an earlier leader.
     """
 
     def work(self) -> None:
-        draw, length = self.sim.source.random(), self.sim.source.choice((1, 5, 40))
-        moved = self.sim.source.choice((-3, -1, 1, 7)) if draw > 0.8 else 0
+        source, seed = self.sim.source, self.sim.source.getrandbits(32)
+        draw, length = source.random(), source.choice((1, 5, 40, 400))
+        moved = source.choice((-3, -1, 1, 7)) if draw > 0.8 else 0
 
         def request(member: ReplicaMember, reply: Reply) -> None:
             archive, replica = member.archive, member.replica
-            if draw < 0.06:
+            is_trimmed = archive.next_start < replica.raft.first_index
+            if draw < 0.04 or (is_trimmed and draw < 0.2):
                 archive.finish(reply)
                 return
+            if replica.is_leader and replica.raft.configuration.version < ARCHIVE_VERSION:
+                member.propose_change(SetVersion(ARCHIVE_VERSION))
             start = max(archive.next_start + moved, replica.raft.first_index)
             end = min(replica.visible_end, start + length)
-            if not replica.is_leader or archive.next_start < replica.raft.first_index or start >= end:
+            known = self.sim.checker.configuration.configuration.version
+            if not replica.is_leader or is_trimmed or start >= end or known < ARCHIVE_VERSION:
                 reply(replica.not_leader())
                 return
             found = range_of(replica.log, start, end, replica.visibility.orphaned(start, end))
+            self._compare(found)
             if not moved:
+
+                def recorded(outcome: Outcome) -> None:
+                    replica.pins.set(["archive", 0], start, replica.pin_time_ms)
+                    reply(outcome)
+
                 replica.pins.set(["archive", 1000], start, replica.pin_time_ms)
-                archive.record(found, "file:///archive", reply)
+                archive.record(found, "file:///archive", recorded)
                 return
             fields = {"k": "archived", "r": found.row(), "u": "file:///late"} | ({"b": True} if draw < 0.9 else {})
             replica.propose(ProposedBatch(control=replica.pack_control(fields)))
@@ -378,9 +392,23 @@ class ArchiveClient(SimClient):
 
         def done(outcome: Outcome | None) -> None:
             self.sim.counters["ranges archived"] += isinstance(outcome, AppendedRange)
+            member = self.sim.some_member() if draw < 0.6 else None
+            if member is not None and member.up:
+                (member.retain if draw > 0.2 else member.trim)(Random(seed))
             self.start()
 
         self.call(request, done)
+
+    def _compare(self, found: ArchivedRange) -> None:
+        """Compare a range with the same one of the members that have it."""
+        for member in self.sim.members.values():
+            if not member.up or member.is_damaged or member.core.first_index > found.start:
+                continue
+            if found.end <= min(member.replica.visible_end, member.readable_end):
+                hidden = member.replica.visibility.orphaned(found.start, found.end)
+                theirs = range_of(member.log, found.start, found.end, hidden)
+                check(theirs == found, "two members would prove different rows", member.node_id, theirs, found)
+                self.sim.counters["ranges compared"] += 1
 
 
 def all_clients(sim: Simulator, history: History, suffix: str = "") -> list[SimClient]:
@@ -393,7 +421,7 @@ def all_clients(sim: Simulator, history: History, suffix: str = "") -> list[SimC
         QueryClient,
         ReadClient,
     )
-    if sim.seed % 7 in (2, 4):  # the others are as they were when their seeds were recorded
+    if sim.seed % 7 in (2, 3, 4):  # the others are as they were when their seeds were recorded
         kinds = (*kinds, ArchiveClient)
     return [kind(sim, history, f"{kind.__name__}{at}{suffix}") for at, kind in enumerate(kinds)]
 

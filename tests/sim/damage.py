@@ -139,7 +139,8 @@ class Damages:
     def hole(self, member: ReplicaMember, source: random.Random) -> None:
         """Damage something on a member that is about to survive the others, perhaps the only ones that have it too."""
         self._look()
-        rows = self._vulnerable(member, source) if self._victim is None else ()
+        free = self._victim is None and not member.repairs.busy  # a repair that is about to end has read everything
+        rows = self._vulnerable(member, source) if free else ()
         if len(rows):
             self._damage(member, rows, source)
 

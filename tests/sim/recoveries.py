@@ -161,12 +161,24 @@ class Recoveries:
         for name in sorted(self._away):
             self._start(name)
 
-    def strike(self, source: random.Random, attempts: int = ATTEMPTS) -> None:
+    def on_install(self, member: ReplicaMember) -> None:
+        """Perhaps lose all others while the tables of a member with an archive are ahead of its log."""
+        tables, source = member.replica.tables, random.Random(f"{self._sim.seed}/{member.node_id}/{member.life}")
+        is_ahead = tables.archive.is_active and tables.applied_index > member.core.last_index
+        if is_ahead and member.sim is self._sim.groups[-1] and source.random() < 0.7:
+            self._sim.time.after(1, lambda: self.strike(source, attempts=0, kept=member.node_id))
+
+    def strike(self, source: random.Random, attempts: int = ATTEMPTS, kept: MemberId | None = None) -> None:
         """Call nodes of the newest log lost, once no store that was set back has to be recognized first."""
         group = self._sim.groups[-1]
         if not self._sim.faults_on or self._mix is None or group.is_disturbed:
             return
         lost = self._drawn(group, source)
+        voters = group.checker.configuration.configuration.voters
+        if kept is not None:
+            lost = set(voters) - {kept}
+        if not voters - lost - (group.changes.lost if group.changes is not None else set()):
+            lost = set()  # a change has just emptied the other disks: nothing is left to recover from
         is_busy = not all(disaster.is_over for disaster in self._disasters)
         if any(member.was_set_back for member in group.members.values()) or not lost or is_busy:
             if attempts:
@@ -504,6 +516,7 @@ class Recoveries:
         group.shared.iteration_delay = old.shared.iteration_delay
         prefix = list(self._prefix(old, voter, record))
         group.checker.continue_log(prefix, record)
+        group.shared.archives.observe(None)
         self._check_chain(group, record.continues)
         self._sim.groups.append(group)
         self._divide_clients(old, group, record)

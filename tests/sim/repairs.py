@@ -200,12 +200,13 @@ class MemberRepairs:
             preallocation=PreallocationByHand,
         )
         open_log = partial(open_checked, config, group, hooks, files, self._log_type)
+        was_damaged = member.is_damaged  # drops the pages of a failed sync now, and not between the open and its checks
         try:
             log = open_log()
         except CorruptRecordError as error:
             stores = StoreRepairs(config, self._members(), self._environment, files)
             marked = verification_reason(files, Layout(member.path)) is not None
-            repairable = stores.can_help(group, error) and (marked or member.is_damaged)
+            repairable = stores.can_help(group, error) and (marked or was_damaged)
             check(repairable, "a store is damaged without a fault", member.node_id, error)
             member.was_hurt = True
             sim.counters["quarantined starts" if marked else "damaged starts"] += 1

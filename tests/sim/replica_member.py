@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from dledger_core import control
 from dledger_core.checksum import crc32
-from dledger_core.client.position import check_of_last
 from dledger_core.config import Limits
 from dledger_core.errors import (
     ConfigError,
@@ -43,6 +42,7 @@ from dledger_core.net.protocol import FRAME_BYTES_MAX
 from dledger_core.raft import (
     UNKNOWN,
     AppendEntries,
+    AppendEntriesResponse,
     Batch,
     Configuration,
     ConfigurationInForce,
@@ -59,6 +59,7 @@ from dledger_core.raft import (
 from dledger_core.record import Records, merge_ranges, records_of
 from dledger_core.server.bootstrap.store import GroupStore, configuration_of
 from dledger_core.server.hosted import store_claim
+from dledger_core.server.maintenance.archive_guard import ArchiveGuard
 from dledger_core.server.replica.attachments import StoreClaim
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
@@ -72,6 +73,7 @@ from dledger_core.storage import CommitLog
 from dledger_core.storage.files.members_file import ConfigurationEntry
 from dledger_core.storage.tables.tables import LogTables, TableChanges
 from dledger_core.storage.write.trim import LogStart
+from tests.sim.archives import Archives, Print
 from tests.sim.bootstrap import is_waiting, prepare, store_at_start
 from tests.sim.clients import History, SimClient, all_clients, check_history
 from tests.sim.damage import Damages
@@ -97,13 +99,14 @@ LIMITS = Limits(log_time_s=0.5)
 """A unit of simulated time is a ms of all clocks; members tick every 10 ms."""
 
 
-def fingerprint(records: Records) -> tuple[int, ...]:
+def fingerprint(records: Records) -> tuple[Print, ...]:
     """Return a checksum of each record."""
-    data = memoryview(records.data)
-    return tuple(crc32(data[start:stop]) for start, stop in pairwise(accumulate(records.sizes.tolist(), initial=0)))
+    data = bytes(records.data)
+    pieces = (data[start:stop] for start, stop in pairwise(accumulate(records.sizes.tolist(), initial=0)))
+    return tuple(Print.of(crc32(piece), piece) for piece in pieces)
 
 
-class Fingerprint(tuple[int, ...]):  # noqa: SLOT001 - no tuple has slots with values
+class Fingerprint(tuple[Print, ...]):  # noqa: SLOT001 - no tuple has slots with values
     """Payload of a shadow's batch: a checksum of each record, and the body of a configuration."""
 
     configuration: bytes | None
@@ -168,7 +171,8 @@ class WatchedLog(CommitLog):
     ) -> None:
         member = self.member
         member.writing = Writing(hard_state, reset, truncate_from, batches)
-        self.truncates = truncate_from is not None
+        # Below its floor a store may keep the tail that it found, which the first append removes.
+        self.truncates = truncate_from is not None or self.floor is not None
         super().persist(hard_state, truncate_from, batches, reset)
         self.truncates = False
         member.writing = Writing()
@@ -397,6 +401,15 @@ class ReplicaMember(Member):
         if self.leads and self.sim.changes is not None:
             self.sim.changes.drive(self)
 
+    def input(self, action: Callable[[], object]) -> None:
+        if not self.up:
+            return
+        before, readable_end = self.core.first_index, self.readable_end
+        known = max(self.replica.commit_index, self.replica.tables.applied_index)
+        super().input(action)
+        if self.up and before < self.core.first_index <= readable_end:  # otherwise a snapshot install begins
+            self.sim.shared.archives.check_trim(self, known)
+
     def receive(self, message: object) -> None:
         for frame in receive(self.sim.shared.decoder, message):
             for _, decoded in codec.frame_to_messages(frame, self.sim.shared.ends.__getitem__, self.sim.shared.beats):
@@ -512,6 +525,7 @@ class ReplicaMember(Member):
         self.appends = Appends(self.replica, Budget(INFLIGHT_BYTES_MAX))
         self.transactions = Transactions(self.appends)
         self.archive = Archive(self.appends, cast("Membership", None), None, LIMITS)
+        self.guard = ArchiveGuard(self.replica, int(LIMITS.log_time_s * 1000))
         self.replica.loop.observe(self.appends, self.transactions)
         self.repairs.watch()
         self.joined()
@@ -521,6 +535,8 @@ class ReplicaMember(Member):
             other.replica.peers.attached(self.node_id)
         if self.was_set_back:
             self.sim.shared.set_backs.returned(self)
+        if not self.up:
+            return  # one of these calls wrote, and a fault struck
         self.sim.shared.compare_tables(self)
         self.later(self.sim.source.randrange(1, CHECKPOINT_TICKS * TICK), self._checkpoint)
 
@@ -669,6 +685,10 @@ class ReplicaMember(Member):
         log_time_ms = self.replica.log_time.now_ms
         check(log_time_ms <= self.sim.time.now, "log time is ahead of real time", self.node_id, log_time_ms)
         self.sim.on_ready(self, replace(ready, batches=tuple(map(shadow_of, ready.batches)), reads=()))
+        self.sim.shared.archives.observe(self)
+        if ready.restart is not None:
+            self.sim.shared.archives.check_install(self, ready.restart.first_index)
+            self.sim.recoveries.on_install(self)
         if ready.committed is not None and self.sim.chance(0.1):
             self.sim.shared.compare_tables(self)
         if ready.soft_state is not None and ready.soft_state.role is Role.LEADER and self.sim.changes is not None:
@@ -679,6 +699,8 @@ class ReplicaMember(Member):
         if isinstance(message, AppendEntries):
             shown = replace(message, batches=tuple(map(shadow_of, message.batches)))
         self.sim.checker.on_send(self, shown)
+        if isinstance(message, AppendEntriesResponse) and message.accepted:
+            self.sim.shared.archives.check_format(self)
         self.sim.send(message, b"".join(codec.message_to_frame(self.sim.shared.number_of(message), message)))
 
     # Faults of complete replicas.
@@ -709,38 +731,37 @@ class ReplicaMember(Member):
 
     def trim(self, random: Random) -> None:
         """Delete as much as retention ever might, also entries that another member still needs."""
-        replica = self.replica
+        self._trim(random, min(self.replica.visible_end, self.readable_end))
+
+    def retain(self, random: Random) -> None:
+        """Delete what the archive allows, as a round of retention that has compared its records with the log."""
+        replica, end = self.replica, self.replica.store.archived_end
+        if end is None:
+            return
+        if replica.tables.archive.is_active:
+            end = min(end, self.guard.deletable_end(self.log.first_index(), end))
+        check(not replica.measures.archive_differs, "a member differs from what is archived", self.node_id)
+        self._trim(random, min(replica.visible_end, self.readable_end, end, *replica.pins.starts(replica.pin_time_ms)))
+
+    def _trim(self, random: Random, end: int) -> None:
+        replica, end = self.replica, self.sim.shared.damages.deletable_end(end)
 
         def trim(index: Index) -> None:
-            archive, before = replica.tables.archive, replica.raft.first_index
-            waiting = [body for _, _, body in self.log.control_entries(replica.tables.applied_index + 1, NUMBER_MAX)]
+            before, is_active = replica.raft.first_index, replica.tables.archive.is_active
+            applied = replica.tables.applied_index
+            found = () if self.is_damaged else self.log.control_entries(applied + 1, NUMBER_MAX)
+            waiting = [body for _, _, body in found]
             replica.store.trim(index)
             if (first := replica.raft.first_index) > before and not replica.loop.has_failed:
-                kept = archive.is_active and first > archive.end
-                hasty = not archive.is_active and any(control.unpack(body).get("k") == "archived" for body in waiting)
-                check(not kept and not hasty, "an entry is trimmed that is not archived", self.node_id, first)
-                self.sim.counters["archived entries trimmed"] += archive.is_active
-            if not replica.loop.has_failed:
-                self.staged.delete_before(replica.raft.first_index)
+                hasty = not is_active and any(control.unpack(body).get("k") == "archived" for body in waiting)
+                check(not hasty, "a trim does not wait for an archive that begins", self.node_id, first)
+                self.staged.delete_before(first)
 
-        end = self.sim.shared.damages.deletable_end(min(replica.visible_end, replica.readable_end))
         starts = [segment.first_index for segment in self.log.segment_summaries() if segment.first_index <= end]
         if len(starts) > 1:
             index = random.choice((starts[-1], random.choice(starts[1:])))
             self.input(lambda: trim(index))
             self.crash_soon()
-
-    def check_archive(self) -> None:
-        """Check that the recorded ranges are consecutive, were written before their records, and are as the log is."""
-        tables, log = self.replica.tables, self.log
-        ranges = tables.archive.containing(-1)
-        check(all(a.end == b.start for a, b in pairwise(ranges)), "ranges of the archive have a gap", self.node_id)
-        check(not ranges or ranges[-1].end <= tables.applied_index, "a range is not written yet", self.node_id)
-        for found in ranges[-3:]:
-            if found.digest and log.first_index() < found.end <= self.replica.readable_end and not self.is_damaged:
-                ours = check_of_last(log.read(found.end - 1, found.end, 1))
-                is_same = (ours.term, ours.check) == (found.term, found.check)
-                check(is_same, "a range of another log is recorded", self.node_id, found)
 
     def lie(self, random: Random) -> None:
         """Receive a message that says what cannot be true."""
@@ -802,6 +823,7 @@ class Shared:
         self._sim = sim
         self.damages = Damages(sim)
         self.set_backs = SetBacks(sim)
+        self.archives = Archives(sim)
         self.history = History(sim)
         self.decoder = FrameDecoder(FRAME_BYTES_MAX)
         self._numbers: dict[codec.Ends, int] = {}
@@ -830,7 +852,7 @@ class Shared:
         rest = LogTables.restore(member.replica.tables.snapshot())
         rest.transactions.orphaned.trim(NUMBER_MAX)
         rest.archive.trim(NUMBER_MAX)
-        member.check_archive()
+        self.archives.check_tables(member)
         found = crc32(rest.snapshot()), first, orphaned
         known = self._tables.setdefault(applied, found)
         # Each member forgets the orphaned ranges that it has trimmed.

@@ -37,12 +37,13 @@ HAPPENED: dict[type[Any], tuple[str, ...]] = {
         *("changes: AddLearner", "changes: Promote", "changes: Remove", "groups of one", "snapshots installed"),
         *("stores lost", "members files lost", "starts after crashes only"),
         *("logs continued", "stores continued"),
+        *("ranges recorded", "ranges that do not count", "trims of an archived log", "installs of an archived log"),
     ),
 }
 """In enough seeds each of these happens; a simulation in which nothing happens proves nothing."""
 CHUNKS = {CoreMember: 40, ReplicaMember: 20}
-RARE: dict[type[Any], tuple[int, ...]] = {CoreMember: (), ReplicaMember: (54, 67)}
-"""Seeds that install snapshots and trim an archived log, which a chunk of twenty may not do."""
+RARE: dict[type[Any], tuple[int, ...]] = {CoreMember: (), ReplicaMember: (11,)}
+"""Seeds that install snapshots of an archived log, which a chunk of twenty may not do."""
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from spark_connector import register
+from tests.rocketmq.remoting.fake_nodes import RunningGroup
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.slow_elections import SLOW_ELECTIONS
 
+JAVA_COUNT = 200
 GROUPS = tuple(f"g{number}" for number in range(32))
 
 
@@ -60,3 +64,22 @@ def store(tmp_path: Path) -> Iterator[StoreWriter]:
     """A store without a node, to be read as files."""
     with StoreWriter(tmp_path) as writer:
         yield writer
+
+
+@pytest.fixture
+def java() -> Iterator[RunningGroup]:
+    """Three nodes with JAVA_COUNT entries, in an event loop of their own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    running = RunningGroup()
+    asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result()
+    for number in range(JAVA_COUNT):
+        running.group.write(b"%d" % number)
+    try:
+        yield running
+    finally:
+        asyncio.run_coroutine_threadsafe(running.__aexit__(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

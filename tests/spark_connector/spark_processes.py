@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pyspark
 
-from dledger_core.environment import find_java
+from dledger_core.environment import DELTA_VERSION, SPARK_VERSION, find_java
 from tests.support.spark_jvm import short_lived, short_lived_environment
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -36,6 +36,14 @@ _SETTINGS = (
     "spark.log.level=WARN",
     "spark.sql.warehouse.dir=warehouse",
 )
+
+DELTA = (
+    f"spark.jars.packages=io.delta:delta-spark_{SPARK_VERSION}_2.13:{DELTA_VERSION}",
+    "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions=1",
+)
+"""Settings of a Spark with Delta, whose jar Ivy finds."""
 
 
 def spark_home() -> Path:
@@ -147,13 +155,13 @@ def standalone(directory: Path, python: Path) -> Iterator[Standalone]:
 
 
 @contextmanager
-def connect_server(directory: Path, python: Path, package: Path) -> Iterator[str]:
-    """A server of Spark Connect whose Python finds the package; yields its URL."""
-    command = [spark_home() / "bin" / "spark-submit", "--master", "local[2]"]
+def connect_server(directory: Path, python: Path, package: Path, *settings: str) -> Iterator[str]:
+    """A server of Spark Connect whose Python finds the package; yields its URL. It makes three attempts of a task."""
+    command = [spark_home() / "bin" / "spark-submit", "--master", "local[2,3]"]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     binding = ("spark.connect.grpc.binding.address=127.0.0.1", "spark.connect.grpc.binding.port=0")
     # It says on which port it listens at level INFO only.
-    command += [*_conf(*_SETTINGS, *binding, "spark.log.level=INFO"), "spark-internal"]
+    command += [*_conf(*_SETTINGS, *binding, *settings, "spark.log.level=INFO"), "spark-internal"]
     env = environment(python, directory / "local") | {"PYTHONPATH": str(package)}
     with process(command, directory, env, r"Spark Connect server started at: (\S+)") as started:
         yield f"sc://{started[1]}"

@@ -13,10 +13,11 @@ from deltalake import DeltaTable
 from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
 
 from dledger_core import rows_digest
+from dledger_core.archive import ArchiveTable
 from dledger_core.lineage import AncestorLog
-from spark_connector.archive import ArchiveTable
 from spark_connector.errors import (
     ArchiveDamagedError,
+    ArchiveTableError,
     LogRecreatedError,
     OptionError,
     RetentionError,
@@ -27,8 +28,11 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.reading import logs
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader, FilteredBatchReader
 from tests.spark_connector.engine import Engine, indexes, next_of, pin_batch
-from tests.support.archived_log import CONTROLS, GROUP, UUID, ArchivedGroup, delete, entry, new_table, overwrite
+from tests.support.archived_log import CONTROLS, GROUP, UUID, ArchivedGroup, append, delete, entry, new_table, overwrite
+from tests.support.object_store import KEY, SECRET, bucket_on_loopback
+from tests.test_guides import blocks
 
+GUIDE = Path(__file__).parents[2] / "spark_connector" / "HISTORY.md"
 ROWS = [index for index in range(300) if index not in CONTROLS]
 
 
@@ -229,6 +233,40 @@ def test_credentials_are_in_no_text_of_the_options() -> None:
     assert "s3cr3t" not in f"{found!r} {found}"
 
 
+def test_archive_on_object_storage_is_read_and_errors_show_no_credentials(
+    table: str, log: ArchivedGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    with bucket_on_loopback() as bucket:
+        bucket.upload(Path(table), "moved")
+        caplog.set_level("DEBUG")
+        storage = {f"archive.{name}": value for name, value in bucket.storage.items()}
+        moved = f"s3a://{bucket.name}/moved"
+        rows = read_rows(DLedgerBatchReader(options(archive=moved, **storage)))
+        assert [row["index"] for row in rows] == ROWS
+        texts = []
+        for location in (f"s3a://{bucket.name}/none", "s3a://none/moved"):
+            with pytest.raises(ArchiveTableError, match=location) as failed:
+                read_rows(DLedgerBatchReader(options(archive=location, **storage)))
+            texts.append(f"{failed.value} {failed.value.values} {failed.getrepr(chain=True)}")
+        append(moved, [entry(7)], storage=bucket.storage)
+        with pytest.raises(ArchiveDamagedError):
+            read_rows(DLedgerBatchReader(options(archive=moved, **storage)))
+    with pytest.raises(ArchiveTableError) as unreachable:
+        read_rows(DLedgerBatchReader(options(archive=moved, **storage, **{"archive.max_retries": "0"})))
+    texts.append(str(unreachable.value))
+    assert [text for text in (*texts, caplog.text) if KEY in text or SECRET in text] == []
+
+
+def test_error_of_storage_shows_no_signature_of_an_address(log: ArchivedGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("\x1b[31mGET http://127.0.0.1:1/t/_delta_log?sv=1&sig=c2ln%3D failed")
+
+    monkeypatch.setattr("deltalake.DeltaTable", fail)
+    with pytest.raises(ArchiveTableError, match=r"GET http://127.0.0.1:1/t/_delta_log failed") as failed:
+        read_rows(DLedgerBatchReader(options(**{"archive.azure_storage_sas_token": "sv=1&sig=c2ln="})))
+    assert "sig" not in str(failed.value)
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
@@ -244,3 +282,18 @@ def test_options_that_do_not_go_with_an_archive_are_errors(given: dict[str, str]
         DLedgerOptions.for_reading(
             {name: value for name, value in ({"peers": "a:1"} | given).items() if value or name != "peers"}
         )
+
+
+@pytest.mark.soak
+def test_polars_and_duckdb_read_the_table_as_the_guide_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``pip install polars duckdb``: 250 MB that only this test would need."""
+    log = ArchivedGroup()
+    table = new_table(tmp_path / "history", log)
+    for name, code in zip(("polars", "duckdb"), blocks(GUIDE.read_text(), "Other engines"), strict=True):
+        pytest.importorskip(name)
+        exec(code.replace("/tmp/history", table).replace("'default'", "'g'").replace('"default"', '"g"'), {})
+    shown = capsys.readouterr().out
+    assert str(len(ROWS)) in shown
+    assert "2023-11-14" in shown

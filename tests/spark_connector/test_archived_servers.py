@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from dledger_core import Client, LocalCluster, rows_digest
-from jobs._archive.proving import Proving
-from spark_connector.archive import ArchiveTable
+from dledger_core import Client, LocalCluster
 from spark_connector.errors import ArchiveDamagedError, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
+from tests.cli.command import run
 from tests.spark_connector.engine import Engine
+from tests.support.archiving import DirectJob
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
 
@@ -36,32 +37,6 @@ def append(client: Client, first: int, count: int) -> None:
         client.append([b"%06d" % number + BODY for number in range(at, at + 50)])
 
 
-def proving(client: Client, path: Path) -> Proving:
-    """A job that writes missing rows, as ``dledger-archive --write`` does."""
-
-    def write(start: int, end: int) -> None:
-        at, rows = start, []
-        while at < end:
-            found = client.fetch(at, end, min_end=end)
-            rows += [{"group": client.group, **row} for row in found.batch.to_pylist()]
-            at = found.next_index
-        where = f'"group" = \'{client.group}\' AND "index" >= {start} AND "index" < {end}'
-        write_deltalake(path, empty_table(rows), mode="overwrite", predicate=where)
-
-    def digests(ranges: Any) -> Any:
-        return [rows_digest(ArchiveTable(str(path)).rows(client.group, *one)) for one in ranges]
-
-    return Proving(client, ArchiveTable(str(path)), digests, write)
-
-
-def empty_table(rows: list[dict[str, Any]]) -> Any:
-    import pyarrow as pa
-
-    from spark_connector.columns import ENTRY_SCHEMA
-
-    return pa.Table.from_pylist(rows, ENTRY_SCHEMA)
-
-
 def options(cluster: LocalCluster, group: str, **more: str) -> DLedgerOptions:
     given = {"peers": cluster.peers, "groups": group, "archive": "true", "pollMs": "1", "startingOffsets": "earliest"}
     return DLedgerOptions.for_reading(given | more)
@@ -78,10 +53,9 @@ def numbers(count: int) -> list[bytes]:
 @pytest.mark.integration
 def test_log_is_read_from_its_first_index_after_retention(cluster: LocalCluster, tmp_path: Path) -> None:
     path = tmp_path / "table"
-    write_deltalake(path, empty_table([]))
     with Client(cluster.peers, "a") as client:
         append(client, 0, 200)
-        job = proving(client, path)
+        job = DirectJob(client, path).start()
         done = job.prove(until=150)
         assert (done.findings, done.end) == ([], 150)
         append(client, 200, 200)
@@ -92,6 +66,7 @@ def test_log_is_read_from_its_first_index_after_retention(cluster: LocalCluster,
         assert all(node.first_index <= 150 for node in client.metadata().nodes)
         planned = DLedgerBatchReader(options(cluster, "a", minPartitions="3"))
         assert bodies(planned, planned.partitions()) == numbers(400)
+        check_commands(cluster, client, path)
         end = client.bounds().end
         assert job.prove(until=end).end == end
         stream, engine = DLedgerStreamReader(options(cluster, "a", maxOffsetsPerTrigger="60")), Engine()
@@ -113,13 +88,34 @@ def test_log_is_read_from_its_first_index_after_retention(cluster: LocalCluster,
             bodies(planned, parts)
 
 
+def check_commands(cluster: LocalCluster, client: Client, path: Path) -> None:
+    """``tail`` and ``get`` read archive and log as one log; each refuses a table that has other rows."""
+    first, end = client.bounds().first_index, client.bounds().end
+    asked = ["--peers", cluster.peers, "--group", "a", "--format", "json", "--archive", "true"]
+    lines = run("tail", *asked, "--no-follow", "--from", "first", "--until", end).stdout.splitlines()
+    shown = [json.loads(line) for line in lines]
+    assert [one["body"] for one in shown] == [body.decode() for body in numbers(400)]
+    beyond = next(number for number, one in enumerate(shown) if one["index"] >= first)
+    assert beyond > 0
+    chosen = shown[beyond - 1]
+    for target in (chosen["index"], f"@{chosen['position'] + 50}", -(400 - beyond + 1)):
+        assert json.loads(run("get", *asked, target).stdout) == chosen
+    since = run("tail", *asked, "--no-follow", "--from", chosen["timestamp"], "--count", 1).stdout
+    assert json.loads(since)["timestamp"] == chosen["timestamp"]
+    run("get", *asked[:-2], 20, code=3)  # the nodes do not have it
+    other = path.with_name("other")
+    write_deltalake(other, DeltaTable(path).to_pyarrow_table())
+    DeltaTable(other).delete('"index" = 20')
+    assert run("tail", *asked[:-1], other, "--no-follow", "--from", 20, "--count", 1, code=4).stdout == ""
+
+
 @pytest.mark.integration
 def test_two_jobs_and_a_leader_change_record_each_range_once(cluster: LocalCluster, tmp_path: Path) -> None:
     path = tmp_path / "table"
-    write_deltalake(path, empty_table([]))
     with Client(cluster.peers, "b") as client:
         append(client, 0, 100)
-        first, second = proving(client, path), proving(client, path)
+        jobs = DirectJob(client, path)
+        first, second = jobs.start(), jobs.start()
         assert first.prove(until=40).end == 40
         assert second.prove(until=60).end == 60
         leader = client.metadata().leader_id

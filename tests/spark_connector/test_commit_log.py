@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.reading.admission import ReadMaxRows
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.contracts.small_file_stores import COUNT, FILE_BYTES, bodies, classic
+from tests.rocketmq.golden import MIXED, extract, units
 from tests.support.damage import messages_in, overwrite
 
 NO_LIMIT = ReadMaxRows((1 << 63) - 1)
@@ -75,6 +77,20 @@ def test_ranges_that_continue_each_other_have_each_message_once(commitlog: Path)
         assert before.position <= position < before.end
 
 
+def test_damage_belongs_to_range_that_begins_with_it(commitlog: Path) -> None:
+    starts = starts_of(commitlog)
+    damaged, after = starts[2], starts[3]
+    overwrite(commitlog / f"{0:020d}", damaged, bytes(8))
+    view = CommitLogView(commitlog)
+    assert view.read(0, damaged, 1 << 20).batch.column("position").to_pylist() == starts[:2]
+    for low in range(damaged, after):
+        with pytest.raises(CorruptRecordError):
+            CommitLogView(commitlog).read(low, low + FILE_BYTES, 1 << 20)
+    for low in (after, after + 1, starts[4]):
+        found = CommitLogView(commitlog).read(low, FILE_BYTES, 1 << 20).batch.column("position").to_pylist()
+        assert found == [at for at in starts if low <= at < FILE_BYTES]
+
+
 def test_time_and_topic_select_messages(commitlog: Path) -> None:
     view = CommitLogView(commitlog)
     stored = decode_messages(pa.array(bodies()), ["store_timestamp"]).column(0).cast(pa.int64()).to_pylist()
@@ -84,6 +100,31 @@ def test_time_and_topic_select_messages(commitlog: Path) -> None:
     late = str(stored[-1] // 1000 + 1)
     assert batch_rows(commitlog, startingTimestamp=late, startingOffsetsByTimestampStrategy="latest") == []
     assert len(batch_rows(commitlog, endingTimestamp=late)) == COUNT
+
+
+def test_mixed_log_is_two_logs_in_one_read(tmp_path: Path) -> None:
+    commitlog = extract(MIXED, "n0/commitlog", tmp_path)
+    extract(MIXED, "n0/dledger-n0", tmp_path)
+    wanted = {unit["physicalOffset"] for unit in units(MIXED)}
+    found = batch_rows(commitlog.parent, isolation="read_uncommitted")
+    before = [row["position"] for row in found if row["index"] is None]
+    after = {row["index"]: row["position"] for row in found if row["index"] is not None}
+    assert (len(before), sorted(after)) == (325, list(range(263)))
+    assert {*before, *(at + 48 for at in after.values())} >= wanted
+    assert {row["group"] for row in found} == {"n0", "n0.commitlog"}
+    starts = json.dumps({"orders": 260, "orders.commitlog": before[-3]})
+    options_given = {"groups": "orders", "isolation": "read_uncommitted", "startingOffsets": starts}
+    assert len(batch_rows(commitlog.parent, **options_given)) == 6
+    reader, start = stream(commitlog.parent, isolation="read_uncommitted")
+    assert len(micro_batches(reader, start)[0]) == 588
+    last = max(commitlog.iterdir())
+    lost = messages_in(last.read_bytes())[-1]
+    overwrite(last, lost, bytes(131072 - lost))
+    with pytest.raises(DLedgerError):
+        batch_rows(commitlog.parent, isolation="read_uncommitted")
+    last.unlink()
+    with pytest.raises(OptionError):
+        batch_rows(commitlog.parent, isolation="read_uncommitted")
 
 
 @pytest.mark.parametrize("option", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxRecordsPerPartition"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,29 +14,9 @@ from spark_connector.errors import RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.rocketmq.remoting.fake_nodes import NAME, RunningGroup
+from tests.spark_connector.conftest import JAVA_COUNT as COUNT
 from tests.spark_connector.engine import Engine, indexes
 from tests.support.soon import soon
-
-COUNT = 200
-
-
-@pytest.fixture
-def java() -> Iterator[RunningGroup]:
-    """Three nodes with COUNT entries, in an event loop of their own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    running = RunningGroup()
-    asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result()
-    for number in range(COUNT):
-        running.group.write(b"%d" % number)
-    try:
-        yield running
-    finally:
-        asyncio.run_coroutine_threadsafe(running.__aexit__(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 @contextmanager

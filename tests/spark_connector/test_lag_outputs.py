@@ -84,6 +84,19 @@ def test_unknown_lag_is_none() -> None:
     assert {"4", "80", "5", "0"} <= set(re.findall(r"\d+", str(java)))
 
 
+def test_spark_4_1_reports_rows_and_neither_lag_nor_start_of_query() -> None:
+    """It shows the end of the micro-batch as the latest offset, and the first micro-batch of a query has rows."""
+
+    def shown(**ends: int) -> str:
+        return str(json.loads(offset(**ends)))  # as PySpark 4.1 makes it: no JSON
+
+    (first,) = lag_reports(progress(source(None, shown(a=5), shown(a=5), rows=4)))
+    assert (first.rows, first.start_index, first.next_index, first.end_index) == (4, None, 5, None)
+    assert (first.lag_records, first.records_per_second) == (None, None)
+    (later,) = lag_reports(progress(source(shown(a=5), shown(a=8), shown(a=8), rows=3)))
+    assert (later.rows, later.start_index, later.next_index, later.end_index) == (3, 5, 8, None)
+
+
 def test_report_names_transaction_that_entries_wait_for() -> None:
     ends = LatestOffset({"a": LogEnd(9, "log-1", 120, 9000, 3.5, 119, "query q, micro-batch 5, run r1")})
     (report,) = lag_reports(progress(source(None, offset(a=8), json.dumps(ends.to_json()))))

@@ -27,7 +27,8 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Pin
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from spark_connector.reading.tables import TableReader
-from spark_connector.reading.tracking import Tracker
+from spark_connector.reading.tracking import GroupFinder, Tracker
+from spark_connector.writing.transactions import check_target
 from tests.rocketmq.test_inner_batches import batch as inner_batch
 from tests.spark_connector.engine import ALL, Engine, indexes, next_of, pin_batch
 from tests.support.slow_elections import SLOW_ELECTIONS
@@ -568,6 +569,26 @@ def test_recreated_log_is_read_by_process_that_has_read_its_predecessor() -> Non
         first = append(nodes, "again", [b"new"] * 20)
         engine.run(DLedgerStreamReader(options(nodes, **given)), 2)
         assert engine.read[10:] == list(range(first, first + 20))
+
+
+def test_tables_and_writes_know_log_that_was_created_again() -> None:
+    """In one process, whose pooled clients know the log before it."""
+    with LocalCluster(1, groups=("again",), **SLOW_ELECTIONS) as nodes:
+
+        def ask() -> list[str]:
+            check_target(DLedgerOptions.for_writing({"peers": nodes.peers, "group": "again"}), "again", started=False)
+            for table in ("groups", "segments", "terms"):
+                TableReader(options(nodes, groups="again", table=table)).partitions()
+            return GroupFinder(options(nodes, groupsPattern=".*")).find()
+
+        append(nodes, "again", [b"old"] * 10)
+        assert ask() == ["again"]
+        nodes.stop("n0")
+        shutil.rmtree(nodes.directory / "again" / "dledger-n0")
+        nodes.restart("n0")
+        nodes.leader("again")
+        append(nodes, "again", [b"new"])
+        assert ask() == ["again"]
 
 
 class ClientOfDeletedLog:

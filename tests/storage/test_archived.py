@@ -96,6 +96,7 @@ def test_log_that_is_continued_has_the_archive_as_of_its_end(cut: int, expected:
     tables.forget_after(Index(cut))
     assert bounds(tables) == expected
     assert tables.archive.table == ("" if not expected else TABLE if cut < 1002 else "file:///other")
+    assert tables.take_changes().rows == dict(tables.rows())
     assert LogTables.from_rows(tables.rows()).rows() == tables.rows()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dledger_core.checksum import FEW
 from dledger_core.config import StorageConfig
 from dledger_core.control import pack
 from dledger_core.errors import (
@@ -121,18 +122,19 @@ def test_follower_writes_the_leaders_bytes(files: FaultyFiles) -> None:
 
 
 @pytest.mark.parametrize("what", ["index", "term", "position", "flags"])
-def test_stage_rejects_records_that_do_not_continue_the_log(files: FaultyFiles, what: str) -> None:
+@pytest.mark.parametrize("count", [2, FEW + 1])
+def test_stage_rejects_records_that_do_not_continue_the_log(files: FaultyFiles, what: str, count: int) -> None:
     append(log := open_log(files), [b"abc"] * 3)
-    append(other := open_log(FaultyFiles()), [b"abc"] * (4 if what == "position" else 3))
-    wrong = received(place(other, other.last_index() + 1, [b"def"] * 2))
+    append(other := open_log(FaultyFiles()), [b"abc"] * 3)
+    wrong = received(place(other, other.last_index() + 1, [b"def"] * count))
     headers = wrong.payload.headers.copy()
     if what == "flags":
         headers["flags"] |= np.uint64(BATCH_END)
-    elif what != "position":
+    else:
         headers[what] += 1
     data = b"".join(header.tobytes() + b"def" for header in headers)
     with pytest.raises(CorruptRecordError):
-        log.stage(Batch(Index(3), 2, Term(1), len(data), Records(wrong.payload.sizes, data)))
+        log.stage(Batch(Index(3), count, Term(1), len(data), Records(wrong.payload.sizes, data)))
     assert log.staged_end == 3 * 51
 
 

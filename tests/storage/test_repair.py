@@ -19,6 +19,7 @@ from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError
 from dledger_core.ids import NUMBER_MAX, Index, NodeId, Position, Term
 from dledger_core.raft import Floor, HardState
 from dledger_core.record import HEADER_BYTES, Records, segment_name
+from dledger_core.storage import CommitLog
 from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.ab_file import copies
@@ -393,18 +394,18 @@ def store_with_a_tail() -> Sample:
     return store
 
 
-def fail_at_each_step(bodies: list[bytes], fail_more: int = 0) -> list[Sample]:
-    """Append bodies to a store with a tail; fail at each operation of that, and kill the program."""
+def fail_at_each_step(write: Callable[[CommitLog], object], fail_more: int = 0) -> list[Sample]:
+    """Write to a store with a tail; fail at each operation of that, and kill the program."""
     whole = store_with_a_tail()
     log, before = (double := whole.clone()).open(), double.files.operations
-    append(log, bodies)
+    write(log)
     failed = []
     for ahead in range(1, double.files.operations - before + 1):
         store = whole.clone()
         log = store.open()
         store.files.fail_at, store.files.fail_more = store.files.operations + ahead, fail_more
         with pytest.raises(DiskFailedError):
-            append(log, bodies)
+            write(log)
         store.files.fail_at, store.files.fail_more = None, 0
         store.files.kill()  # the page cache can still be read
         failed.append(store)
@@ -413,7 +414,7 @@ def fail_at_each_step(bodies: list[bytes], fail_more: int = 0) -> list[Sample]:
 
 @pytest.mark.parametrize("bodies", [[b"c" * 30] * 3, [b"c" * 1900]], ids=["same file", "new file"])
 def test_failed_sync_marks_the_store_until_a_repair_makes_it_durable(bodies: list[bytes]) -> None:
-    for store in fail_at_each_step(bodies):
+    for store in fail_at_each_step(lambda log: append(log, bodies)):
         assert "Input/output error" in (verification_reason(store.files, LAYOUT) or "")
         with open_repair(store) as repairing:
             assert repairing.verification_reason is not None
@@ -429,12 +430,33 @@ def test_failed_sync_marks_the_store_until_a_repair_makes_it_durable(bodies: lis
 
 def test_start_makes_entries_of_an_unmarked_failed_sync_durable() -> None:
     """Entries in the page cache count as durable from then on, and no later sync would write them."""
-    for store in fail_at_each_step([b"c" * 30] * 3, fail_more=10):
+    for store in fail_at_each_step(lambda log: append(log, [b"c" * 30] * 3), fail_more=10):
         assert verification_reason(store.files, LAYOUT) is None
         held = read_all(store.open())
         store.files.crash(0.0)
         assert read_all(store.open()) == held
         assert len(held) in (6, 9)
+
+
+def truncate_tail(log: CommitLog) -> None:
+    """Remove the entries after the checkpoint."""
+    log.stage_truncate(Index(3))
+    log.persist(None, Index(3), [])
+
+
+@pytest.mark.parametrize("tail", [[], [b"d" * 1900] * 2], ids=["one file", "more files"])
+def test_start_makes_truncation_of_an_unmarked_failed_sync_durable(tail: list[bytes]) -> None:
+    """Zeros in the page cache end the log from then on; entries that return behind later ones would be invented."""
+
+    def append_and_truncate(log: CommitLog) -> None:
+        if tail:
+            append(log, tail)
+        truncate_tail(log)
+
+    for store in fail_at_each_step(append_and_truncate, fail_more=10):
+        held = read_all(store.open())
+        store.files.crash(0.0)
+        assert read_all(store.open()) == held
 
 
 def test_rewrite_restores_file_size_lost_in_failed_sync() -> None:

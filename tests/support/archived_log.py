@@ -190,9 +190,9 @@ def overwrite(path: str, entries: list[dict[str, Any]]) -> None:
     write_deltalake(path, rows_of(entries), mode="overwrite")
 
 
-def append(path: str, entries: list[dict[str, Any]], group: str = GROUP) -> None:
+def append(path: str, entries: list[dict[str, Any]], group: str = GROUP, storage: dict[str, str] | None = None) -> None:
     """Add rows to a table."""
-    write_deltalake(path, rows_of(entries, group), mode="append")
+    write_deltalake(path, rows_of(entries, group), mode="append", storage_options=storage)
 
 
 def delete(path: str, where: str) -> None:

@@ -17,10 +17,10 @@ from dledger_core.checksum import Buffer
 from dledger_core.rocketmq.message import layout
 from dledger_core.rocketmq.message.columns import Rows, binary_column, join_chunks
 from dledger_core.rocketmq.message.integrity import CRC_DIGITS, crc_digits, own_crc_rows
+from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_AT
 from dledger_core.rocketmq.message.records import Located, locate
 
 QUEUE_OFFSET_AT: Final = 20
-PHYSICAL_OFFSET_AT: Final = 28
 _PREPARED_BEFORE_BODY: Final = 12
 """The offset of the half message and the length of the body precede the body."""
 

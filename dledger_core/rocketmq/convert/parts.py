@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from dledger_core.checksum import Buffer, crc32_column
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import BATCH_END, MAGIC_CONTROL, MAGIC_DATA, MAGIC_MEMBERSHIP, Records, slices_of
 from dledger_core.rocketmq.convert.messages import QueueCounters, located_in
 from dledger_core.rocketmq.message.columns import rows_of
-from dledger_core.rocketmq.message.integrity import fault_text
-from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, message_faults
+from dledger_core.rocketmq.store.commit_log import CommitLogFile
+from dledger_core.rocketmq.store.commit_log_view import CommitLogView
 from dledger_core.rocketmq.store.directory import Damaged, Deleted, readable
 from dledger_core.storage.read.store_reader import StoreReader
 
@@ -210,34 +212,18 @@ class ClassicPart:
 
     def read(self, cursor: SourceCursor) -> Iterator[Chunk]:
         """See ``SourcePart``."""
-        at = cursor
-        for file in self.files:
-            if file.end <= at.at:
-                continue
-            for batch in file.scan(_CHUNK_BYTES):
-                if isinstance(batch, FileStop):
-                    self._check_stop(file, batch)
-                    at = SourceCursor(at.part, max(at.at, file.end), at.number)
-                    continue
-                positions = np.asarray(batch.column("position"))
-                skip = int(np.searchsorted(positions, at.at))
-                if skip < len(positions):
-                    chunk = self._chunk(file, batch.slice(skip), positions[skip:], at)
-                    yield chunk
-                    at = chunk.after
+        view, at = CommitLogView(Path(self.files[0].path).parent, closed=self.closed), cursor
+        _, end = view.bounds()
+        while at.at < end:
+            found = view.read(at.at, end, _CHUNK_BYTES)
+            if found.batch.num_rows:
+                yield self._chunk(found.batch, at)
+            at = SourceCursor(at.part, found.next_position, at.number + found.batch.num_rows)
 
-    def _chunk(self, file: CommitLogFile, batch: Any, positions: npt.NDArray[np.int64], at: SourceCursor) -> Chunk:
-        faults = message_faults(batch)
-        if faults.any():
-            row = int((faults != 0).argmax())
-            raise CorruptRecordError(
-                f"a message is damaged: {fault_text(faults[row])}",
-                file.path,
-                "let its broker recover the CommitLog, or restore the file",
-                {"position": int(positions[row])},
-            )
+    def _chunk(self, batch: pa.RecordBatch, at: SourceCursor) -> Chunk:
         rows = rows_of(batch.column("body"))
         bodies = rows.data.data
+        positions = np.asarray(batch.column("position"))
         n = len(positions)
         end = int(positions[-1] + rows.lengths[-1])
         return Chunk(
@@ -251,16 +237,6 @@ class ClassicPart:
             positions.astype(np.int64),
             rows.lengths,
             bodies,
-        )
-
-    def _check_stop(self, file: CommitLogFile, stop: FileStop) -> None:
-        if file.ends_at(stop, is_open=file is self.files[-1] and not self.closed):
-            return
-        raise CorruptRecordError(
-            "neither a message nor an end of file where a message must start",
-            file.path,
-            "let its broker recover the CommitLog, or restore the file",
-            {"position": stop.position},
         )
 
 

@@ -26,7 +26,6 @@ from dledger_core.record import (
     slices_of,
 )
 from dledger_core.rocketmq.convert.messages import (
-    PHYSICAL_OFFSET_AT,
     QUEUE_OFFSET_AT,
     QueueCounters,
     located_in,
@@ -35,7 +34,7 @@ from dledger_core.rocketmq.convert.messages import (
 from dledger_core.rocketmq.convert.parts import Chunk, SourceCursor, queues_after
 from dledger_core.rocketmq.convert.plan import ConversionState, Plan
 from dledger_core.rocketmq.message.integrity import CRC_DIGITS, own_crc_rows
-from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
+from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_AT, PHYSICAL_OFFSET_DELTA
 from dledger_core.rocketmq.message.records import Located
 from dledger_core.storage.check.judge import Rules, ScanCursor
 from dledger_core.storage.check.recovery import truncate_tail

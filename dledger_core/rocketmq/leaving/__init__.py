@@ -4,7 +4,7 @@ A source is only read. The destination's directories get their names only when e
 interrupted run continues at its last saved state.
 """
 
-from dledger_core.rocketmq.leaving.plan import LeaveReport, LeaveRequest
+from dledger_core.rocketmq.leaving.plan import CommittedEntry, LeaveReport, LeaveRequest
 from dledger_core.rocketmq.leaving.run import group_of_log, leave
 
-__all__ = ["LeaveReport", "LeaveRequest", "group_of_log", "leave"]
+__all__ = ["CommittedEntry", "LeaveReport", "LeaveRequest", "group_of_log", "leave"]

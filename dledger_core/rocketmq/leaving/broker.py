@@ -13,11 +13,13 @@ from typing import Final
 import numpy as np
 
 from dledger_core.errors import ConfigError
-from dledger_core.java_properties import MalformedError, Property, read_java_properties
+from dledger_core.java_properties import Property
 from dledger_core.rocketmq.leaving.rewrite import References
 from dledger_core.rocketmq.message.layout import DELAY_LEVELS_MS
+from dledger_core.rocketmq.store.broker_conf import broker_properties, whole_number
 from dledger_core.rocketmq.store.broker_json import topic_configs
-from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES
+from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES, queues_in_rocksdb
+from dledger_core.rocketmq.store.key_files import KeyFileSize, key_file_size
 from dledger_core.storage.files.file_system import Files
 
 _DIGITS: Final = "[0-9]" * 20
@@ -28,10 +30,8 @@ _NOT_CONVERTED: Final = {
     "batchconsumequeue": "batch consume queues",
     "compaction": "compacted logs of compaction topics, which a broker compacts again from the CommitLog",
     "consumequeue_ext": "extensions of consume queues; the units have plain tags codes, which all brokers read",
-    "consumequeue_r": "consume queues in RocksDB; they are written as files",
     "tieredstore": "tiered storage",
 }
-_INDEX_HEADER: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,14 @@ class BrokerSettings:
     Attributes:
         commit_log_bytes: size of a CommitLog file.
         queue_bytes: size of a consume queue file.
-        index_slots: ``maxHashSlotNum``.
-        index_units: ``maxIndexNum``.
+        index: size of an index file.
         delay_levels_ms: ``messageDelayLevel``.
         properties: of the file; empty without one.
     """
 
     commit_log_bytes: int
     queue_bytes: int
-    index_slots: int
-    index_units: int
+    index: KeyFileSize
     delay_levels_ms: tuple[int, ...]
     properties: tuple[Property, ...]
 
@@ -76,8 +74,8 @@ class BrokerSettings:
         sizes = {
             "mappedFileSizeCommitLog": self.commit_log_bytes,
             "mappedFileSizeConsumeQueue": self.queue_bytes,
-            "maxHashSlotNum": self.index_slots,
-            "maxIndexNum": self.index_units,
+            "maxHashSlotNum": self.index.slots,
+            "maxIndexNum": self.index.units,
         }
         lines += [f"{name}={value}" for name, value in sizes.items() if name not in names]
         lines += [f"{each.key}={each.value}" for each in kept]
@@ -95,7 +93,7 @@ def broker_settings(broker: Path | None, conf: Path | None, data_file_bytes: int
     Raises:
         ConfigError: the configuration cannot be read, a value is wrong, or the index files have another size.
     """
-    properties = _properties(conf)
+    properties = broker_properties(conf)
     values = {each.key: each.value.strip() for each in properties}
     if values.get("storeType", "default") != "default":
         raise ConfigError(
@@ -104,40 +102,15 @@ def broker_settings(broker: Path | None, conf: Path | None, data_file_bytes: int
             "set storeType=default in the file: consume queues are written as files",
         )
 
-    def number(name: str, default: int) -> int:
-        text = values.get(name, str(default))
-        if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
-            raise ConfigError(f"{name} = {text!r} is not a number above 0", str(conf), "write a whole number")
-        return int(text)
-
-    slots, units = number("maxHashSlotNum", 5_000_000), number("maxIndexNum", 20_000_000)
-    queue_bytes = number("mappedFileSizeConsumeQueue", _size_in(broker, f"consumequeue/*/*/{_DIGITS}") or 6_000_000)
-    index_bytes = _size_in(broker, "index/" + "[0-9]" * 17)
-    if index_bytes not in (None, _INDEX_HEADER + 4 * slots + 20 * units):
-        raise ConfigError(
-            f"the broker's index files have {index_bytes} bytes: it has another maxHashSlotNum or maxIndexNum",
-            str(broker),
-            "name its configuration with --broker-conf",
-        )
+    found = _size_in(broker, f"consumequeue/*/*/{_DIGITS}") or 6_000_000
+    queue_bytes = whole_number(properties, "mappedFileSizeConsumeQueue", found, conf)
     return BrokerSettings(
-        number("mappedFileSizeCommitLog", data_file_bytes),
+        whole_number(properties, "mappedFileSizeCommitLog", data_file_bytes, conf),
         -(-queue_bytes // UNIT_BYTES) * UNIT_BYTES,
-        slots,
-        units,
+        key_file_size(conf, broker),
         _levels(values.get("messageDelayLevel"), conf),
         tuple(properties),
     )
-
-
-def _properties(conf: Path | None) -> list[Property]:
-    if conf is None:
-        return []
-    try:
-        return read_java_properties(conf.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"the file cannot be read: {error.strerror}", str(conf), "check --broker-conf") from None
-    except MalformedError as error:
-        raise ConfigError(str(error), f"{conf} line {error.line}", "write four hexadecimal digits after \\u") from None
 
 
 def _size_in(broker: Path | None, pattern: str) -> int | None:
@@ -173,11 +146,15 @@ def not_converted(broker: Path | None) -> list[str]:
     """Return a remark for each part of a broker's directory that stays behind."""
     if broker is None:
         return ["the broker's directory is unknown: no config/, no timers and no topics were copied"]
-    return [
+    found = [
         f"not converted: {name}/, {what}"
         for name, what in _NOT_CONVERTED.items()
         if (broker / name).is_dir() and any(each.is_dir() for each in (broker / name).iterdir())
     ]
+    if queues_in_rocksdb(broker / "consumequeue"):
+        what = "consume queues in RocksDB, which are written as files: start the broker with storeType=default"
+        found.append(f"not converted: consumequeue/, {what}")
+    return found
 
 
 def copy_config(broker: Path, target: Path, files: Files) -> int:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dledger_core.errors import StoreMismatchError
 from dledger_core.rocketmq.convert.messages import QueueCounters
 from dledger_core.rocketmq.convert.parts import SourceCursor
-from dledger_core.rocketmq.leaving.key_files import KeyFile
+from dledger_core.rocketmq.store.key_files import KeyFile
 from dledger_core.rocketmq.store.queue_slots import STAYS, moves_of, replay
 from dledger_core.storage.files.file_system import Files
 
@@ -22,6 +22,21 @@ Queue = tuple[str, int]
 OnDuplicate = Literal["first", "last"]
 _I64 = npt.NDArray[np.int64]
 _SAVE_BYTES: Final = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedEntry:
+    """The last entry that live nodes have committed; it identifies all before it (Log Matching).
+
+    Attributes:
+        index: of the entry; -1 = none.
+        term: of the entry.
+        crc: CRC-32 of its body.
+    """
+
+    index: int
+    term: int
+    crc: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +49,7 @@ class LeaveRequest:
         commitlog: the classic CommitLog that precedes the store at ``source``.
         broker_conf: the broker's configuration; None = RocketMQ's defaults and the sizes of the source's files.
         until: ``committed`` leaves out entries after the recorded commit index, ``end`` takes all; None = refuse them.
-        committed_index: the commit index of a live majority; None = the one that the source records.
+        committed: the last committed entry of a live majority; None = the one that the source records.
         replica_checked: the caller has compared the replicas.
         on_duplicate: which message of a doubled queue offset its queue keeps; None = refuse.
         fill_holes: write pre-fill units for queue offsets without a message.
@@ -52,7 +67,7 @@ class LeaveRequest:
     commitlog: Path | None = None
     broker_conf: Path | None = None
     until: Literal["committed", "end"] | None = None
-    committed_index: int | None = None
+    committed: CommittedEntry | None = None
     replica_checked: bool = False
     on_duplicate: OnDuplicate | None = None
     fill_holes: bool = False

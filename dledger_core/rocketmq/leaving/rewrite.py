@@ -7,7 +7,7 @@ A message keeps all its bytes except its physical offset, the physical offset of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,9 @@ from dledger_core.errors import CorruptRecordError
 from dledger_core.record import place
 from dledger_core.rocketmq.convert.messages import QueueCounters, located_in, patch
 from dledger_core.rocketmq.convert.parts import Chunk
-from dledger_core.rocketmq.message.columns import binary_column, join_chunks, text_column
+from dledger_core.rocketmq.message.columns import binary_column, join_chunks
 from dledger_core.rocketmq.message.decode import expanded_queue_columns
 from dledger_core.rocketmq.message.layout import INNER_BATCH, PHYSICAL_OFFSET_DELTA, in_queue
-from dledger_core.rocketmq.message.properties import java_hash, parse_properties
 from dledger_core.rocketmq.message.records import Located
 from dledger_core.rocketmq.store.dispatch import NAMED_AGAIN, with_further_units
 
@@ -251,40 +250,3 @@ class Units:
             queue = names[code // len(ids)], int(ids[code % len(ids)])
             found.append((queue, rows[~again], bool(again.any())))
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The keys under which a broker finds messages; columns have shape (k,), in log order.
-
-    Attributes:
-        hashes: int64: Java's hash of ``topic#key``.
-        positions: int64: of the messages.
-        stored_ms: int64: their store time.
-    """
-
-    hashes: _I64
-    positions: _I64
-    stored_ms: _I64
-
-
-def keys_of(messages: Messages) -> Keys:
-    """Return the keys of messages: each one's unique key, then each word of its KEYS; none of a rollback."""
-    located = messages.located
-    pairs = parse_properties(located.data, located.properties, located.properties_bytes)
-    unique, words = pairs.values_of("UNIQ_KEY"), pairs.values_of("KEYS")
-    indexed = pa.array((located.sys_flags & _ROLLED_BACK) != _ROLLED_BACK)
-    lists = pc.split_pattern(pc.fill_null(words, ""), " ")
-    rows = np.repeat(np.arange(located.count), np.asarray(pc.list_value_length(lists)))
-    texts = pa.concat_arrays([unique.filter(indexed), lists.flatten()])
-    owners = np.concatenate([np.flatnonzero(np.asarray(indexed)), rows])
-    good = np.asarray(pc.greater(pc.fill_null(pc.binary_length(texts), 0), 0)) & np.asarray(indexed)[owners]
-    # A unique key may be empty text: a broker indexes it only if it is there, and no client writes an empty one.
-    texts, owners = texts.filter(pa.array(good)), owners[good]
-    order = np.argsort(owners, kind="stable")  # the unique key stays first
-    owners, texts = owners[order], texts.take(pa.array(order))
-    topics = text_column(located.data, located.topic, located.topic_bytes).take(pa.array(owners))
-    hashes = java_hash(pc.binary_join_element_wise(topics, texts, "#"))
-    hashes = np.where(hashes == -(1 << 31), 0, np.abs(hashes))
-    stored: npt.NDArray[Any] = located.number("store_timestamp")
-    return Keys(hashes, messages.positions[owners], stored[owners])

@@ -75,6 +75,8 @@ BEFORE_HOSTS: Final = np.dtype(
         ("born_timestamp", ">i8"),
     ]
 )
+PHYSICAL_OFFSET_AT: Final = 28
+"""Offset of the physical offset in a record."""
 BEFORE_BODY: Final = np.dtype(
     [("reconsume_times", ">i4"), ("prepared_transaction_offset", ">i8"), ("body_bytes", ">i4")]
 )

@@ -82,13 +82,41 @@ def read_broker_conf(path: Path) -> BrokerConf:
     Raises:
         ConfigError: it cannot be read, a key is missing or its value is wrong.
     """
+    return _Reading(path, broker_properties(path)).conf()
+
+
+def broker_properties(path: Path | None) -> list[Property]:
+    """Return the properties of a broker's configuration file, without checks; none without a file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if path is None:
+        return []
     try:
-        properties = read_java_properties(path.read_bytes())
+        return read_java_properties(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"the file cannot be read: {error.strerror}", str(path), "check --broker-conf") from None
     except MalformedError as error:
         raise ConfigError(str(error), f"{path} line {error.line}", "write four hexadecimal digits after \\u") from None
-    return _Reading(path, properties).conf()
+
+
+def whole_number(properties: list[Property], name: str, default: int, path: Path | None) -> int:
+    """Return a property that is a number above 0.
+
+    Args:
+        properties: of the file.
+        name: of the property; the last one counts.
+        default: the number without the property.
+        path: the file.
+
+    Raises:
+        ConfigError: its value is something else.
+    """
+    text = next((each.value.strip() for each in reversed(properties) if each.key == name), str(default))
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+        raise ConfigError(f"{name} = {text!r} is not a number above 0", str(path), "write a whole number")
+    return int(text)
 
 
 class _Reading:

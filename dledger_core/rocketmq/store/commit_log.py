@@ -34,8 +34,8 @@ from dledger_core.errors import ConfigError, CorruptRecordError
 from dledger_core.record import is_segment_name
 from dledger_core.rocketmq.message.columns import Rows, rows_of
 from dledger_core.rocketmq.message.inspection import MessageInspection
-from dledger_core.rocketmq.message.integrity import covered, fault_text, faults
-from dledger_core.rocketmq.message.layout import BEFORE_HOSTS, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
+from dledger_core.rocketmq.message.integrity import POSITION, covered, fault_text, faults
+from dledger_core.rocketmq.message.layout import BEFORE_HOSTS, MAGIC_V1, MAGIC_V2, PHYSICAL_OFFSET_AT, RECORD_BYTES_MIN
 from dledger_core.rocketmq.message.records import locate
 from dledger_core.storage.check.coverage import Coverage
 
@@ -51,6 +51,7 @@ _CHUNK_BYTES: Final = 1 << 20
 _LOOK_AHEAD_BYTES: Final = 4 << 20
 """Brokers accept messages of up to 4 MiB by default."""
 _MAGIC_OFFSET: Final = 4
+_PLACE: Final = np.dtype(">i8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +304,25 @@ def message_batch(data: bytes, ends: list[int], base: int) -> pa.RecordBatch:
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(memoryview(data)[: ends[-1]])]
     bodies = pa.Array.from_buffers(pa.binary(), len(ends), buffers)
     return pa.RecordBatch.from_pydict({"position": pa.array(offsets[:-1] + base), "body": bodies})
+
+
+def as_entries(messages: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return messages as entries with the columns of ``schema``: without index, term and append time.
+
+    Args:
+        messages: columns ``position`` and ``body``; shape (n,).
+        schema: ``READ_SCHEMA`` or ``RECORD_SCHEMA``.
+    """
+    columns: dict[str, Any] = {field.name: pa.nulls(messages.num_rows, field.type) for field in schema}
+    return pa.RecordBatch.from_pydict(columns | {name: messages.column(name) for name in ("position", "body")}, schema)
+
+
+def misplaced(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:
+    """Return as ``message_faults`` which messages have another position than their own: the file is another one's."""
+    rows = rows_of(batch.column("body"))
+    at = rows.starts[:, None] + PHYSICAL_OFFSET_AT + np.arange(_PLACE.itemsize)
+    wrong = rows.data[at].view(_PLACE)[:, 0] != np.asarray(batch.column("position"))
+    return np.where(wrong, np.uint8(POSITION), np.uint8(0))
 
 
 def message_faults(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:

@@ -16,11 +16,21 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRangeError
+from dledger_core.record import READ_SCHEMA, empty_batch
+from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.message.decode import decode_messages
-from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, commit_log_files, message_faults
+from dledger_core.rocketmq.store.commit_log import (
+    CommitLogFile,
+    FileStop,
+    as_entries,
+    commit_log_files,
+    message_faults,
+    misplaced,
+)
 
 _BACK_BYTES: Final = 4 << 20
 """Messages are smaller by default (maxMessageSize), so a message starts in this many bytes."""
+_READ_BYTES: Final = 8 << 20
 _TIME: Final = "store_timestamp"
 
 
@@ -44,7 +54,7 @@ class Messages:
     """Messages of a range.
 
     Attributes:
-        batch: columns ``position`` and ``body``; shape (n,), n may be 0.
+        batch: columns of READ_SCHEMA, without index and term; shape (n,), n may be 0.
         next_position: reading continues there.
     """
 
@@ -52,7 +62,7 @@ class Messages:
     next_position: int
 
 
-_NONE: Final = pa.RecordBatch.from_pydict({"position": pa.array([], pa.int64()), "body": pa.array([], pa.binary())})
+_NONE: Final = empty_batch(READ_SCHEMA)
 
 
 class CommitLogView:
@@ -60,12 +70,15 @@ class CommitLogView:
 
     Args:
         directory: RocketMQ's ``commitlog`` directory.
-        check: raise at a message that contradicts its own CRC or lengths; otherwise its reader checks it.
+        check: raise at a message that contradicts its own CRC or lengths; otherwise its reader checks it. A message
+            that is not where it says is always an error: its reader could not know.
+        closed: a store follows, so the last file too must end with a BLANK: zeros there are lost messages.
     """
 
-    def __init__(self, directory: Path, *, check: bool = True) -> None:
+    def __init__(self, directory: Path, *, check: bool = True, closed: bool = False) -> None:
         self.directory: Final = directory
         self._check = check
+        self._closed = closed
         self._files = commit_log_files(directory, gaps=True)
         self._end: tuple[CommitLogFile, int] | None = None
         self._scan: tuple[int, Iterator[pa.RecordBatch | FileStop]] | None = None
@@ -78,6 +91,8 @@ class CommitLogView:
         """
         self._files = commit_log_files(self.directory, gaps=True)
         last = self._files[-1]
+        if self._closed:
+            return self._files[0].position, last.end
         known = last.position if self._end is None or self._end[0].position != last.position else self._end[1]
         for found in last.scan(start=known):
             match found:
@@ -99,8 +114,7 @@ class CommitLogView:
             CorruptRecordError: there is damage instead.
         """
         file = self._file_at(end - 1)
-        start = self._first_from(max(file.position, end - _BACK_BYTES))
-        start = start if start < end else file.position
+        start = self._near(file, end)
         for found in file.scan(start=start):
             if isinstance(found, FileStop):
                 break
@@ -133,7 +147,7 @@ class CommitLogView:
         scan = self._scanning(file, start, max_bytes)
         for found in scan:
             if isinstance(found, FileStop):
-                is_last = file is self._files[-1]
+                is_last = file is self._files[-1] and not self._closed
                 if not file.ends_at(found, is_open=is_last):
                     raise self._damaged(file, found)
                 if is_last and found.kind != "blank" and found.position < end and found.position < file.end:
@@ -148,12 +162,39 @@ class CommitLogView:
                     return Messages(_NONE, end)
                 continue
             chosen = found.slice(first, stop - first)
-            if self._check:
-                self._check_messages(file, chosen)
+            self._check_messages(file, chosen)
             after = _end_of(chosen)
             self._scan = (after, scan) if stop == len(positions) else None
-            return Messages(chosen, after)
+            return Messages(as_entries(chosen, READ_SCHEMA), after)
         return Messages(_NONE, file.end)
+
+    def messages(self, start: int | None = None, end: int | None = None) -> pa.RecordBatchReader:
+        """Return the messages whose first byte is in [start, end) as a stream of Arrow batches.
+
+        Columns are those of ``StoreReader.messages``; index, term and timestamp are null.
+
+        Args:
+            start: a position; None = of the first file.
+            end: a position; None = the end of the messages now.
+
+        Raises:
+            IndexOutOfRangeError: the files do not contain ``start``; raised by the stream, the broker has deleted one.
+            CorruptRecordError: raised by the stream at damage.
+        """
+        first, stop = self.bounds()
+        if start is not None and not first <= start <= stop:
+            values = {"position": start, "first_position": first, "end": stop}
+            remedy = f"read from {first} on, up to {stop}"
+            raise IndexOutOfRangeError("the CommitLog has no such position", str(self.directory), remedy, values)
+
+        def decoded(at: int, stop: int) -> Iterator[pa.RecordBatch]:
+            while at < stop:
+                found = self.read(at, stop, _READ_BYTES)
+                yield from MESSAGES.decode(found.batch)
+                at = found.next_position
+
+        batches = decoded(first if start is None else start, stop if end is None else min(end, stop))
+        return pa.RecordBatchReader.from_batches(MESSAGES.schema, batches)
 
     def position_at_time(self, timestamp_ms: int) -> int | None:
         """Return the position of the first message stored at or after a time; None if there is none.
@@ -183,12 +224,47 @@ class CommitLogView:
         return file.scan(max_bytes, start=self._first_from(start))
 
     def _first_from(self, position: int) -> int:
-        """Return the position of the first message that starts at or after one, or the end of the file."""
+        """Return where the first message that starts at or after a position does, or where one should.
+
+        Raises:
+            CorruptRecordError: the position is in damage: a search for the next message would hide it.
+        """
         file = self._file_at(position)
         if position == file.position or file.has_message(position):
             return position
+        at = self._near(file, position)
+        while at < position:
+            at = self._following(file, at, position)
+        return at
+
+    def _following(self, file: CommitLogFile, start: int, position: int) -> int:
+        """Return where the message that contains a position ends, or, before that, where messages follow damage."""
+        for found in file.scan(start=start):
+            if isinstance(found, FileStop):
+                if found.kind == "blank":
+                    return file.end
+                if file.ends_at(found, is_open=file is self._files[-1] and not self._closed):
+                    return position
+                resumes = file.next_message(found.position)
+                if resumes > position:
+                    raise self._damaged(file, found)
+                return resumes
+            starts = np.asarray(found.column("position"))
+            row = int(np.searchsorted(starts, position))
+            if row < len(starts):
+                return int(starts[row])
+            if _end_of(found) >= position:
+                return _end_of(found)
+        return file.end
+
+    def _near(self, file: CommitLogFile, position: int) -> int:
+        """Return where a message starts that is a few MiB before a position, or the start of the file."""
+        low = position - _BACK_BYTES
+        if low <= file.position:
+            return file.position
         # A search looks for the magic, four bytes after the start.
-        return file.next_message(max(file.position, position - 4))
+        found = low if file.has_message(low) else file.next_message(low - 4)
+        return found if found < position else file.position
 
     def _file_at(self, position: int) -> CommitLogFile:
         files = self._files
@@ -209,15 +285,24 @@ class CommitLogView:
             return self._file_at(position)
         return files[at]
 
+    def close(self) -> None:
+        """Do nothing: each read opens its file. It is there because ``open_store`` returns this too."""
+
+    def __enter__(self) -> CommitLogView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _check_messages(self, file: CommitLogFile, batch: pa.RecordBatch) -> None:
-        found = message_faults(batch)
+        found = message_faults(batch) if self._check else misplaced(batch)
         if found.any():
             row = int((found != 0).argmax())
             raise file.damaged_message(batch.column("position")[row].as_py(), int(found[row]))
 
     def _damaged(self, file: CommitLogFile, stop: FileStop) -> CorruptRecordError:
         what = "neither a message nor the end of the file at a message's start"
-        remedy = f"'dledger dump {self.directory}' shows the rest; compare with a replica"
+        remedy = f"compare with a replica, or let its broker recover it; 'dledger dump {self.directory}' shows the rest"
         return CorruptRecordError(what, file.path, remedy, {"position": stop.position})
 
 

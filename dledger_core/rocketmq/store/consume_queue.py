@@ -57,6 +57,16 @@ def decode_units(data: bytes | bytearray | memoryview) -> npt.NDArray[Any]:
 
 
 _QUEUE_ROOTS: Final = ("consumequeue", "batchconsumequeue")
+_ROCKSDB_FILE: Final = "CURRENT"
+"""A file in every RocksDB database."""
+
+
+def queues_in_rocksdb(directory: Path) -> bool:
+    """Whether a ``consumequeue`` directory is a RocksDB database (``storeType=defaultRocksDB``), which is not read.
+
+    Consume queue files next to the database do not count: they are left over from an earlier ``storeType``.
+    """
+    return (directory / _ROCKSDB_FILE).is_file()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +121,10 @@ def lost_units(broker: Path, queues: pa.Table) -> list[tuple[str, int, int, int]
         queues: of its log, from ``queue_statistics``.
 
     Returns:
-        None if the directory has no consume queues.
+        None if the directory has no consume queues, or they are in RocksDB.
     """
     root = broker / "consumequeue"
-    if not root.is_dir():
+    if not root.is_dir() or queues_in_rocksdb(root):
         return None
     ends, lost = queue_ends(root), []
     for row in queues.select(["topic", "queue_id", "end_offset"]).to_pylist():

@@ -68,7 +68,7 @@ def sync_states(bodies: Iterable[bytes]) -> dict[str, SyncState]:
     """Return the sync state of each broker set by name, after all events of a controller's log.
 
     Args:
-        bodies: of the log's entries, in order; those that are not events are passed over.
+        bodies: of the log's entries, in order; other entries than events are passed over.
     """
     states: dict[str, SyncState] = {}
     for body in bodies:

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from dledger_core.rocketmq.message.decode import decode_messages
 from dledger_core.rocketmq.store.commit_log import (
     CommitLogFile,
     FileStop,
+    as_entries,
     commit_log_files,
     message_faults,
 )
@@ -425,11 +426,8 @@ def check_continues(classic: tuple[CommitLogFile, ...], store: StoreReader) -> N
 
 
 def _entries(messages: pa.RecordBatch, *, records: bool) -> pa.RecordBatch:
-    columns: dict[str, Any] = {field.name: pa.nulls(messages.num_rows, field.type) for field in RECORD_SCHEMA}
-    columns |= {name: messages.column(name) for name in ("position", "body")}
-    if records:
-        columns["record"] = messages.column("body")
-    return pa.RecordBatch.from_pydict(columns)
+    found = as_entries(messages, RECORD_SCHEMA)
+    return found.append_column("record", messages.column("body")) if records else found
 
 
 def _missing(gap: Gap) -> Damaged:

@@ -99,7 +99,9 @@ class ReplicaStore:
         tables = self._controls.tables
         # Only after the files are deleted: a crash before that restarts the log where it began.
         tables.trim(self._log.first_index())
-        if self._log.first_index() < self._raft.first_index:
+        # Not while an install waits for the disk: a crash may keep the old log, and what its archive does not have
+        # (test_checkpoint_before_an_install_deletes_no_entry).
+        if self._log.first_index() < self._raft.first_index < self.readable_end:
             self._delete_forgotten()
         if (known := self._loop.peer_watermarks.unwritten()) is not None:
             self.run(partial(self._log.save_acknowledged, known))

@@ -374,6 +374,11 @@ def recover(
         known, rows = checkpoint.position, (checkpoint.durable_index + 1) * INDEX_RECORD_BYTES
         index.segments.rewrite(rows, (end.last_index + 1) * INDEX_RECORD_BYTES)
         reader.data.rewrite(known, end.position)
+    # The zeros after them likewise, if they removed entries: these would return behind the next ones, as entries that
+    # no leader ever sent (test_start_makes_truncation_of_an_unmarked_failed_sync_durable).
+    reader.data.clear_after(max(end.position, end.written_end))
+    if not end.written_end:
+        index.segments.clear_after((end.last_index + 1) * INDEX_RECORD_BYTES)
     reader.data.sync([base for base in reader.data.bases if base + reader.data.segment_bytes > known])
     index.segments.sync(index.segments.bases)
     return end

@@ -268,7 +268,9 @@ class StoreRepair:
         try:
             found = load_log_meta(files, layout.log_meta)
             if found is None or (found.discarding and not write):
-                raise StoreMismatchError("no native store found", str(layout.root), "name the store of a node")
+                raise StoreMismatchError(
+                    "no native store found", str(layout.root), "name the store of a node; of a broker, see --from"
+                )
             group, node_id = group or found.group, node_id or found.node_id
             open_identity(files, layout, group=group, node_id=node_id)
             lock = lock_store(files, layout) if write else None

@@ -313,6 +313,20 @@ class Segments:
                 file.pwritev([file.pread(1, size - 1)], size - 1)
             self._sync(base)
 
+    def clear_after(self, position: int) -> None:
+        """Replace all bytes from ``position`` on, which are zeros as they are read, by a hole; make that durable.
+
+        Removed files too: they return after a loss of power if their directory was never synced.
+        """
+        self.sync_dir()
+        for base in self._bases:
+            if base + self.segment_bytes > position:
+                file = self._written(base)
+                # Two changes of the file's size, whatever the number of bytes: the file system's journal has both.
+                file.truncate(max(position - base, 0))
+                file.truncate(self.segment_bytes)
+                self._sync(base)
+
     def written_end(self, position: int) -> int:
         """Return the end of the last byte at or after ``position`` that is not zero, else ``position``."""
         end = position

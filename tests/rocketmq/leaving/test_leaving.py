@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
 import re
 import struct
 import tarfile
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,18 +19,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from click.testing import Result
 
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFullError, DLedgerError, StoreMismatchError
 from dledger_core.rocketmq import ClassicCommitLog, decode_messages, decode_units, java_hash
 from dledger_core.rocketmq import leaving as leaving_package
-from dledger_core.rocketmq.leaving import LeaveReport, LeaveRequest, leave
-from dledger_core.rocketmq.leaving.key_files import KEY_UNIT
+from dledger_core.rocketmq.leaving import CommittedEntry, LeaveReport, LeaveRequest, leave
+from dledger_core.rocketmq.remoting.messages import WireEntry
+from dledger_core.rocketmq.store.key_files import KEY_UNIT
 from dledger_core.storage.files.file_system import OsFiles, write_checked
-from tests.cli.command import error_of, run
+from tests.cli.command import error_of, last_error, run, run_process
+from tests.client.fake_group import running_group
 from tests.rocketmq import golden
 from tests.rocketmq.convert.stores import snapshot, store_of, unpacked
 from tests.rocketmq.convert.test_moved import OwnLog, message_bodies
 from tests.rocketmq.golden import MIXED, REUSED, THREE, members, messages
+from tests.rocketmq.remoting.fake_nodes import NAME, RunningGroup
 
 
 @cache
@@ -198,17 +205,69 @@ def test_entries_after_commit_index_need_decision(tmp_path: Path) -> None:
     for given, last in (
         ({"until": "committed"}, 1000),
         ({"until": "end"}, 1023),
-        ({"committed_index": 1010}, 1010),
+        ({"committed": committed(1010)}, 1010),
     ):
         report = left(source, tmp_path / "dry", conf, dry_run=True, **given)
         assert (report.last_index, report.entries_left_out, report.messages) == (last, 1023 - last, last + 1)
     with pytest.raises(ConfigError, match="has committed entry 1030"):
-        left(source, tmp_path / "dry", conf, dry_run=True, committed_index=1030)
+        left(source, tmp_path / "dry", conf, dry_run=True, committed=CommittedEntry(1030, 3, 0))
+    for other in (replace(committed(1010), term=2), replace(committed(1010), crc=1)):
+        with pytest.raises(StoreMismatchError):
+            left(source, tmp_path / "dry", conf, dry_run=True, committed=other)
     assert not (tmp_path / "dry").exists()
     for path in (source / "dledger-n0").glob("checkpoint*"):
         path.unlink()
     with pytest.raises(ConfigError, match="records no commit index"):
         left(source, tmp_path / "no", conf, until="committed")
+
+
+def committed(index: int) -> CommittedEntry:
+    """An entry of THREE, all of whose entries from 879 on are of term 3."""
+    return CommittedEntry(index, 3, zlib.crc32(list(messages(THREE).values())[index]))
+
+
+@pytest.mark.soak  # ten seconds are how long a leader of Java must have kept an entry
+def test_live_java_nodes_end_conversion_with_entries_that_a_leader_kept(tmp_path: Path) -> None:
+    source, conf = broker(THREE, tmp_path)
+    conf.write_text(conf.read_text().replace("dLegerGroup=RaftNode00", f"dLegerGroup={NAME}"))
+    stored = list(messages(THREE).values())
+
+    async def converted() -> dict[str, Any]:
+        async with RunningGroup() as running:
+            group = running.group
+            group.entries = [WireEntry(at, 3, 1, 0, body) for at, body in enumerate(stored[:1015])]
+            command = ("convert", source, tmp_path / "new", "--to", "commitlog", "--broker-conf", conf, "--dry-run")
+            done = asyncio.create_task(
+                asyncio.to_thread(run_process, *command, "--committed-by", running.peers, "--format", "json")
+            )
+            while group.gets < 20 and not done.done():  # noqa: ASYNC110 - until it has seen the end
+                await asyncio.sleep(0.05)
+            group.leader_id, group.term = "n1", 4  # which lacks the last ones
+            del group.entries[1011:]
+            return json.loads((await done).stdout)
+
+    report = asyncio.run(converted())
+    assert (report["last_index"], report["entries_left_out"]) == (1010, 13)
+
+
+def test_live_nodes_end_conversion_and_other_log_is_refused(tmp_path: Path) -> None:
+    own = OwnLog(tmp_path / "dledger-n0")
+    own.append([], k="log", u="0" * 32)
+    bodies = message_bodies(50)
+    own.append(bodies)
+    source = own.close()
+
+    def given(live: list[bytes]) -> Result:
+        with running_group() as group:
+            group.log.append_control()
+            group.log.append_bodies(*live)
+            command = ("convert", source, tmp_path / "new", "--to", "commitlog", "--dry-run", "--format", "json")
+            return run(*command, "--committed-by", group.peers, code=None)
+
+    report = json.loads(given(bodies[:30]).stdout)
+    assert (report["last_index"], report["messages"], report["entries_left_out"]) == (30, 30, 20)
+    other = given([*bodies[:29], b"another one"])
+    assert last_error(other.stderr).code == "STORE_MISMATCH"
 
 
 def test_unchecked_replica_is_refused_except_by_dry_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dledger_core.bootstrap import ARCHIVE_VERSION
 from dledger_core.control import pack
 from dledger_core.errors import (
     ConfigError,
@@ -31,10 +32,11 @@ from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.backup_files import is_intact, load_manifest, locked, save_manifest
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.identity import load_identity
-from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
+from dledger_core.storage.files.layout import FORMAT_VERSION_MAX, Layout, load_log_meta, save_log_meta
 from dledger_core.storage.files.meta_files import hard_state_file, mark_needs_verification, save_floor
 from dledger_core.storage.files.quarantine import mark_quarantined
-from dledger_core.storage.tables.tables import LogTables, TableChanges, save_tables
+from dledger_core.storage.tables.tables import LogTables, TableChanges, load_tables, save_tables
+from tests.storage.test_archived import range_of
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import LOG_UUID, STORE, append, found_store, open_log
 
@@ -434,6 +436,31 @@ def test_entries_in_tables_are_committed_although_checkpoint_is_older(keep: floa
     with open_store(restored(files).store, files=files) as store:
         assert store.last_index == 7
         assert list(store.verify().findings) == []
+
+
+@pytest.mark.parametrize("committed", [10, 11, 12, 13])
+def test_restored_log_has_the_archive_as_of_its_end_and_older_programs_refuse_it(committed: int) -> None:
+    files = FaultyFiles()
+    grow(files, 10)
+    with opened(files) as log:
+        log.adopt_group_version(ARCHIVE_VERSION)
+        tables = LogTables()
+        for index, (start, end) in enumerate([(0, 4), (4, 9), (9, 11)], 10):
+            fields = {"k": "archived", "r": range_of(start, end).row(), "u": "file:///archive", "b": index == 10}
+            append(log, [], control=pack(fields))
+            if index <= committed:
+                tables.apply(Index(index), 1000, pack(fields))
+        append(log, [b"one more"])
+        log.save_checkpoint(committed)
+        log.save_tables(tables.take_changes())
+    assert backed_up(files).end_index == committed + 1
+    layout = Layout(Path(restored(files).store))
+    meta = load_log_meta(files, layout.log_meta)
+    assert meta is not None
+    assert meta.format_version == FORMAT_VERSION_MAX
+    archive = load_tables(files, layout, meta).archive
+    assert [found.end for found in archive.containing(-1)] == [4, 9, 11][: committed - 9]
+    assert archive.table == "file:///archive"
 
 
 def test_store_that_ends_before_its_tables_is_refused() -> None:

@@ -258,6 +258,24 @@ def test_snapshot_install_responds_after_disk_and_hides_old_entries(leader, tmp_
         assert n0.replica.readable_end == first
 
 
+def test_checkpoint_before_an_install_deletes_no_entry(leader, tmp_path):
+    """A crash may keep the old log: its archive need not have what the leader has deleted."""
+    with follower(tmp_path) as n0:
+        batches = leader.log.read_batches(Index(0), 5 * 30_000)
+        end = batches[-1].last_index
+        n0.replica.step(entries(first=0, term=5, commit_index=end, batches=tuple(batches)))
+        n0.run()
+        assert n0.log.segment_summaries()[1].first_index < n0.replica.readable_end - 1
+        assert delete(leader, segments=len(leader.log.segment_summaries()) - 1) > end + 1
+        give(leader, n0)
+        n0.replica.store.save_checkpoint()
+        while n0.disk.jobs:
+            n0.disk.work()
+        assert n0.log.first_index() == 0
+        n0.run()
+        assert n0.log.first_index() == leader.log.first_index()
+
+
 def test_batch_across_new_first_index_is_accepted_from_there(leader, tmp_path):
     with follower(tmp_path) as n0:
         Asker(leader).plain(*[b"x" * 3000] * 50)

@@ -11,6 +11,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from dledger_core.certificates import CertificateFiles, digest_of, write_certificates
@@ -19,15 +21,20 @@ from dledger_core.client.routing.channel import ConnectionLostError
 from dledger_core.config import ListenAddress
 from dledger_core.connect import AsyncClient
 from dledger_core.control import TransactionId
+from dledger_core.digest import rows_digest
 from dledger_core.errors import (
     ConfigError,
+    DLedgerError,
     ForbiddenError,
+    OtherLogError,
     UnauthenticatedError,
+    UnknownGroupError,
     UnreachableError,
 )
 from dledger_core.net.credentials import Credentials
 from dledger_core.net.dialing import connect
 from dledger_core.net.hello import Hello
+from dledger_core.net.protocol import Type
 from dledger_core.net.tls import TlsOptions
 from tests.server.security.secure_group import SecureGroup, Silent, security
 from tests.support.server_group import ServerGroup, run
@@ -136,6 +143,54 @@ def test_backup_needs_admin_although_its_records_are_readable(tmp_path, made) ->
                     with pytest.raises(ForbiddenError):
                         await backup.start(first)
                 await backup.end()
+
+    run(test())
+
+
+def test_lies_of_an_archive_job_record_nothing(tmp_path, made) -> None:
+    async def test() -> None:
+        async with SecureGroup(tmp_path, made) as group, group.open("all") as client:
+            await client.append([b"a", b"b", b"c"])
+            end = (await client.bounds()).end
+            entries = pa.Table.from_batches([await client.read(0, end)])
+
+            def claim(start: int, end: int, digest: bytes | None = None, **fields: Any) -> dict[str, Any]:
+                inside = pc.and_(pc.greater_equal(entries["index"], start), pc.less(entries["index"], end))
+                rows = rows_digest(entries.filter(inside))
+                found = {"start": start, "end": end, "rows": rows.rows, "digest": digest or rows.digest}
+                return found | {"table": "file:///archive"} | fields
+
+            async def prove(token: str, claimed: dict[str, Any]) -> object:
+                try:
+                    return (await (await group.raw(token)).ask(Type.PROVE, **claimed)).header["equal"]
+                except DLedgerError as error:
+                    return getattr(error, "reason", type(error))
+
+            lies: list[tuple[str, str, dict[str, Any], object]] = [
+                ("another digest", "all", claim(0, 2, b"d" * 32), False),
+                ("rows of another range", "all", claim(0, 2) | {"end": 3}, False),
+                ("number of rows", "all", claim(0, 2, rows=7), False),
+                ("gap at the start", "all", claim(1, 3), "not-next"),
+                ("beyond what is visible", "all", claim(0, end + 1), "not-visible"),
+                ("another log", "all", claim(0, 2, lu="f" * 32), OtherLogError),
+                ("another group", "all", claim(0, 2, g="orders"), UnknownGroupError),
+                ("a producer", "append", claim(0, 2), ForbiddenError),
+                ("a reader", "read", claim(0, 2), ForbiddenError),
+            ]
+            for name, token, claimed, refusal in lies:
+                assert await prove(token, claimed) == refusal, name
+            assert (await client.bounds()).end == end, "nothing was appended"
+            assert await prove("all", claim(0, 2)) is True
+            later = [
+                ("gap", claim(3, end), "not-next"),
+                ("overlap", claim(1, 3), "not-next"),
+                ("the same range, longer", claim(0, 3), "not-next"),
+                ("the same range, other rows", claim(0, 2, b"d" * 32), False),
+            ]
+            for name, claimed, refusal in later:
+                assert await prove("all", claimed) == refusal, name
+            recorded = await client.archived_ranges()
+            assert [(found.start, found.end) for found in recorded.ranges] == [(0, 2)]
 
     run(test())
 

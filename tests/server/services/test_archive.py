@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,8 +32,11 @@ from dledger_core.server.admin_log import AdminLog
 from dledger_core.server.maintenance.archive_guard import ArchiveGuard
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.retention import RetentionPolicy
-from dledger_core.server.services.archive import Archive
+from dledger_core.server.services.appends import AppendedRange
+from dledger_core.server.services.archive import Archive, range_of
 from dledger_core.server.services.membership import Membership
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout, load_log_meta, save_log_meta
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import Asker, HandDriven
 from tests.support.server_group import RAFT, ServerGroup
@@ -140,9 +142,41 @@ def test_equal_digest_is_recorded_with_what_identifies_the_range(tmp_path) -> No
         assert served.n0.replica.tables.archive.table == TABLE
     with Served(tmp_path / "store") as served:
         assert served.recorded == [(0, 3), (3, 6)]
-        meta = json.loads((tmp_path / "store/meta/log.json").read_text())
-        assert meta["format_version"] == 2, "a program of 0.2.0 must not open it and trim by its own rules"
         assert served.n0.replica.raft.configuration.version == 2
+
+
+def test_older_programs_refuse_the_store_before_the_first_range_and_after_a_crash(tmp_path) -> None:
+    layout, files = Layout(tmp_path / "store"), OsFiles()
+    with Served(layout.root) as served:
+        served.append(3)
+        served.serve(served.membership.raise_version(2, "test"))
+        meta = load_log_meta(files, layout.log_meta)
+        assert meta is not None
+        assert meta.format_version == 2
+    # As a crash leaves it that kept the entry with the version, before anyone could count on it.
+    save_log_meta(files, layout.log_meta, replace(meta, format_version=1))
+    with Served(layout.root):
+        meta = load_log_meta(files, layout.log_meta)
+        assert meta is not None
+        assert meta.format_version == 2
+
+
+def test_second_of_two_jobs_at_once_hears_that_the_other_was_first(tmp_path) -> None:
+    with Served(tmp_path / "store", voters=("n0", "n1", "n2")) as served:
+        served.append(6)
+        served.n0.acknowledge()
+        answers: list[Any] = []
+        for end in (3, 5):
+            served.archive.record(range_of(served.n0.log, 0, end, []), TABLE, answers.append)
+        served.n0.run()
+        assert answers == []
+        for _ in range(3):
+            served.n0.acknowledge()
+            served.n0.run()
+        assert isinstance(answers[0], AppendedRange)
+        assert isinstance(answers[1], ArchiveRefusedError)
+        assert answers[1].reason == "not-next"
+        assert served.recorded == [(0, 3)]
 
 
 def test_only_rows_that_read_committed_shows_are_compared_and_a_range_may_have_none(tmp_path) -> None:
@@ -308,17 +342,27 @@ def test_first_range_is_pinned_while_it_is_proved(tmp_path) -> None:
         assert served.retain() == 0
 
 
-def test_difference_from_the_record_stops_retention(tmp_path) -> None:
+@pytest.mark.parametrize("field", ["check", "term"])
+def test_difference_from_the_record_stops_retention(tmp_path, field: str) -> None:
     with Served(tmp_path / "store") as served:
         served.append(40)
         served.prove(0, 10)
-        ranges = served.n0.replica.tables.archive.containing(0)
-        ranges_of_the_log = replace(ranges[0], check=ranges[0].check ^ 1)
-        served.n0.replica.tables.archive.containing = lambda *_, **__: [ranges_of_the_log]
+        [found] = served.n0.replica.tables.archive.containing(0)
+        recorded = replace(found, **{field: getattr(found, field) ^ 1})
+        served.n0.replica.tables.archive.containing = lambda *_, **__: [recorded]
         guard = ArchiveGuard(served.n0.replica, 1000)
         assert guard.deletable_end(0, 9) == 0
         assert served.n0.replica.measures.archive_differs
         assert served.retain() == 0
+
+
+def test_record_of_entries_that_are_still_to_come_is_no_difference(tmp_path) -> None:
+    with Served(tmp_path / "store", voters=("n0", "n1", "n2")) as served:
+        served.append(10)  # the others have none of them: another leader's entries may get these indexes
+        coming = replace(range_of(served.n0.log, 0, 5, []), check=1)
+        served.n0.replica.tables.archive.containing = lambda *_, **__: [coming]
+        assert ArchiveGuard(served.n0.replica, 1000).deletable_end(0, 9) < 5
+        assert not served.n0.replica.measures.archive_differs
 
 
 def test_lag_is_measured_in_bytes_and_log_time(tmp_path) -> None:

@@ -1,32 +1,72 @@
-"""A Delta table as the archive of logs: the one reader of its rows, for the source and for the job ``dledger-archive``.
+"""A Delta table as the archive of logs: the one reader of its rows, for source, commands and ``dledger-archive``.
 
 ``deltalake`` reads the table without a JVM, also one with deletion vectors or renamed physical columns. Its
 ``QueryBuilder`` reads times of any year, which Spark may write as INT96; ``to_pyarrow_dataset`` does neither.
 
 An open table is one version of it. A query that fails, because VACUUM has deleted files of that version, is repeated
-once with the newest version.
+once with the newest version. Rows of a recorded range are returned only if they are those that were proved.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from dledger_core import READ_SCHEMA
+from dledger_core.control import ArchivedRange
+from dledger_core.digest import RowsDigest, rows_digest
 from dledger_core.environment import install_command
-from spark_connector.columns import ENTRY_SCHEMA, MESSAGE_SCHEMA
-from spark_connector.errors import ArchiveTableError
-from spark_connector.offsets import local_path
+from dledger_core.errors import ArchiveDamagedError, ArchiveTableError, ConfigError
+from dledger_core.record import READ_SCHEMA, empty_batch
 
-__all__ = ["ArchiveTable"]
+__all__ = ["FROM_LOG", "ArchiveTable", "ArchivedRows", "local_path", "range_with", "read_storage"]
 
+FROM_LOG: Final = "true"
+"""In place of a location: the one that the log has recorded."""
+_COLUMNS: Final = ("group", *READ_SCHEMA.names)
 _TYPES: Final = {"group": "string", "timestamp": "timestamp", "body": "binary"}
 """Delta's types of the columns; of all others it is long."""
-_DECODED: Final = frozenset(MESSAGE_SCHEMA.names) - frozenset(ENTRY_SCHEMA.names)
+_DECODED: Final = frozenset({"topic", "queue_id", "queue_offset", "tags", "keys", "properties", "msg_id"})
+"""Columns that a table of decoded messages has."""
 _SECRET_MIN: Final = 4
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_FILE_SCHEME: Final = re.compile(r"file:(//(?=/)|(?=/(?!/)))")
+_NO_TEXT: Final = re.compile(r"\x1b\[[0-9;]*m|(?<=\w)\?\S*")
+"""Colours, and the query of a URL, which may have a signature."""
+
+
+def local_path(location: str) -> Path | None:
+    """Return the absolute path of a Spark location; None if it is not in this machine's file system.
+
+    Spark does not decode %20 and similar escapes in ``file:`` locations, so neither does this function.
+    """
+    location = _FILE_SCHEME.sub("", location, count=1)
+    # A path like s3a://bucket is not a directory here. Read as one it would be empty, and a query with progress would
+    # count as new (test_missing_and_remote_checkpoints_are_unknown).
+    return None if not location or _SCHEME.match(location) else Path(location).absolute()
+
+
+def read_storage(path: str | Path) -> dict[str, str]:
+    """Return options of ``deltalake`` for a location from a JSON file.
+
+    Raises:
+        ConfigError: the file cannot be read, or has something else.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"storage options cannot be read: {error}", str(path), "name a JSON file") from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        what = "storage options are one JSON object of texts"
+        raise ConfigError(what, str(path), 'write {"aws_region": "eu-central-1"}')
+    return found
 
 
 class ArchiveTable:
@@ -57,7 +97,7 @@ class ArchiveTable:
                 self.uri,
                 "name another table, which dledger-archive --write fills, or ingest without --decode message",
             )
-        for name in ENTRY_SCHEMA.names:
+        for name in _COLUMNS:
             expected = _TYPES.get(name, "long")
             if columns.get(name) != expected:
                 found = f"has the type {columns[name]}" if name in columns else "is missing"
@@ -156,7 +196,7 @@ class ArchiveTable:
         return pa.table(_deltalake().QueryBuilder().register("t", self._table).execute(sql).read_all())
 
     def _unreadable(self, error: Exception) -> ArchiveTableError:
-        text = " ".join(str(error).split())
+        text = _NO_TEXT.sub("", " ".join(str(error).split()))
         for name, value in self._storage.items():
             if len(value) >= _SECRET_MIN:
                 text = text.replace(value, f"<{name}>")
@@ -165,6 +205,79 @@ class ArchiveTable:
             self.uri,
             "check the location and its storage options; drop a feature of the table that deltalake does not know",
         )
+
+
+class ArchivedRows:
+    """The rows of a log's recorded ranges: whole ranges, each compared with the log's record. Keeps the newest one.
+
+    Args:
+        group: the log.
+        table: its archive.
+    """
+
+    def __init__(self, group: str, table: ArchiveTable) -> None:
+        self.group = group
+        self._table = table
+        self._verified: tuple[ArchivedRange, pa.Table] | None = None
+
+    def of(self, one: ArchivedRange) -> pa.Table:
+        """Return the rows of a range, equal to those that were proved.
+
+        Raises:
+            ArchiveTableError: the table cannot be read.
+            ArchiveDamagedError: it does not have the rows that the log has recorded.
+        """
+        if self._verified is not None and self._verified[0] == one:
+            return self._verified[1]
+        self._verified = None  # before the next one takes its memory
+        rows = self._table.rows(self.group, one.start, one.end)
+        if rows_digest(rows) != RowsDigest(one.rows, one.digest):
+            self._table.reopen()  # it may have been opened before the range was written
+            rows = self._table.rows(self.group, one.start, one.end)
+            if rows_digest(rows) != RowsDigest(one.rows, one.digest):
+                raise ArchiveDamagedError(
+                    f"entries [{one.start}, {one.end}) of the archive are not those that the log has proven",
+                    f"group {self.group!r}, table {self._table.uri}",
+                    "dledger-archive --verify names the rows; put an intact copy of the table there",
+                    {"start": one.start, "end": one.end, "rows": rows.num_rows, "proven_rows": one.rows},
+                )
+        self._verified = one, rows
+        return rows
+
+    def part(self, one: ArchivedRange, start: int, end: int, max_bytes: int) -> tuple[pa.RecordBatch, int]:
+        """Return rows of [start, end) in a range, about ``max_bytes`` of them, and the index to continue at."""
+        rows, stop = self.of(one), min(end, one.end)
+        first, last = (int(at) for at in np.searchsorted(rows.column("index").to_numpy(), [start, stop]))
+        if first == last:
+            return empty_batch(READ_SCHEMA), stop
+        count = min(last - first, max(1, rows.num_rows * max_bytes // max(1, rows.nbytes)))
+        [batch] = rows.slice(first, count).cast(READ_SCHEMA).combine_chunks().to_batches()
+        return batch, stop if first + count == last else int(rows.column("index")[first + count].as_py())
+
+    def first(self, ranges: Iterable[ArchivedRange], column: str, least: int) -> int | None:
+        """Return the index of the first row in ranges with at least a value; None if there is none.
+
+        Args:
+            ranges: the ranges, in order; those without such a row are not read.
+            column: ``timestamp`` or ``term``.
+            least: a term, or milliseconds.
+        """
+        is_time = column == "timestamp"
+        value = pa.scalar(least * 1000, READ_SCHEMA.field(column).type) if is_time else pa.scalar(least, pa.int64())
+        for one in ranges:
+            greatest = one.last_time_ms if is_time else one.term
+            if greatest >= least or (is_time and not greatest):  # the time of a range may be unknown
+                rows = self.of(one)
+                rows = rows.filter(pc.fill_null(pc.greater_equal(rows.column(column), value), False))
+                if rows.num_rows:
+                    return int(rows.column("index")[0].as_py())
+        return None
+
+
+def range_with(ranges: Sequence[ArchivedRange], index: int) -> ArchivedRange | None:
+    """Return the range with an index, of ranges in order; None if none has it."""
+    at = bisect_right(ranges, index, key=lambda one: one.start) - 1
+    return ranges[at] if at >= 0 and index < ranges[at].end else None
 
 
 def _deltalake() -> Any:

@@ -15,6 +15,7 @@ Source: RocketMQ's ``IndexFile`` and ``IndexService``. A file is named by the ti
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -24,7 +25,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dledger_core.rocketmq.leaving.rewrite import Keys
+from dledger_core.errors import ConfigError, CorruptRecordError
+from dledger_core.rocketmq.message.keys import Keys
+from dledger_core.rocketmq.store.broker_conf import broker_properties, whole_number
 from dledger_core.storage.files.file_system import Files
 
 KEY_UNIT: Final = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
@@ -41,7 +44,121 @@ _HEADER: Final = np.dtype(
 )
 _SLOT: Final = np.dtype(">i4")
 _SECONDS_MAX: Final = (1 << 31) - 1
+_HASH_MAX: Final = (1 << 31) - 1
 _I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFileSize:
+    """The size of index files, which a broker takes from its configuration and never from the files.
+
+    Attributes:
+        slots: hash slots, ``maxHashSlotNum``.
+        units: units, ``maxIndexNum``; the first one stays unused.
+    """
+
+    slots: int
+    units: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a file."""
+        return _HEADER.itemsize + self.slots * _SLOT.itemsize + self.units * KEY_UNIT.itemsize
+
+
+def key_file_size(conf: Path | None, broker: Path | None) -> KeyFileSize:
+    """Return the size of a broker's index files.
+
+    Args:
+        conf: its configuration; None = RocketMQ's defaults.
+        broker: its directory; None = unknown.
+
+    Raises:
+        ConfigError: its index files have another size, or the configuration cannot be read.
+    """
+    properties = broker_properties(conf)
+    slots = whole_number(properties, "maxHashSlotNum", 5_000_000, conf)
+    size = KeyFileSize(slots, whole_number(properties, "maxIndexNum", 20_000_000, conf))
+    first = next(iter(key_file_paths(broker / "index")), None) if broker is not None else None
+    found = None if first is None else first.stat().st_size
+    if found not in (None, size.bytes):
+        raise ConfigError(
+            f"the broker's index files have {found} bytes: it has another maxHashSlotNum or maxIndexNum",
+            str(broker),
+            "name its configuration with --broker-conf",
+        )
+    return size
+
+
+def key_file_paths(directory: Path) -> list[Path]:
+    """Return the index files in a directory, oldest first; none if it is missing."""
+    return sorted(path for path in directory.glob("[0-9]" * 17) if path.is_file())
+
+
+class KeyUnits:
+    """An index file for reading.
+
+    Args:
+        path: the file.
+        size: its size by the broker's configuration.
+
+    Attributes:
+        path: the file.
+        count: number of units.
+        positions: int64: the physical offsets of all units; a broker appends them in order.
+
+    Raises:
+        CorruptRecordError: the file has another size, or its header is impossible.
+    """
+
+    def __init__(self, path: Path, size: KeyFileSize) -> None:
+        self.path: Final = path
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size.bytes:
+                raise _unreadable(path, f"it has {found} bytes, not {size.bytes}")
+            [header] = np.frombuffer(file.read(_HEADER.itemsize), _HEADER)
+            self.count: Final = int(header["next_unit"]) - 1
+            if not 0 <= self.count < size.units:
+                raise _unreadable(path, f"its header names {self.count} keys")
+            self._first_ms = int(header["first_ms"])
+            self._slots = np.frombuffer(file.read(size.slots * _SLOT.itemsize), _SLOT)
+            file.seek(KEY_UNIT.itemsize, os.SEEK_CUR)  # the unused unit
+            self._units = np.frombuffer(file.read(self.count * KEY_UNIT.itemsize), KEY_UNIT)
+        self.positions: Final[_I64] = self._units["position"].astype(np.int64)
+
+    def between(self, start: int, stop: int) -> tuple[_I64, _I64, _I64]:
+        """Return position, hash and store time in ms of the units with positions in [start, stop), by position.
+
+        Times are cut to whole seconds; that of a unit with 0 seconds is -1, because earlier times are written as 0 too.
+        """
+        ordered = bool((self.positions[1:] >= self.positions[:-1]).all())
+        rows: Any
+        if ordered:
+            rows = slice(*np.searchsorted(self.positions, [start, stop]))
+        else:
+            rows = np.flatnonzero((self.positions >= start) & (self.positions < stop))
+            rows = rows[np.argsort(self.positions[rows], kind="stable")]
+        seconds = self._units["seconds"][rows].astype(np.int64)
+        times = np.where(seconds > 0, self._first_ms + 1000 * seconds, -1)
+        return self.positions[rows], self._units["hash"][rows].astype(np.int64) & _HASH_MAX, times
+
+    def wrong_links(self) -> int:
+        """Return the number of slots and units that do not name the previous unit of their slot."""
+        slots = self._units["hash"].astype(np.int64) % len(self._slots)
+        order = np.argsort(slots, kind="stable")
+        same = np.zeros(len(order), np.bool_)
+        same[1:] = slots[order][1:] == slots[order][:-1]
+        previous = np.zeros(len(order), np.int64)
+        previous[order] = np.where(same, np.roll(order + 1, 1), 0)
+        heads = np.zeros(len(self._slots), np.int64)
+        last = np.append(~same[1:], True)[: len(order)]
+        heads[slots[order[last]]] = order[last] + 1
+        return int((previous != self._units["previous"]).sum() + (heads != self._slots).sum())
+
+
+def _unreadable(path: Path, what: str) -> CorruptRecordError:
+    return CorruptRecordError(f"the index file cannot be read: {what}", str(path), "rebuild the index files")
 
 
 @dataclass(slots=True)
@@ -77,22 +194,20 @@ class KeyFiles:
     Args:
         files: the file system.
         root: the ``index`` directory.
-        slots: hash slots of a file, ``maxHashSlotNum``.
-        units: units of a file, ``maxIndexNum``; the first one stays unused.
+        size: of a file.
         started_ms: names the first file; each further one is a millisecond later.
         current: header of the newest file, from an earlier run.
     """
 
     def __init__(
-        self, files: Files, root: Path, slots: int, units: int, started_ms: int, current: KeyFile | None = None
+        self, files: Files, root: Path, size: KeyFileSize, started_ms: int, current: KeyFile | None = None
     ) -> None:
         self._files = files
         self._root = root
-        self._slot_count = slots
-        self._units_max = units
+        self._size = size
         self._started_ms = started_ms
         self.current = current or KeyFile()
-        self._slots = np.zeros(slots, np.int32)
+        self._slots = np.zeros(size.slots, np.int32)
         self._waiting: list[npt.NDArray[Any]] = []
         self._flushed = self.current.next_unit
         if self._flushed > 1:
@@ -102,7 +217,7 @@ class KeyFiles:
         """Append keys; write a file once it is full."""
         at = 0
         while at < len(keys.hashes):
-            room = self._units_max - self.current.next_unit
+            room = self._size.units - self.current.next_unit
             if room <= 0:
                 self._next_file()
                 continue
@@ -122,7 +237,7 @@ class KeyFiles:
     def _append(self, hashes: _I64, positions: _I64, stored_ms: _I64) -> None:
         header = self.current
         numbers = header.next_unit + np.arange(len(hashes))
-        slots = hashes % self._slot_count
+        slots = hashes % self._size.slots
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
         same = np.zeros(len(order), np.bool_)
@@ -153,7 +268,7 @@ class KeyFiles:
         header = self.current
         units = np.concatenate(self._waiting).astype(KEY_UNIT)  # numpy joins in native byte order
         with closing(self._files.open(self._path, write=True, create=True)) as file:
-            file.truncate(self._units_at + self._units_max * KEY_UNIT.itemsize)
+            file.truncate(self._size.bytes)
             file.pwritev([units.tobytes()], self._units_at + self._flushed * KEY_UNIT.itemsize)
             file.pwritev([self._slots.astype(_SLOT).tobytes()], _HEADER.itemsize)
             file.pwritev([np.array([tuple(header.saved().values())[1:]], _HEADER).tobytes()], 0)
@@ -163,7 +278,7 @@ class KeyFiles:
 
     @property
     def _units_at(self) -> int:
-        return _HEADER.itemsize + self._slot_count * _SLOT.itemsize
+        return _HEADER.itemsize + self._size.slots * _SLOT.itemsize
 
     @property
     def _path(self) -> Path:
@@ -177,7 +292,7 @@ class KeyFiles:
         with closing(self._files.open(self._path)) as file:
             size = KEY_UNIT.itemsize
             data = file.pread((self._flushed - 1) * size, self._units_at + size)
-        slots = np.frombuffer(data, KEY_UNIT)["hash"].astype(np.int64) % self._slot_count
+        slots = np.frombuffer(data, KEY_UNIT)["hash"].astype(np.int64) % self._size.slots
         order = np.argsort(slots, kind="stable")
         last = np.append(np.diff(slots[order]) != 0, True)
         self._slots[slots[order[last]]] = order[last] + 1

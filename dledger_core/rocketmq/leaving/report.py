@@ -1,0 +1,68 @@
+"""The report of a run, and the space that it needs."""
+
+from __future__ import annotations
+
+from dledger_core.rocketmq.leaving.job import Job
+from dledger_core.rocketmq.leaving.plan import LeaveReport, LeaveState, QueueRanges, QueueSlots
+from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES
+
+
+def needed_bytes(job: Job, state: LeaveState) -> int:
+    """Return the free space that the copy takes."""
+    totals, settings = state.totals, job.settings
+    index = settings.index.slots * 4 + 20 * min(totals.keys, settings.index.units)
+    files = -(-totals.keys // max(1, settings.index.units - 1))
+    classic = job.entries.classic
+    copied = 0 if classic is None or _is_linked(job) else classic.data_bytes
+    return totals.body_bytes + totals.units * UNIT_BYTES + files * index + copied
+
+
+def _is_linked(job: Job) -> bool:
+    return job.root.exists() and job.root.stat().st_dev == job.source.path.stat().st_dev
+
+
+def report_of(job: Job, state: LeaveState, *, resumed: bool) -> LeaveReport:
+    """Return the report of a run, or of its dry run."""
+    totals, request = state.totals, job.request
+    end = job.entries.end
+    left_out = sum(_left_out(job, ranges) for ranges in totals.queues.values() if not ranges.is_plain)
+    holes = sum(high - low for ranges in totals.queues.values() for low, high in ranges.holes())
+    notes = list(state.notes)
+    if totals.of_other_queues:
+        topics = ", ".join(sorted(job.other_topics)) or "unknown without the broker's config/topics.json"
+        notes.append(
+            f"not converted: the queues of {totals.of_other_queues} messages of batch topics ({topics}); consumers "
+            "do not get these messages, which are in the CommitLog"
+        )
+    return LeaveReport(
+        kind=job.source.kind,
+        destination=str(job.root),
+        messages=totals.messages,
+        last_index=end.index - 1,
+        ends_because=end.because,
+        entries_left_out=end.left_out,
+        control_dropped=totals.control_dropped,
+        hidden_dropped=totals.hidden_dropped,
+        damaged_dropped=sum(stop - start for start, stop in job.entries.dropped),
+        queues=len(totals.queues),
+        units=totals.units - left_out,
+        duplicates_left_out=left_out,
+        holes_filled=holes,
+        in_no_queue=totals.in_no_queue,
+        references_moved=state.references_moved,
+        start_position=state.start_position,
+        end_position=totals.end_position,
+        keys=totals.keys,
+        needed_bytes=needed_bytes(job, state),
+        estimated_seconds=round(totals.seconds * (4 if request.verify else 3), 1) if request.dry_run else None,
+        verified=request.verify and not request.dry_run,
+        resumed=resumed,
+        dry_run=request.dry_run,
+        notes=tuple(notes),
+    )
+
+
+def _left_out(job: Job, ranges: QueueRanges) -> int:
+    """Return how many messages of a queue have no slot, because another message has it."""
+    slots = QueueSlots(ranges, job.request.on_duplicate or "first")
+    return int((~slots.take(sum(units for _, units in ranges.ranges))[1]).sum())
