@@ -231,8 +231,10 @@ EVENTS = [
 
 OF_CONTROLLER = [
     b"",
-    b'\0\2{"brokerAddress":"127.0.0.1:33961","brokerName":"broker","clusterName":"C","eventType":"APPLY_BROKER_ID_EVENT",'
-    b'"newBrokerId":1,"registerCheckCode":"127.0.0.1:33961;1795958477135"}',
+    (
+        b'\0\2{"brokerAddress":"127.0.0.1:33961","brokerName":"broker","clusterName":"C","eventType":"APPLY_BROKER_ID_EVENT",'
+        b'"newBrokerId":1,"registerCheckCode":"127.0.0.1:33961;1795958477135"}'
+    ),
     b'\0\3{"brokerName":"broker","eventType":"ELECT_MASTER_EVENT","newMasterBrokerId":1,"newMasterElected":true}',
     b'\0\3{"brokerName":"broker","eventType":"ELECT_MASTER_EVENT","newMasterElected":false}',
     b'\0\3{"brokerName":"broker","eventType":"ELECT_MASTER_EVENT","newMasterBrokerId":1,"newMasterElected":true}',
