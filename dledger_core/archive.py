@@ -53,8 +53,8 @@ def local_path(location: str) -> Path | None:
     return None if not location or _SCHEME.match(location) else Path(location).absolute()
 
 
-def read_storage(path: str | Path) -> dict[str, str]:
-    """Return options of ``deltalake`` for a location from a JSON file.
+def read_storage(path: str | Path, option: str) -> dict[str, str]:
+    """Return options of ``deltalake`` for a location from a JSON file, which ``option`` names.
 
     Raises:
         ConfigError: the file cannot be read, or has something else.
@@ -62,9 +62,9 @@ def read_storage(path: str | Path) -> dict[str, str]:
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"storage options cannot be read: {error}", str(path), "name a JSON file") from None
+        raise ConfigError(f"{option} cannot be read: {error}", str(path), "name a JSON file") from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        what = "storage options are one JSON object of texts"
+        what = f"{option}: the options are one JSON object of texts"
         raise ConfigError(what, str(path), 'write {"aws_region": "eu-central-1"}')
     return found
 

@@ -75,7 +75,7 @@ class ArchiveOptions(NodeAccess):
     verify: bool
     write: bool
     end: bool
-    storage: Annotated[dict[str, str], BeforeValidator(lambda path: read_storage(path) if path else {})]
+    storage: Annotated[dict[str, str], BeforeValidator(lambda path: read_storage(path, "--storage") if path else {})]
     findings: Annotated[str, AfterValidator(lambda path: check_table(path, "--findings"))] | None
     report: Annotated[str, AfterValidator(lambda path: check_file(path, "--report"))] | None
     verbose: bool

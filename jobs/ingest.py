@@ -35,7 +35,6 @@ from spark_connector import LagReport, lag_reports, planned_offset, register
 from spark_connector.columns import schema_for
 from spark_connector.monitoring.outputs import parse_target
 from spark_connector.options import LATEST, DLedgerOptions
-from spark_connector.reading.admission import PASSES_START
 from spark_connector.reading.tracking import Tracker
 
 from ._cli import (
@@ -112,20 +111,6 @@ class IngestOptions(NodeAccess):
             raise ConfigError("--dead-letters: bodies that are not decoded cannot fail", "", "add --decode message")
         if self.dead_letters is not None and self.passed_on.get("onDecodeError", "column").lower() != "column":
             raise ConfigError("--dead-letters has no effect with --on-decode-error fail", "", "leave one of them out")
-        return self
-
-    @model_validator(mode="after")
-    def _check_limits(self) -> Self:
-        given: dict[str, int | str | None] = {
-            "--max-offsets-per-trigger": self.max_offsets_per_trigger,
-            "--max-bytes-per-trigger": self.max_bytes_per_trigger,
-            "--min-offsets-per-trigger": self.passed_on.get("minOffsetsPerTrigger"),
-        }
-        for name, value in given.items():
-            if value is not None and "availableNow" in self.trigger and not PASSES_START:
-                # Spark 4.1 ends such a run after one micro-batch (test_reader_of_spark_4_1_starts_where_it_was).
-                what = f"{name} with --trigger available-now needs PySpark 4.2"
-                raise ConfigError(what, "", 'leave it out, or add --trigger "10 seconds"')
         return self
 
     def source(self) -> dict[str, str]:
@@ -321,6 +306,7 @@ def command(**given: Any) -> Outcome:
     """Stream logs into a Delta table, each entry exactly once."""
     check_versions()
     options = IngestOptions.parse(_chosen(given))
+    _check_limits(options)
     available, starts = _check(options)
     columns = options.check_tables()
     if options.dry_run:
@@ -343,6 +329,24 @@ def _chosen(given: dict[str, Any]) -> dict[str, Any]:
     if "groupsPattern" in source and origin is not ParameterSource.COMMANDLINE:
         return chosen | {"groups": None}
     return chosen | {"groups": "default" if chosen["groups"] is None else chosen["groups"]}
+
+
+def _check_limits(options: IngestOptions) -> None:
+    """Raise ConfigError for a limit that would end a run early.
+
+    Spark 4.1 ends a run with available-now after one micro-batch (test_reader_of_spark_4_1_starts_where_it_was).
+    """
+    from spark_connector.reading.admission import PASSES_START  # needs PySpark
+
+    given: dict[str, int | str | None] = {
+        "--max-offsets-per-trigger": options.max_offsets_per_trigger,
+        "--max-bytes-per-trigger": options.max_bytes_per_trigger,
+        "--min-offsets-per-trigger": options.passed_on.get("minOffsetsPerTrigger"),
+    }
+    limit = next((name for name, value in given.items() if value is not None), None)
+    if limit is not None and "availableNow" in options.trigger and not PASSES_START:
+        what = f"{limit} with --trigger available-now needs PySpark 4.2"
+        raise ConfigError(what, "", 'leave it out, or add --trigger "10 seconds"')
 
 
 def _check(options: IngestOptions) -> tuple[dict[str, dict[str, int]], dict[str, int]]:

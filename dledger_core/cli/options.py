@@ -396,7 +396,7 @@ def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise ConfigError("--archive: a Java group has no archive", "", "leave --archive out")
         if archive is None and archive_storage is not None:
             raise ConfigError("--archive-storage has no effect without --archive", "", "add --archive true")
-        storage = {} if archive_storage is None else read_storage(archive_storage)
+        storage = {} if archive_storage is None else read_storage(archive_storage, "--archive-storage")
         found = None if archive is None else Archive(archive, storage)
         return command(connection=connection, archive=found, **others)
 

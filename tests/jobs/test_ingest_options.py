@@ -19,6 +19,7 @@ from jobs._ingest.source_options import PASSED_ON
 from spark_connector import ddl_of
 from spark_connector.columns import schema_for
 from spark_connector.options import DLedgerOptions
+from spark_connector.reading import admission
 from tests.support.run_job import run_in_process
 
 NAMES = {"bigint": "long", "int": "integer"}
@@ -159,7 +160,7 @@ def test_limit_that_would_end_run_of_spark_4_1_early_is_refused(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ingest, "PASSES_START", False)
+    monkeypatch.setattr(admission, "PASSES_START", False)
     given = ["--peers", "n0-127.0.0.1:1", "--table", "table", "--checkpoint", "checkpoint", option, "5"]
     code, _, err = run_in_process(ingest.command, capsys, *given)
     assert (code, option in err, "4.2" in err) == (3, True, True)
