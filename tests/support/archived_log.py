@@ -26,9 +26,9 @@ from dledger_core import (
 )
 from dledger_core.client import EntryCheck, check_of
 from dledger_core.lineage import AncestorLog
-from spark_connector.columns import ENTRY_SCHEMA
 
 GROUP = "g"
+ENTRY_SCHEMA = pa.schema([pa.field("group", pa.string()), *READ_SCHEMA])
 CONTROLS = frozenset({0, 100, 101, 299})
 """Indexes without a row."""
 RECORD_BYTES = 60
