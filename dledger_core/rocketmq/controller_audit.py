@@ -148,8 +148,8 @@ def audit_brokers(
         StoreMismatchError: a directory has no CommitLog, or is of another broker set.
         OSError: a file was deleted meanwhile.
     """
-    audit = _Audit({name: _Broker.open(name, path) for name, path in brokers.items()}, in_sync, start, progress)
-    return audit.run(master)
+    opened = {name: _Broker.open(name, path) for name, path in brokers.items()}
+    return _Audit(opened, in_sync, master, start, progress).run()
 
 
 @dataclass(frozen=True)
@@ -194,13 +194,17 @@ class _Broker:
         at = bisect_right(self.files, position, key=lambda file: file.position) - 1
         return self.files[at] if at >= 0 and position < self.files[at].end else None
 
-    def message_at(self, position: int) -> StoredMessage | None:
-        """Return the message that has a byte at a position; None in a filler, after the end and at damage."""
+    def message_before(self, end: int) -> StoredMessage | None:
+        """Return the message before a position; None at damage."""
         try:
-            found = CommitLogView(self.directory, check=False).message_before(position + 1)
+            return CommitLogView(self.directory, check=False).message_before(end)
         except CorruptRecordError:
             return None
-        return found if position < found.position + len(found.body) else None
+
+    def message_at(self, position: int) -> StoredMessage | None:
+        """Return the message that has a byte at a position; None in a filler, after the end and at damage."""
+        found = self.message_before(position + 1)
+        return found if found is not None and position < found.position + len(found.body) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +274,7 @@ class _Audit:
         self,
         brokers: dict[str, _Broker],
         in_sync: Collection[str] | None,
+        master: str | None,
         start: int,
         progress: Callable[[int], None],
     ) -> None:
@@ -279,26 +284,26 @@ class _Audit:
         self._progress = progress
         self._read = 0
         self._pending: list[_Pending] = []
+        self._points: dict[str, ConsistentPoint | None] = {}
         self._check()
+        self._master = self._elected(master)
 
-    def run(self, master: str | None) -> ControllerAudit:
-        chosen = self._master(master)
-        points: dict[str, ConsistentPoint | None] = {}
+    def run(self) -> ControllerAudit:
         compared = dict.fromkeys(self._brokers, 0)
         for each in self._brokers.values():
             self._check_file(each)
-            if each is not chosen:
-                points[each.name] = self._part(each, chosen)
-                compared[each.name] = self._compare(each, chosen, points[each.name])
+            if each is not self._master:
+                self._points[each.name] = point = self._part(each, self._master)
+                compared[each.name] = self._compare(each, self._master, point)
         scans = {name: self._scan(broker) for name, broker in self._brokers.items()}
         # The range of old messages that a log itself shows is complete; bytes are compared up to the shorter end only.
         kept = [each for each in self._pending if not _is_shown(each, scans[each.broker].stale)]
-        findings = [self._counted(each, scans, points, chosen) for each in kept]
-        findings += self._of_scans(scans, points, chosen)
-        rows = tuple(self._row(each, points, scans, compared) for each in self._brokers.values())
+        findings = [self._finding(each, scans[each.broker].count(each.position, each.end)) for each in kept]
+        findings += self._of_scans(scans)
+        rows = tuple(self._row(each, scans, compared) for each in self._brokers.values())
         order = list(self._brokers)
         found = sorted(findings, key=lambda each: (order.index(each.broker.split(", ")[0]), each.position, each.kind))
-        return ControllerAudit(chosen.name, rows, tuple(found))
+        return ControllerAudit(self._master.name, rows, tuple(found))
 
     def _check(self) -> None:
         if len(self._brokers) < len(("master", "slave")):
@@ -313,7 +318,7 @@ class _Audit:
             remedy = "name brokers with one brokerName"
             raise StoreMismatchError(f"the brokers belong to several sets: {named}", str(path), remedy)
 
-    def _master(self, name: str | None) -> _Broker:
+    def _elected(self, name: str | None) -> _Broker:
         if name is not None and name not in self._brokers:
             raise ConfigError(f"there is no broker {name!r}", "", f"use one of {', '.join(self._brokers)}")
         candidates = [each for each in self._brokers.values() if self._in_sync is None or each.name in self._in_sync]
@@ -371,15 +376,15 @@ class _Audit:
             what = f"the log is ahead of the master {master.name}"
             self._add("STALE_TAIL", broker, point.position, broker.end, what)
 
-    def _restart(self, name: str, points: Mapping[str, ConsistentPoint | None], master: _Broker) -> str:
+    def _restart(self, name: str) -> str:
         broker = self._brokers[name]
         if not broker.file.starts:
             return "deletes nothing: the broker does not start"
-        if broker is master:
+        if broker is self._master:
             return "deletes nothing while it is master"
-        point = points[name]
+        point = self._points[name]
         if point is None or point.position > broker.end:
-            return f"deletes nothing, and the broker cannot follow {master.name}"
+            return f"deletes nothing, and the broker cannot follow {self._master.name}"
         if point.position == broker.end:
             return "deletes nothing"
         return f"deletes positions {point.position} to {broker.end - 1}"
@@ -449,14 +454,12 @@ class _Audit:
             _note_queues(scan.queues, batch.slice(kept))
             _note_times(scan, batch.slice(kept), positions[kept:])
 
-    def _of_scans(
-        self, scans: Mapping[str, _Scan], points: Mapping[str, ConsistentPoint | None], master: _Broker
-    ) -> Iterator[BrokerFinding]:
+    def _of_scans(self, scans: Mapping[str, _Scan]) -> Iterator[BrokerFinding]:
         doubled: dict[tuple[str, int, int, int, int], list[str]] = {}
         for name, scan in scans.items():
             for position, end, message in scan.damage:
-                yield self._finding(_Pending("DAMAGED", name, position, end, message), 0, points, master)
-            yield from self._stale(name, scan.stale, points, master)
+                yield self._finding(_Pending("DAMAGED", name, position, end, message), 0)
+            yield from self._stale(name, scan.stale)
             for (topic, queue), each in scan.queues.items():
                 if each.doubled:
                     key = (topic, queue, each.position, each.end, each.doubled)
@@ -467,45 +470,26 @@ class _Audit:
                 f"queue {queue} of topic {topic}: queue offsets from {offset} on are those of earlier messages, so the"
             )
             what = f"{what} queue has one message of two"
-            found = self._finding(_Pending("QUEUE_OFFSET_TWICE", names[0], position, end, what), count, points, master)
-            restarts = [self._restart(name, points, master) for name in names]
+            found = self._finding(_Pending("QUEUE_OFFSET_TWICE", names[0], position, end, what), count)
+            restarts = [self._restart(name) for name in names]
             if len(set(restarts)) > 1:
                 restarts = ["; ".join(f"{name}: {each}" for name, each in zip(names, restarts, strict=True))]
             yield replace(found, broker=", ".join(names), restart=restarts[0])
 
-    def _stale(
-        self, name: str, stale: list[_Stale], points: Mapping[str, ConsistentPoint | None], master: _Broker
-    ) -> Iterator[BrokerFinding]:
+    def _stale(self, name: str, stale: list[_Stale]) -> Iterator[BrokerFinding]:
         for each in stale:
             what = "the messages are older than those before them in their epoch, and another broker stored them: a"
             found = _Pending("HALF_TRUNCATED", name, each.position, each.end, f"{what} {_HALF}")
-            yield self._finding(found, each.messages, points, master)
+            yield self._finding(found, each.messages)
 
-    def _counted(
-        self,
-        each: _Pending,
-        scans: Mapping[str, _Scan],
-        points: Mapping[str, ConsistentPoint | None],
-        master: _Broker,
-    ) -> BrokerFinding:
-        return self._finding(each, scans[each.broker].count(each.position, each.end), points, master)
-
-    def _finding(
-        self, each: _Pending, messages: int, points: Mapping[str, ConsistentPoint | None], master: _Broker
-    ) -> BrokerFinding:
+    def _finding(self, each: _Pending, messages: int) -> BrokerFinding:
         epoch = epoch_at(self._brokers[each.broker].epochs, each.position)
         number = None if epoch is None else epoch.number
-        restart = self._restart(each.broker, points, master)
+        restart = self._restart(each.broker)
         return BrokerFinding(each.kind, each.broker, each.position, each.end, number, messages, each.message, restart)
 
-    def _row(
-        self,
-        broker: _Broker,
-        points: Mapping[str, ConsistentPoint | None],
-        scans: Mapping[str, _Scan],
-        compared: Mapping[str, int],
-    ) -> AuditedBroker:
-        point = points.get(broker.name)
+    def _row(self, broker: _Broker, scans: Mapping[str, _Scan], compared: Mapping[str, int]) -> AuditedBroker:
+        point = self._points.get(broker.name)
         deletes = 0
         if point is not None and point.position < broker.end and broker.file.starts:
             deletes = scans[broker.name].count(point.position, broker.end)
@@ -563,12 +547,9 @@ def _is_in_message(one: _Broker, other: _Broker, position: int) -> bool:
     """Whether a byte belongs to a message; a file's filler may have bytes of earlier ones, which no program reads."""
     fillers = 0
     for each in (one, other):
-        try:
-            found = CommitLogView(each.directory, check=False).message_before(position + 1)
-        except CorruptRecordError:
-            continue
-        file = each.file_at(position)
-        fillers += file is not None and found.end == file.end and position >= found.position + len(found.body)
+        found, file = each.message_before(position + 1), each.file_at(position)
+        if found is not None and file is not None:
+            fillers += found.end == file.end and position >= found.position + len(found.body)
     return fillers < len((one, other))
 
 
