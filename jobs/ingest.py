@@ -31,11 +31,10 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 from dledger_core import ConfigError
 from dledger_core.cli import DurationType, examples, stop_requests
 from dledger_core.config import parse_groups
-from spark_connector import LagReport, lag_reports, planned_offset, register
+from spark_connector import LagReport, StreamOffset, lag_reports, planned_offset, register
 from spark_connector.columns import schema_for
 from spark_connector.monitoring.outputs import parse_target
-from spark_connector.options import LATEST, DLedgerOptions
-from spark_connector.reading.tracking import Tracker
+from spark_connector.options import DLedgerOptions
 
 from ._cli import (
     EXIT_INCOMPLETE,
@@ -364,13 +363,15 @@ def _check(options: IngestOptions) -> tuple[dict[str, dict[str, int]], dict[str,
     if options.protocol != "dledger":  # check a Java group without the safety lag and without a probe
         source = {name: value for name, value in source.items() if name != "commitProbe"}
         source["isolation"] = "read_uncommitted"
-    tracker = Tracker(DLedgerOptions.for_reading(source))
-    bounds = tracker.bounds()
-    check_resume(options.checkpoint, tracker)
+    from spark_connector.reading.readers import DLedgerStreamReader  # needs PySpark
+
+    reader = DLedgerStreamReader(DLedgerOptions.for_reading(source))
+    bounds = reader.tracker.bounds()
+    check_resume(options.checkpoint, reader.tracker)
     available = {group: {"start": view.first_index, "end": view.end} for group, view in sorted(bounds.items())}
     known = planned_offset(options.checkpoint)
     if known is None:
-        return available, tracker.starts(bounds, "latest", LATEST)
+        return available, StreamOffset.from_json(reader.initialOffset()).next_indexes
     return available, {group: view.first_index for group, view in bounds.items() if group not in known.groups}
 
 

@@ -25,7 +25,7 @@ run = partial(run_in_process, command)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with LocalCluster(3, groups=("a", "b", "c", "d"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
+    with LocalCluster(3, groups=("a", "b", "c", "d", "e"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
         yield running
 
 
@@ -114,6 +114,22 @@ def test_stream_without_nodes_fails_and_is_continued_by_next_run(
         code, summary, _ = run(capsys, *arguments)
         assert (code, summary["exit_reason"]) == (0, "available data read")
         assert in_table(spark, table) == [("a", b"%05d" % number) for number in range(4000)]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("start", "end", "code"),
+    [(5, 3, "DLEDGER_OPTION"), (10_000, 20_000, "DLEDGER_DATA_LOSS.OFFSET_BEYOND_END")],
+    ids=["end before start", "start beyond end"],
+)
+def test_start_of_new_checkpoint_that_does_not_fit_is_rejected_without_jvm(
+    start: int, end: int, code: str, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append(cluster, "e", *[b"x"] * 10)
+    given = ["--peers", cluster.peers, "--groups", "e", "--table", tmp_path / "t", "--checkpoint", tmp_path / "c"]
+    bounds = ["--starting-offsets", f'{{"e": {start}}}', "--ending-offsets", f'{{"e": {end}}}']
+    status, failed, _ = run(capsys, *map(str, given), *bounds, "--dry-run")
+    assert (status, failed["error"]) == (3, code)
 
 
 @pytest.mark.integration

@@ -136,6 +136,7 @@ def test_only_spark_reads_table_elsewhere() -> None:
         (["--topics", "a"], ["topics"]),
         (["--groups", "a", "--groups-pattern", "b.*"], ["groups", "groupsPattern"]),
         (["--trigger", "once"], ["--trigger", "available-now"]),
+        (["--ending-offsets", "latest"], ["endingOffsets"]),
     ],
 )
 def test_wrong_option_is_named(
