@@ -14,7 +14,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,15 @@ from dledger_core.environment import install_command
 from dledger_core.errors import ArchiveDamagedError, ArchiveTableError, ConfigError
 from dledger_core.record import READ_SCHEMA, empty_batch
 
-__all__ = ["FROM_LOG", "ArchiveTable", "ArchivedRows", "local_path", "range_with", "read_storage"]
+__all__ = [
+    "FROM_LOG",
+    "ArchiveTable",
+    "ArchivedRows",
+    "RecordedArchive",
+    "local_path",
+    "range_with",
+    "read_storage",
+]
 
 FROM_LOG: Final = "true"
 """In place of a location: the one that the log has recorded."""
@@ -276,6 +284,13 @@ class ArchivedRows:
                 if rows.num_rows:
                     return int(rows.column("index")[0].as_py())
         return None
+
+
+class RecordedArchive(NamedTuple):
+    """The archive of a log as it has recorded it: its ranges, in order, and the location of the table."""
+
+    ranges: tuple[ArchivedRange, ...]
+    table: str
 
 
 def range_with(ranges: Sequence[ArchivedRange], index: int) -> ArchivedRange | None:

@@ -31,14 +31,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, NoReturn, Self
+from typing import Annotated, Any, Final, NoReturn, Self
 
 import click
 from click.core import ParameterSource
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 import spark_connector.errors  # noqa: F401  (registers its error classes)
 from dledger_core import ClientConfig, ConfigError, DLedgerError, NoLeaderError, RequestTimedOutError, UnreachableError
+from dledger_core.archive import read_storage
 from dledger_core.cli import (
     ACCESS_HELP,
     EXIT_FINDING,
@@ -66,6 +67,7 @@ __all__ = [
     "NodeAccess",
     "Outcome",
     "StoppedError",
+    "archive_options",
     "dry_run_option",
     "environment_access",
     "find_failure",
@@ -149,6 +151,32 @@ class NodeAccess(JobOptions):
         return Access.of(tls_ca=self.tls_ca, tls_cert=self.tls_cert, tls_key=self.tls_key, token_file=self.token_file)
 
 
+class ArchiveAccess(NodeAccess):
+    """Options of a job that reads trimmed entries from the archive.
+
+    Attributes:
+        archive: its location; ``true`` for the table that the log names; None = the archive is not read.
+        archive_storage: options of ``deltalake`` for the location.
+    """
+
+    archive: str | None = None
+    archive_storage: Annotated[
+        dict[str, str], BeforeValidator(lambda path: read_storage(path, "--archive-storage") if path else {})
+    ] = Field(default={}, repr=False)  # may have credentials
+
+    @model_validator(mode="after")
+    def _check_storage(self) -> Self:
+        if self.archive is None and self.archive_storage:
+            raise ConfigError("--archive-storage has no effect without --archive", "", "add --archive true")
+        return self
+
+    @property
+    def archive_of_source(self) -> dict[str, str]:
+        """The options of ``format("dledger")``."""
+        storage = {f"archive.{name}": value for name, value in self.archive_storage.items()}
+        return {} if self.archive is None else {"archive": self.archive} | storage
+
+
 def environment_access() -> Access:
     """Return the access that the environment names, for notebooks: DLEDGER_TLS_CA and the others."""
     found = ClientConfig.in_effect()
@@ -161,6 +189,22 @@ def node_access_options(command: Callable[..., Outcome]) -> Callable[..., Outcom
         variable = variable_of(name)
         command = click.option(f"--{name}", metavar="FILE", envvar=variable, show_envvar=True, help=text)(command)
     return client_config_option(show_envvar=True)(command)
+
+
+def archive_options(*, doing: str) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
+    """Add the options of ``ArchiveAccess``.
+
+    Args:
+        doing: what the job does with the archive, for the help.
+    """
+
+    def add(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        text = f"{doing}: true for the table that the log names, or the location of a copy."
+        storage = "JSON file with deltalake's options for the archive's location, such as credentials."
+        command = click.option("--archive-storage", metavar="FILE", help=storage)(command)
+        return click.option("--archive", metavar="true|LOCATION", help=text)(command)
+
+    return add
 
 
 def servers_options(*, doing: str) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:

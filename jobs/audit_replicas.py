@@ -27,8 +27,10 @@ if __package__ in (None, ""):  # started as a script: run the package's module, 
 import click
 
 from dledger_core import ConfigError
+from dledger_core.archive import FROM_LOG
 from dledger_core.cli import DurationType
 
+from ._audit.archives import take_archives
 from ._audit.model import Options, Verdict
 from ._audit.pipeline import Audit
 from ._audit.replicas import take_snapshot
@@ -38,6 +40,7 @@ from ._cli import (
     EXIT_OK,
     Outcome,
     StoppedError,
+    archive_options,
     dry_run_option,
     format_option,
     node_access_options,
@@ -67,6 +70,8 @@ _EXAMPLES = """Examples:
   audit_replicas.py --replica a=/data/n0/default/dledger-n0 --replica b=/data/n1/default/dledger-n1 --table audit
   # the CommitLogs of a master and its slave: are they aligned, as an upgrade to DLedger needs them?
   audit_replicas.py --replica master=/data/store/commitlog --replica slave=/mnt/slave/store/commitlog --table audit
+  # and the Delta table that dledger-archive has proven: also entries that retention has deleted
+  audit_replicas.py --peers 'n0-host:40911;n1-host:40911;n2-host:40911' --archive true --table audit
   # every day: trust the ranges read within a month, but read a thirtieth of them again, oldest first
   audit_replicas.py --peers 'n0-host:40911;n1-host:40911;n2-host:40911' --table audit --skip-proven 30d
 """
@@ -84,6 +89,7 @@ _EXAMPLES = """Examples:
     " checked for damage.",
 )
 @click.option("--against", metavar="PEERS", help="Also compare with the nodes of another cluster, at common indexes.")
+@archive_options(doing="Also compare the archive, a Delta table")
 @click.option("--table", metavar="DIR", help="Directory of the Delta tables; created if missing.")
 @click.option(
     "--mode",
@@ -124,7 +130,8 @@ def command(**given: Any) -> Outcome:
     _check(options)
     if options.dry_run:
         options = options.model_copy(update={"table": None})
-    audit = Audit(take_snapshot(options), options)
+    snapshot = take_snapshot(options)
+    audit = Audit(snapshot, options, take_archives(options, snapshot))
     with spark_session("dledger-audit", verbose=options.verbose) as spark:
         try:
             summary, page = run_stoppable(spark, lambda: audit.execute(spark))
@@ -149,6 +156,8 @@ def _check(options: Options) -> None:
             raise ConfigError(f"{option} needs the tables of earlier runs", "", "give --table, without --dry-run")
     if options.table is not None:
         check_audit_directory(options.table)
+    archive = options.archive if options.archive != FROM_LOG else None
+    check_apart({"--table": options.table, "--report": options.report}, {"--archive": archive})
     stores = {f"--replica {name}": path for name, _, path in (text.partition("=") for text in options.replicas)}
     check_apart({"--table": options.table}, stores)
     check_apart({"--report": options.report}, stores)

@@ -36,6 +36,7 @@ from ._cli import (
     EXIT_FINDING,
     EXIT_OK,
     Outcome,
+    archive_options,
     dry_run_option,
     format_option,
     naming_all_nodes,
@@ -69,6 +70,8 @@ __all__ = ["command", "main", "rebuild"]
     epilog=examples(
         "# a live cluster, incrementally: each run adds the new entries",
         "rebuild_consume_queue.py --peers 'n0-host:40911;n1-host:40911' --table queues --checkpoint queues.checkpoint",
+        "# from the first archived entry on: entries that retention has deleted are read from the archive",
+        "rebuild_consume_queue.py --peers 'n0-host:40911;n1-host:40911' --archive true --table queues",
         "# a stopped broker's store, and RocketMQ's own files too",
         "rebuild_consume_queue.py --store store/dledger-n0 --table queues --files rebuilt",
         "# compare with the broker's own queues, with a report page",
@@ -85,6 +88,7 @@ __all__ = ["command", "main", "rebuild"]
 @click.option(
     "--commitlog", metavar="DIR", help="Read the classic RocketMQ CommitLog that precedes the store, or it alone."
 )
+@archive_options(doing="With --peers: read entries that the nodes have deleted from the archive")
 @click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; created if missing.")
 @click.option("--checkpoint", metavar="DIR", help="Spark checkpoint: continue after the last run.")
 @click.option(

@@ -28,6 +28,7 @@ import pyarrow as pa
 from dledger_core.client import EntryCheck, LogPosition, Loss, LossKind, check_of, find_loss
 from dledger_core.client.protocol import LogRange
 from dledger_core.errors import (
+    ArchiveDamagedError,
     ConfigError,
     CorruptRecordError,
     IndexOutOfRangeError,
@@ -222,7 +223,7 @@ class Dataset:
             )
         self._check_start("index", asked, parts)
         view = LogRange(low, high, -1, log.log_uuid, log.chain)
-        loss = find_loss(last.position, view, lambda index: check_in(log, index))
+        loss = find_loss(last.position, view, opened.check_of)
         is_later = asked is not None and asked > last.next
         if loss is not None and not (is_later and loss.kind is LossKind.RETENTION):
             raise self._error(loss, opened.path)
@@ -294,16 +295,6 @@ class Dataset:
         raise IndexOutOfRangeError(f"{found} {kind} {asked}", str(self.directory), remedy, values)
 
 
-def check_in(log: StoreReader, index: int) -> EntryCheck:
-    """Return term and check of a record.
-
-    Raises:
-        CorruptRecordError: it is damaged.
-    """
-    [row] = log.read(index, index + 1, max_bytes=1).to_pylist()
-    return EntryCheck(row["term"], check_of(index, row["term"], row["position"], row["body"]))
-
-
 def message_check(opened: LogDirectory, position: int) -> int | None:
     """Return the check of the message that starts at a position of the CommitLog; None if none starts there.
 
@@ -323,11 +314,13 @@ def check_of_message(entry: pa.RecordBatch) -> int:
     return check_of(0, 0, entry.column("position")[0].as_py(), entry.column("body")[0].as_py())
 
 
-def end_of_part(log: StoreReader, start: int, end: int, file: str | None) -> Part:
-    """Return the part [start, end) of a log, with the record before its end."""
+def end_of_part(opened: LogDirectory, log: StoreReader, start: int, end: int, file: str | None) -> Part:
+    """Return the part [start, end) of the log in a directory, with the record before its end."""
     try:
-        before = check_in(log, end - 1)
-    except CorruptRecordError:  # an entry that the part does not contain
+        before = opened.check_of(end - 1)
+    except (CorruptRecordError, ArchiveDamagedError):  # an entry that the part does not contain
+        before = None
+    if before is None:
         return Part(start, end, log.log_uuid, file=file)
     return Part(start, end, log.log_uuid, before.term, before.check, file=file)
 

@@ -16,13 +16,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, ipc, parquet
 
+from dledger_core.archive import FROM_LOG, ArchivedRows, ArchiveTable
 from dledger_core.cli.dataset import Dataset, Part, Section, check_of_message, end_of_part
 from dledger_core.cli.entries import Filters, SeekTarget, SeekType, condition_options
 from dledger_core.cli.formats import body_text, json_lines
 from dledger_core.cli.help import command, examples, option
-from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, opaque_option
+from dledger_core.cli.options import (
+    EXISTING_DIRECTORY,
+    Archive,
+    SizeType,
+    archive_options,
+    format_option,
+    opaque_option,
+)
 from dledger_core.cli.output import Format, Progress, say, show_result
-from dledger_core.errors import BadRequestError, CorruptRecordError, IndexOutOfRangeError
+from dledger_core.errors import BadRequestError, ConfigError, CorruptRecordError, IndexOutOfRangeError
 from dledger_core.ids import Index
 from dledger_core.record import READ_SCHEMA, Isolation
 from dledger_core.rocketmq import Damaged, Deleted, LogDirectory, Span, open_log_directory
@@ -111,6 +119,7 @@ class _UntilType(_StartType):
     epilog=examples(
         "dledger export /var/lib/broker/store messages --to parquet",
         "dledger export dledger-data/default/dledger-n0 out --to jsonl --from 1000 --until 2000",
+        "dledger export dledger-data/default/dledger-n0 history --archive true",
         "dledger export /var/lib/broker/store paid --topic orders --tag paid --from 2026-01-31",
     )
 )
@@ -154,6 +163,7 @@ class _UntilType(_StartType):
     help="Size of the bodies in a file, about [default: 256MiB].",
 )
 @opaque_option
+@archive_options
 @format_option
 def export(
     source: Path,
@@ -165,6 +175,7 @@ def export(
     isolation: str,
     part_bytes: int,
     opaque: bool,
+    archive: Archive | None,
     output: Format,
 ) -> None:
     """Write the entries of a store as files in DIRECTORY.
@@ -177,6 +188,9 @@ def export(
     Pandas, Polars and DuckDB read the files. Exit 4 at damage; the files before it are complete. Where a file
     of the log is missing, the entries after it are exported too.
     """
+    if archive is not None and isolation != "read-committed":
+        what = "--archive: an archive has what read-committed shows"
+        raise ConfigError(what, str(source), "leave --isolation or --archive out")
     filters = replace(filters, since=start.time if start else None, until=end.time if end else None)
     settings = {"to": kind, "isolation": isolation, "opaque": opaque, "filters": _recorded(filters)}
     with (
@@ -184,6 +198,8 @@ def export(
         Dataset.open(directory, settings) as dataset,
         Progress("exporting") as progress,
     ):
+        if archive is not None:
+            _use_archive(opened, archive)
         asked = cast("Isolation", isolation.replace("-", "_"))
         until: Until = "end" if end is not None and end.kind == "end" else "committed"
         limit = end.number if end is not None and end.kind == "index" else None
@@ -201,6 +217,27 @@ def export(
     for gap in opened.gaps:
         if target.concerns(gap, first if start is None else first + 1):
             raise gap.error
+
+
+def _use_archive(opened: LogDirectory, archive: Archive) -> None:
+    """Read entries that the store has deleted from its log's archive.
+
+    Raises:
+        ConfigError: the log cannot have an archive, or has none.
+        ArchiveTableError: the table cannot be read, or is not an archive.
+    """
+    where, remedy = str(opened.path), "leave --archive out"
+    if opened.log is None or opened.log.meta is None:
+        kind = "a classic CommitLog" if opened.log is None else "a log that Java wrote"
+        raise ConfigError(f"--archive: {kind} has no archive", where, remedy)
+    if opened.classic:
+        what = "--archive: a CommitLog precedes the store, whose deleted entries would lie between the two"
+        raise ConfigError(what, where, f"export {opened.log.path} alone")
+    if (found := opened.recorded_archive()) is None:
+        raise ConfigError("--archive: the log of this store has no archive", where, remedy)
+    table = ArchiveTable(found.table if archive.location == FROM_LOG else archive.location, archive.storage)
+    table.check()
+    opened.use_archive(found, ArchivedRows(str(opened.log.group), table))
 
 
 def _recorded(filters: Filters) -> dict[str, Any]:
@@ -292,7 +329,7 @@ class _Target:
         if start is None or start.time is None or log is None or self.dataset.parts["log"]:
             return None
         try:
-            return int(log.index_at_time(int(start.time.timestamp() * 1000)))
+            return self.opened.index_at_time(int(start.time.timestamp() * 1000))
         except (BadRequestError, CorruptRecordError):  # no append times (Java), or one that cannot be read
             return None
 
@@ -378,7 +415,7 @@ class _Target:
     def _add(self, section: Section, start: int, end: int, last: pa.RecordBatch | None, temporary: Path | None) -> None:
         name = None if temporary is None else f"{_PREFIXES[section]}{start:020d}-{end:020d}.{self.kind}"
         if section == "log" and self.opened.log is not None:
-            part = end_of_part(self.opened.log, start, end, name)
+            part = end_of_part(self.opened, self.opened.log, start, end, name)
         elif last is not None:
             part = Part(start, end, check=check_of_message(last), last=last.column("position")[0].as_py(), file=name)
         else:

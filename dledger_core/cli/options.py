@@ -389,16 +389,15 @@ def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--archive`` and ``--archive-storage``, passed on as ``archive``; below those of ``connection_options``."""
 
     @wraps(command)
-    def with_archive(
-        *, archive: str | None, archive_storage: Path | None, connection: Connection, **others: Any
-    ) -> Any:
-        if archive is not None and connection.is_java:
+    def with_archive(*, archive: str | None, archive_storage: Path | None, **others: Any) -> Any:
+        connection = others.get("connection")  # a command that reads a directory has none
+        if archive is not None and isinstance(connection, Connection) and connection.is_java:
             raise ConfigError("--archive: a Java group has no archive", "", "leave --archive out")
         if archive is None and archive_storage is not None:
             raise ConfigError("--archive-storage has no effect without --archive", "", "add --archive true")
         storage = {} if archive_storage is None else read_storage(archive_storage, "--archive-storage")
         found = None if archive is None else Archive(archive, storage)
-        return command(connection=connection, archive=found, **others)
+        return command(archive=found, **others)
 
     added = with_archive
     for add in (

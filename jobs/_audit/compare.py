@@ -97,7 +97,7 @@ def _compared(
     committed = committed_end(replicas)
     with ExitStack() as stack:
         sources = {r.name: stack.enter_context(open_source(r, limiters.get(r.name))) for r in replicas}
-        bounds = {r.name: (r.first_index, r.end) for r in replicas}
+        bounds = {r.name: (start, end) if r.table else (r.first_index, r.end) for r in replicas}
         tables = {n: _read(sources[n], start, end, bounds[n]) for n in sources}
         first_read = _judge_all(tables, _mismatches(tables), committed)
         if first_read and any(replica.live for replica in replicas):
@@ -124,6 +124,7 @@ def _read(source: Source, start: int, end: int, bounds: tuple[int, int]) -> _Tab
     """Read a range, with one more entry on both sides to detect decreasing terms."""
     low, high = max(bounds[0], start - 1), min(bounds[1], end + 1)
     rows = np.zeros(high - low, _ENTRY)
+    rows["state"] = State.ABSENT if source.is_partial else State.MISSING
     gaps, nbytes = [], 0
     for batch in source.entries(low, high):
         if isinstance(batch, Gap):
@@ -160,8 +161,9 @@ def _mismatches(tables: dict[str, _Table]) -> list[int]:
     mismatched = (reference.rows["state"] != State.PRESENT) | reference.rows["irregular"]
     for other in others:
         mismatched |= other.rows["irregular"]
+        known = other.rows["state"] != State.ABSENT
         for name in _CONTENT:
-            mismatched |= other.rows[name] != reference.rows[name]
+            mismatched |= known & (other.rows[name] != reference.rows[name])
     return [reference.start + int(row) for row in np.flatnonzero(mismatched)]
 
 

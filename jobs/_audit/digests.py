@@ -153,7 +153,7 @@ def compared_by_replica(digests: pa.Table) -> pa.Table:
     """
     shared = _shared(digests)
     entries = pc.subtract(shared["end"], shared["start"])
-    return _summed(shared.append_column("entries", entries), ["group", "replica", "run_id"])
+    return summed(shared.append_column("entries", entries), ["group", "replica", "run_id"])
 
 
 def covered_ranges(digests: pa.Table, ranges: pa.Table) -> pa.Table:
@@ -196,10 +196,11 @@ def proven_by_replica(ranges: pa.Table) -> pa.Table:
         "bytes": rows["proven_bytes"],
         "read_at": rows["proven_at"],
     }
-    return _summed(pa.table(columns), ["group", "replica", "run_id", "day"]).drop_columns("day")
+    return summed(pa.table(columns), ["group", "replica", "run_id", "day"]).drop_columns("day")
 
 
-def _summed(rows: pa.Table, whose: list[str]) -> pa.Table:
+def summed(rows: pa.Table, whose: list[str]) -> pa.Table:
+    """Return entries, bytes, first and last time of rows with the columns entries, bytes and read_at."""
     sums = rows.group_by(whose).aggregate(_SUMS).sort_by([(name, "ascending") for name in whose])
     names = {"entries_sum": "entries", "bytes_sum": "bytes", "read_at_min": "first", "read_at_max": "last"}
     return sums.rename_columns([names.get(name, name) for name in sums.column_names])

@@ -27,6 +27,8 @@ class State(IntEnum):
     PRESENT = 1
     DAMAGED = 2
     UNREAD = 3
+    ABSENT = 4
+    """A row that an archive need not have: of a control entry, or outside of what is proved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,8 @@ def committed_end(replicas: Sequence[AuditedReplica]) -> int:
 
 def end_findings(replicas: Sequence[AuditedReplica]) -> list[AuditFinding]:
     """Return the findings of the snapshot alone: lost ends, lag, and entries deleted on some replicas only."""
-    usable = [replica for replica in replicas if replica.reachable]
+    # An archive lacks the newest entries by design, and nodes delete older ones because it has them.
+    usable = [replica for replica in replicas if replica.reachable and not replica.table]
     first = min((r.first_index for r in usable), default=0)
     end = max((r.end for r in usable), default=0)
     found = []
@@ -213,7 +216,8 @@ def end_findings(replicas: Sequence[AuditedReplica]) -> list[AuditFinding]:
 def findings_of(results: pa.Table) -> list[AuditFinding]:
     """Return the findings of all comparisons (RESULTS), merged; worst first.
 
-    A mismatched index row is left out if its entry has a finding of its own.
+    A mismatched index row is left out if its entry has a finding of its own, and so is a difference from the record
+    of the archive if the comparison of the replicas has found it.
     """
     rows = [row for found in results["findings"].to_pylist() for row in found]
     findings = merge_findings(AuditFinding.from_row(row) for row in rows)
@@ -222,9 +226,15 @@ def findings_of(results: pa.Table) -> list[AuditFinding]:
         for f in findings
         if f.severity in (Severity.CRITICAL, Severity.WARNING) and f.kind is not Class.LAYOUT_DIFFERS
     ]
+    compared = [f for f in explained if not f.evidence.get("proved")]
     kept: list[AuditFinding] = []
     for finding in findings:
-        kept += _outside(finding, explained) if finding.kind is Class.INDEX_MISMATCH else [finding]
+        if finding.kind is Class.INDEX_MISMATCH:
+            kept += _outside(finding, explained)
+        elif finding.evidence.get("proved"):
+            kept += _outside(finding, compared)
+        else:
+            kept.append(finding)
     return merge_findings(kept)
 
 
@@ -235,7 +245,12 @@ def _outside(finding: AuditFinding, others: Sequence[AuditFinding]) -> list[Audi
         if finding.group == other.group and finding.replica in other.replica.split(","):
             left = [part for s, e in left for part in ((s, min(e, other.start)), (max(s, other.end), e))]
             left = [(s, e) for s, e in left if s < e]
-    return [AuditFinding.of(finding.kind, finding.group, finding.replica, start, end) for start, end in left]
+    if left == [(finding.start, finding.end)]:
+        return [finding]
+    return [
+        AuditFinding.of(finding.kind, finding.group, finding.replica, start, end, dict(finding.evidence))
+        for start, end in left
+    ]
 
 
 def merge_findings(findings: Iterable[AuditFinding]) -> list[AuditFinding]:

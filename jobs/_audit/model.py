@@ -13,11 +13,14 @@ import pyarrow as pa
 from pydantic import Field
 
 from dledger_core.cli import Access
+from dledger_core.control import ArchivedRange
 
-from .._cli import NodeAccess
+from .._cli import ArchiveAccess
 
 OTHER: Final = "other/"
 """Prefix of the names of another cluster's replicas."""
+ARCHIVE: Final = "archive"
+"""Name of the archive among the replicas."""
 
 
 _TYPES: Final[dict[str, pa.DataType]] = {
@@ -68,7 +71,7 @@ RUNS: Final = _schema(
 )
 
 
-class Options(NodeAccess):
+class Options(ArchiveAccess):
     """The options of the audit, as its command takes them.
 
     Attributes:
@@ -104,7 +107,11 @@ class Options(NodeAccess):
     def shown(self) -> dict[str, Any]:
         """Return the given options by their names in the report."""
         given: dict[str, Any] = {"mode": self.mode, "table": self.table, "resume": self.resume}
-        given |= {"against": self.against, "max bytes per second and node": self.max_bytes_per_second}
+        given |= {
+            "against": self.against,
+            "archive": self.archive,
+            "max bytes per second and node": self.max_bytes_per_second,
+        }
         if self.skip_proven is not None:
             share = "all in turn" if self.reread_share is None else f"{self.reread_share} %"
             given["skip proven"] = f"{self.skip_proven}, {share} read again"
@@ -126,6 +133,11 @@ class Class(StrEnum):
     INDEX_MISMATCH = "INDEX_MISMATCH"
     RETENTION_SKEW = "RETENTION_SKEW"
     LAYOUT_DIFFERS = "LAYOUT_DIFFERS"
+    ARCHIVE_LOST = "ARCHIVE_LOST"
+    ARCHIVE_MISSING = "ARCHIVE_MISSING"
+    ARCHIVE_DOUBLED = "ARCHIVE_DOUBLED"
+    ARCHIVE_CHANGED = "ARCHIVE_CHANGED"
+    ARCHIVE_FOREIGN = "ARCHIVE_FOREIGN"
 
 
 class Severity(StrEnum):
@@ -152,6 +164,8 @@ class ClassInfo(NamedTuple):
     meaning: str
     next_step: str
 
+
+_WRITE_AGAIN: Final = "run dledger-archive --verify --write, which replaces the rows by those of the log"
 
 CLASSES: Final = {
     Class.DIVERGED_COMMITTED: ClassInfo(
@@ -181,6 +195,23 @@ CLASSES: Final = {
     ),
     Class.INDEX_GAP: ClassInfo(
         Severity.CRITICAL, "entries in the middle of the log are missing", "rebuild this replica from the others"
+    ),
+    Class.ARCHIVE_LOST: ClassInfo(
+        Severity.CRITICAL,
+        "the archive does not have the rows that the log has proven, and no replica has all entries of the range",
+        "put a version or a copy of the table there that has them",
+    ),
+    Class.ARCHIVE_MISSING: ClassInfo(Severity.ERROR, "the archive lacks rows of these entries", _WRITE_AGAIN),
+    Class.ARCHIVE_DOUBLED: ClassInfo(
+        Severity.ERROR, "the archive has the rows of these entries more than once", _WRITE_AGAIN
+    ),
+    Class.ARCHIVE_CHANGED: ClassInfo(
+        Severity.ERROR, "rows of the archive have other values than the entries", _WRITE_AGAIN
+    ),
+    Class.ARCHIVE_FOREIGN: ClassInfo(
+        Severity.ERROR,
+        "rows of the archive are not entries of this log: another log of its name has them",
+        _WRITE_AGAIN,
     ),
     Class.INDEX_MISMATCH: ClassInfo(
         Severity.ERROR,
@@ -244,6 +275,10 @@ class AuditedReplica:
         missing: entries [start, end) after the last one that its index has and its data lacks.
         opaque: the messages in its bodies are not checked.
         access: names of the files with which a live node is read.
+        table: of the archive: its location; else empty.
+        storage: options of ``deltalake`` for the table.
+        recorded: ranges of the archive that the log has recorded.
+        of_rows: its digests are those of rows, which an archive has too, not of entries.
     """
 
     group: str
@@ -265,6 +300,10 @@ class AuditedReplica:
     missing: tuple[int, int] | None = None
     opaque: bool = False
     access: Access = field(default=Access(), repr=False)
+    table: str = ""
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+    recorded: tuple[ArchivedRange, ...] = field(default=(), repr=False)
+    of_rows: bool = False
 
     @property
     def node(self) -> str:
@@ -282,9 +321,17 @@ class AuditedReplica:
         return bool(self.peers)
 
     @property
+    def kind(self) -> str:
+        """Node, store, CommitLog or archive."""
+        if self.table:
+            return "archive"
+        return "node" if self.live else "CommitLog" if self.block_bytes else "store"
+
+    @property
     def source(self) -> str:
         """Origin of its digests in the table of ranges: the path, of a CommitLog with the unit of its indexes."""
-        return (f"{self.path}#{self.block_bytes}" if self.block_bytes else self.path) or "node"
+        found = (f"{self.path}#{self.block_bytes}" if self.block_bytes else self.path) or self.table or "node"
+        return f"{found}#rows" if self.of_rows else found
 
     @property
     def identity(self) -> str:
@@ -301,8 +348,8 @@ class AuditedReplica:
         return {
             "name": self.name,
             "group": self.group,
-            "kind": "node" if self.live else "CommitLog" if self.block_bytes else "store",
-            "where": self.path or self.peers,
+            "kind": self.kind,
+            "where": self.path or self.table or self.peers,
             "reachable": self.reachable,
             "role": self.role or None,
             "first_index": self.first_index if self.reachable else None,

@@ -112,6 +112,13 @@ class NodeSource(Source):
         ]
         return seen, report.next_index
 
+    def shown(self, start: int, end: int) -> tuple[pa.RecordBatch, int]:
+        fetched = self._client.fetch(
+            start, end, node=self._node, max_bytes=self._read_bytes, min_commit=end - 1, min_end=end
+        )
+        self._limiter.take(fetched.batch.nbytes)
+        return fetched.batch, fetched.next_index
+
     def read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
         fetched = self._client.records(start, end, node=self._node, max_bytes=self._read_bytes, min_end=end)
         self._limiter.take(fetched.batch.nbytes)

@@ -27,6 +27,18 @@ from spark_connector import ddl_of
 from .._cli import (
     progress,
 )
+from .archived import (
+    Part,
+    compare_recorded,
+    compare_rows,
+    compared_rows,
+    copies_of,
+    parts_to_compare,
+    plan_recorded,
+    rows_snapshot,
+    trust_recorded,
+)
+from .archives import Archives
 from .compare import compare_entries, index_findings
 from .digests import (
     bytes_read,
@@ -37,7 +49,7 @@ from .digests import (
     of_ranges,
     proven_by_replica,
 )
-from .model import DIGESTS, RESULTS, AuditedReplica, AuditFinding, Options, ReadTask, Snapshot, result
+from .model import DIGESTS, KEY, RESULTS, AuditedReplica, AuditFinding, Options, ReadTask, Snapshot, result
 from .plan import bundles, chain_of, of_replicas, plan_ranges, reading_tasks, sections, steps, trust_proven
 from .report import Report, findings_table, page, report_groups, runs_table, summarize
 from .source import RateLimiter
@@ -64,6 +76,7 @@ class Audit:
     Attributes:
         snapshot: the replicas by group.
         options: the job's options.
+        archives: the archives of the logs, without ``--archive`` none.
         run_id: identifies the run in the tables, and for ``--resume``.
         started_at: time of its start.
         started: the same on the monotonic clock.
@@ -71,6 +84,7 @@ class Audit:
 
     snapshot: Snapshot
     options: Options
+    archives: Archives = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     started: float = field(default_factory=time.monotonic)
@@ -82,18 +96,32 @@ class Audit:
             for part in sections(replicas, holders_min=1):
                 names = ", ".join(replica.name for replica in part.replicas)
                 progress(f"group {group}: [{part.start}, {part.end}) on {names}")
+        for group, archive in self.archives.items():
+            progress(f"group {group}: [{archive.first_index}, {archive.end}) in {archive.table}")
         options = self.options
         seed, rate = options.resume or self.run_id, options.max_bytes_per_second
         ranges = self._trust_proven(spark, plan_ranges(self.snapshot, mode=options.mode, seed=seed, rate=rate))
-        digests = self._read_digests(spark, ranges)
+        digests = self._read_digests(spark, ranges, self.snapshot)
         results = self._compare_entries(spark, ranges, compare_digests(digests))
         compared = pa.concat_tables([compared_by_replica(digests), proven_by_replica(ranges)])
         covered = covered_ranges(digests, ranges)
-        reports, findings = report_groups(self.snapshot, results, compared, covered, self.run_id)
+        snapshot = self.snapshot
+        if self.archives:
+            recorded = plan_recorded(snapshot, self.archives, mode=options.mode, seed=seed)
+            recorded = self._trust_recorded(spark, recorded)
+            of_rows = self._read_digests(spark, recorded, rows_snapshot(snapshot, self.archives))
+            results = pa.concat_tables(
+                [results, self._compare_recorded(spark, compare_recorded(of_rows, self.archives))]
+            )
+            more = compared_rows(of_rows, recorded, covered)
+            compared, covered = (pa.concat_tables(both) for both in zip((compared, covered), more, strict=True))
+            digests = pa.concat_tables([digests, of_rows])
+            snapshot = {group: (*found, self.archives[group]) for group, found in snapshot.items()}
+        reports, findings = report_groups(snapshot, results, compared, covered, self.run_id)
         if options.table is not None:
             self._write(spark, options.table, reports, findings)
         cost = self._cost(digests, results)
-        summary = summarize(self.snapshot, reports, findings) | {
+        summary = summarize(snapshot, reports, findings) | {
             "run_id": self.run_id,
             "mode": options.mode,
             "started_at": self.started_at.isoformat(),
@@ -102,7 +130,8 @@ class Audit:
             "resumed": options.resume,
             "cost": cost,
         }
-        return summary, page(summary, self._frame()) if options.report is not None else ""
+        shown = page(summary, self._frame(), options.archive_storage) if options.report is not None else ""
+        return summary, shown
 
     def _trust_proven(self, spark: SparkSession, ranges: pa.Table) -> pa.Table:
         """Mark the ranges that need not be read, with --skip-proven."""
@@ -117,15 +146,26 @@ class Audit:
         progress(f"{proven} ranges were proven before, {ranges.num_rows - proven} are read")
         return ranges
 
-    def _read_digests(self, spark: SparkSession, ranges: pa.Table) -> pa.Table:
+    def _trust_recorded(self, spark: SparkSession, ranges: pa.Table) -> pa.Table:
+        """Mark the ranges of archives that need not be read, with --skip-proven."""
+        age, table = self.options.skip_proven, self.options.table
+        earlier = None if age is None or table is None else earlier_digests(spark, table)
+        if age is None or earlier is None:
+            return ranges
+        digests = earlier.where(earlier["read_at"] >= self.started_at - age).toArrow()
+        replicas = [each for found in rows_snapshot(self.snapshot, self.archives).values() for each in found]
+        percent = self.options.reread_share
+        return trust_recorded(ranges, digests, replicas, self.archives, age=age, now=self.started_at, percent=percent)
+
+    def _read_digests(self, spark: SparkSession, ranges: pa.Table, snapshot: Snapshot) -> pa.Table:
         """First pass: read the digests of all ranges that are not proven, in steps that survive a kill."""
-        recorded = self._recorded_digests(spark, ranges)
+        recorded = self._recorded_digests(spark, ranges, snapshot)
         keys = set(zip(*(recorded[name].to_pylist() for name in ("group", "replica", "start", "end")), strict=True))
         if keys:
             progress(f"{len(keys)} digests were read by run {self.options.resume}")
         rate, resumes = self.options.max_bytes_per_second, self.options.resume or ""
         cores = spark.sparkContext.defaultParallelism
-        tasks = reading_tasks(ranges, self.snapshot, cores=cores, rate=rate, recorded=keys)
+        tasks = reading_tasks(ranges, snapshot, cores=cores, rate=rate, recorded=keys)
         nodes = len({task.replica.name for task in tasks})
         work = list(steps(tasks, rate * STEP_S * nodes if rate else STEP_BYTES))
         found = [recorded]
@@ -137,7 +177,7 @@ class Audit:
                 append(spark, found[-1], f"{self.options.table}/audit_ranges")
         return pa.concat_tables(found)
 
-    def _recorded_digests(self, spark: SparkSession, ranges: pa.Table) -> pa.Table:
+    def _recorded_digests(self, spark: SparkSession, ranges: pa.Table, snapshot: Snapshot) -> pa.Table:
         """Return the digests of these ranges that the resumed run has read, and the runs that it resumed."""
         if self.options.table is None or self.options.resume is None:
             return DIGESTS.empty_table()
@@ -147,7 +187,7 @@ class Audit:
         runs = earlier.select("run_id", "resumes").distinct().toArrow()
         resumed = dict(zip(*(runs[name].to_pylist() for name in ("run_id", "resumes")), strict=True))
         chain = chain_of(resumed, self.options.resume)
-        replicas = [replica for found in self.snapshot.values() for replica in found]
+        replicas = [replica for found in snapshot.values() for replica in found]
         digests = of_replicas(earlier.where(earlier["run_id"].isin(chain)).toArrow(), replicas)
         digests = digests.filter(pc.is_in(digests["problem"], pa.array(["", "damaged"])))
         unproven = ranges.filter(pc.is_null(ranges["proven_at"]))
@@ -162,9 +202,18 @@ class Audit:
         if wanted.num_rows:
             progress(f"{wanted.num_rows} of {chosen.num_rows} ranges are read entry by entry")
             by_name = {(r.group, r.name): r for replicas in self.snapshot.values() for r in replicas}
+            differ = {tuple(row.values()) for row in results.filter(results["drill"]).select(KEY).to_pylist()}
             parts = [
-                (tuple(by_name[row["group"], name] for name in row["replicas"]), row["start"], row["end"])
+                (
+                    (
+                        *(by_name[row["group"], name] for name in row["replicas"]),
+                        *(copies_of(self.archives, **key) if tuple(key.values()) in differ else ()),
+                    ),
+                    row["start"],
+                    row["end"],
+                )
                 for row in wanted.to_pylist()
+                for key in [{name: row[name] for name in KEY}]
             ]
             found.append(entry_pass(spark, parts, options.max_bytes_per_second))
         if full and not options.max_bytes_per_second:
@@ -172,6 +221,14 @@ class Audit:
             stores = [r for r in replicas if r.reachable and not r.live and not r.block_bytes]
             found.append(index_pass(spark, stores))
         return pa.concat_tables(found)
+
+    def _compare_recorded(self, spark: SparkSession, results: pa.Table) -> pa.Table:
+        """Second pass: compare ranges that are not those of the log's record row by row; return all results."""
+        parts = parts_to_compare(results, self.snapshot, self.archives)
+        if not parts:
+            return results
+        progress(f"{len(parts)} proven ranges are read again, row by row")
+        return pa.concat_tables([results, rows_pass(spark, parts, self.options.max_bytes_per_second)])
 
     def _write(
         self, spark: SparkSession, table: str, reports: Sequence[Report], findings: Sequence[AuditFinding]
@@ -240,6 +297,23 @@ def entry_pass(
 
     bundled = [tuple(ranges)] if rate else [(part,) for part in ranges]
     return _spread(spark, "entry by entry", bundled, rows, RESULTS)
+
+
+def rows_pass(spark: SparkSession, parts: Sequence[Part], rate: int | None = None) -> pa.Table:
+    """Compare proven ranges row by row, a row each (RESULTS); with a rate one range at a time.
+
+    Args:
+        spark: the session.
+        parts: archives with replicas of their logs, and ranges.
+        rate: limit of bytes per second read from one node.
+    """
+
+    def rows(work: Sequence[Part]) -> _Rows:
+        limiters = {replica.name: RateLimiter(rate) for replicas, _ in work for replica in replicas}
+        return (compare_rows(*part, limiters) for part in work)
+
+    bundled = [tuple(parts)] if rate else [(part,) for part in parts]
+    return _spread(spark, "row by row", bundled, rows, RESULTS)
 
 
 def index_pass(spark: SparkSession, stores: Sequence[AuditedReplica]) -> pa.Table:

@@ -37,6 +37,9 @@ def place_of(
         command = "dledger status" if kind in _WITHOUT_ENTRY else f"dledger get {index}"
         return Place(where, position, f"{command} --peers {peers} --group {group}")
     directory = shlex.quote(where)
+    if replica["kind"] == "archive":
+        command = f'dledger-archive --peers "$DLEDGER_PEERS" --group {shlex.quote(str(replica["group"]))}'
+        return Place(where, None, f"{command} --table {directory} --verify")
     if replica["kind"] == "CommitLog":
         return _in_commitlog(finding, replica, diff, directory)
     if kind in _WITHOUT_ENTRY:

@@ -133,12 +133,13 @@ def plan_ranges(snapshot: Snapshot, *, mode: str = "digest", seed: str = "", rat
         for part in parts:
             chosen = list(aligned(part.start, part.end, span))
             names = [replica.name for replica in part.replicas]
-            for start, end in _sample(chosen, chance) if mode == "quick" else chosen:
+            for start, end in sample(chosen, chance) if mode == "quick" else chosen:
                 rows.append({"group": group, "start": start, "end": end, "span": span, "replicas": names})
     return pa.Table.from_pylist(rows, RANGES)
 
 
-def _sample(ranges: list[tuple[int, int]], chance: random.Random) -> list[tuple[int, int]]:
+def sample(ranges: list[tuple[int, int]], chance: random.Random) -> list[tuple[int, int]]:
+    """Return the first and last range, and a random share of the others."""
     inner = ranges[1:-1]
     count = min(len(inner), max(SAMPLE_MIN, len(inner) // SAMPLE_SHARE))
     return sorted({*ranges[:1], *ranges[-1:], *chance.sample(inner, count)})

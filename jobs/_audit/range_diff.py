@@ -10,6 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from dledger_core import READ_SCHEMA, RECORD_SCHEMA, Client, DLedgerError, UnreachableError, open_store
+from dledger_core.archive import ArchiveTable
 from dledger_core.cli import preview
 from dledger_core.record import empty_batch
 from dledger_core.rocketmq import ClassicCommitLog, decode_messages, field_at
@@ -35,19 +36,29 @@ def diff_finding(summary: Mapping[str, Any], number: int = 0) -> RangeDiff:
     return found
 
 
-def diff_findings(summary: Mapping[str, Any], numbers: Iterable[int]) -> list[RangeDiff]:
-    """Read the first entries of these findings; each replica is opened once."""
+def diff_findings(
+    summary: Mapping[str, Any], numbers: Iterable[int], storage: Mapping[str, str] | None = None
+) -> list[RangeDiff]:
+    """Read the first entries of these findings; each replica is opened once.
+
+    Args:
+        summary: of an audit.
+        numbers: of the findings.
+        storage: options of ``deltalake`` for the archive, which no summary has.
+    """
     blocks = {group["group"]: group.get("alignment", {}).get("block_bytes", 0) for group in summary["groups"]}
     with ExitStack() as stack:
         readers: dict[str, dict[str, _Reader]] = {}
         for replica in summary["replicas"]:
             group = replica["group"]
-            readers.setdefault(group, {})[replica["name"]] = _reader(replica, blocks.get(group, 0), stack)
+            readers.setdefault(group, {})[replica["name"]] = _reader(replica, blocks.get(group, 0), stack, storage)
         chosen = [summary["findings"][number] for number in numbers]
         return [_diff(finding, readers[finding["group"]]) for finding in chosen]
 
 
-def _reader(replica: Mapping[str, Any], block_bytes: int, stack: ExitStack) -> _Reader:
+def _reader(
+    replica: Mapping[str, Any], block_bytes: int, stack: ExitStack, storage: Mapping[str, str] | None
+) -> _Reader:
     """Return a function that reads the entries at an index: one, or all messages in a block of a CommitLog."""
     where = replica["where"]
     if not replica["reachable"]:
@@ -57,6 +68,10 @@ def _reader(replica: Mapping[str, Any], block_bytes: int, stack: ExitStack) -> _
             client = stack.enter_context(Client(where, replica["group"], **environment_access().of_client))
             node = replica["name"].rpartition("/")[2]
             return lambda index: client.fetch(index, index + 1, node=node).batch
+        if replica["kind"] == "archive":
+            # Its rows as they are: these are what the page shows.
+            table = ArchiveTable(where, storage)
+            return lambda index: _joined(table.rows(replica["group"], index, index + 1).to_batches())
         if replica["kind"] == "CommitLog":
             log = ClassicCommitLog(where)
             return lambda index: _joined(log.messages(index * block_bytes, (index + 1) * block_bytes))
@@ -75,7 +90,7 @@ def _failing(what: str, where: str) -> _Reader:
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return the messages of a block, which two files may share."""
+    """Return the messages of a block, which two files may share, or the rows of a table."""
     found = list(batches)
     return pa.concat_batches(found) if found else empty_batch(READ_SCHEMA)
 
@@ -115,14 +130,15 @@ def _entries(batch: pa.RecordBatch) -> dict[int, tuple[Fields, bytes]]:
     messages = decode_messages(batch.column("body"), [*_MESSAGE, "body", "error"]).to_pylist()
     found = {}
     for row, message in zip(batch.to_pylist(), messages, strict=True):
+        body = row["body"] or b""  # a damaged archive may have none
         names = [name for name in RECORD_SCHEMA.names if name in row and name not in ("body", "timestamp")]
-        fields = {"stored": "yes"} | {name: row[name] for name in names} | {"body bytes": len(row["body"])}
+        fields = {"stored": "yes"} | {name: row[name] for name in names} | {"body bytes": len(body)}
         if message["topic"] is not None:  # also of a message whose body is damaged
             fields |= {name: message[name] for name in _MESSAGE}
         fields["message"] = "intact" if message["error"] is None else f"no: {message['error']}"
         if message["body"] is not None:
             fields["text"] = preview(message["body"], _TEXT_CELLS)
-        found[row.get("index", row["position"])] = (fields, row["body"])
+        found[row.get("index", row["position"])] = (fields, body)
     return found
 
 

@@ -1,7 +1,7 @@
 """The replicas of an audit: what each one contains when the audit begins, and the source that reads it.
 
 The driver takes a snapshot of all replicas once; a source belongs to one task. Each kind has a module: ``nodes``,
-``stores`` and ``classic``.
+``stores``, ``classic`` and ``archives``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dledger_core.config import parse_groups, parse_peers
 from dledger_core.rocketmq import Location, locate, open_log_directory
 from spark_connector.connections import store_for
 
+from .archives import ArchiveSource, RowsSource
 from .classic import CLASSIC_GROUP, ClassicSource, classic_replicas
 from .model import OTHER, AuditedReplica, Options, Snapshot
 from .nodes import NodeSource, client_of, node_replicas
@@ -170,7 +171,12 @@ def open_source(
     A process keeps its view of a store, because opening a Java store scans its last files, which may be gigabytes.
     """
     limiter = limiter or RateLimiter()
-    if replica.live:
+    if replica.of_rows:
+        with open_source(replace(replica, of_rows=False), limiter, read_bytes) as source:
+            yield RowsSource(source)
+    elif replica.table:
+        yield ArchiveSource(replica, limiter)
+    elif replica.live:
         with client_of(replica) as client:
             yield NodeSource(client, replica.node, limiter, read_bytes)
     elif replica.block_bytes:

@@ -66,14 +66,16 @@ def _report(
     done: list[dict[str, Any]],
     run_id: str,
 ) -> Report:
-    parts, (start, end) = sections(replicas), common_range(replicas)
-    usable = [replica for replica in replicas if replica.reachable]
+    archive = next((replica for replica in replicas if replica.table), None)
+    nodes = tuple(replica for replica in replicas if not replica.table)
+    parts, (start, end) = sections(nodes), common_range(nodes)
+    usable = [replica for replica in nodes if replica.reachable]
     incomplete = [f"{replica.name}: {replica.error}" for replica in replicas if not replica.reachable]
     if len(usable) < 2:
-        incomplete.append(f"only {len(usable)} replica can be read, so no entries were compared")
+        incomplete += _alone(usable, archive)
     incomplete += [*_apart(parts, usable), *(reason for row in results for reason in row["unread"])]
     incomplete = list(dict.fromkeys(incomplete))
-    aligned = alignment(replicas, findings)
+    aligned = alignment(nodes, findings)
     return {
         "group": group,
         "verdict": verdict_of(findings, incomplete).value,
@@ -86,7 +88,7 @@ def _report(
         "coverage": {
             replica.name: coverage(
                 sum(one["entries"] for one in done if one["replica"] == replica.name),
-                max(0, expected_end(replica, usable) - replica.first_index) if replica.reachable else None,
+                _eligible(replica, usable),
                 sum(one["bytes"] for one in done if one["replica"] == replica.name),
             )
             for replica in replicas
@@ -94,9 +96,38 @@ def _report(
         "incomplete": incomplete,
         "cleared_by_second_look": sum(row["cleared"] for row in results),
         "provenance": [_provenance(one, run_id) for one in done],
-        "notes": [*_notes(usable), *([alignment_note(aligned)] if aligned else [])],
+        "notes": [
+            *_notes(usable),
+            *([alignment_note(aligned)] if aligned else []),
+            *([_archive_note(archive)] if archive is not None else []),
+        ],
         **({"alignment": aligned} if aligned else {}),
     }
+
+
+def _alone(usable: Sequence[AuditedReplica], archive: AuditedReplica | None) -> list[str]:
+    """Return why the entries of one replica were not compared; an archive may have some or all of them."""
+    if archive is None or not usable:
+        return [f"only {len(usable)} replica can be read, so no entries were compared"]
+    [replica] = usable
+    if archive.first_index <= replica.first_index and replica.end <= archive.end:
+        return []
+    outside = f"entries outside of {half_open(archive.first_index, archive.end)}, which the archive has"
+    return [f"only 1 replica can be read, so its {outside}, were not compared"]
+
+
+def _archive_note(archive: AuditedReplica) -> str:
+    extent = half_open(archive.first_index, archive.end)
+    return (
+        f"the archive {archive.table} has {len(archive.recorded):,} proven ranges, {extent}; rows outside do not count"
+    )
+
+
+def _eligible(replica: AuditedReplica, usable: Sequence[AuditedReplica]) -> int | None:
+    if not replica.reachable:
+        return None
+    end = replica.end if replica.table else expected_end(replica, usable)
+    return max(0, end - replica.first_index)
 
 
 def _ranges(replicas: Sequence[AuditedReplica], covered: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -267,14 +298,15 @@ _WIDTH_MIN: Final = 0.65
 _TICKS: Final = 5
 
 
-def page(summary: Mapping[str, Any], frame: Mapping[str, Any]) -> str:
+def page(summary: Mapping[str, Any], frame: Mapping[str, Any], storage: Mapping[str, str] | None = None) -> str:
     """Return the report; the entries of the worst findings are read from the replicas again.
 
     Args:
         summary: the JSON summary.
         frame: options and versions.
+        storage: options of ``deltalake`` for the archive.
     """
-    diffs = diff_findings(summary, range(min(_DIFFS_MAX, len(summary["findings"]))))
+    diffs = diff_findings(summary, range(min(_DIFFS_MAX, len(summary["findings"]))), storage)
     replicas = {(one["group"], one["name"]): one for one in summary["replicas"]}
     findings = []
     for finding, diff in zip_longest(summary["findings"], diffs):

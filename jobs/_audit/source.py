@@ -92,9 +92,11 @@ class Source(ABC):
 
     Attributes:
         header_bytes: of each record, in addition to its body.
+        is_partial: whether it may lack entries that the others have, without being damaged.
     """
 
     header_bytes = HEADER_BYTES
+    is_partial = False
 
     @abstractmethod
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
@@ -106,6 +108,10 @@ class Source(ABC):
 
     def read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
         """Read entries from ``start`` to at most ``end``; returns batches and the next index."""
+        raise NotImplementedError
+
+    def shown(self, start: int, end: int) -> tuple[pa.RecordBatch, int]:
+        """Read rows of [start, end) that read_committed shows, with READ_SCHEMA; returns them and the next index."""
         raise NotImplementedError
 
     def locate(self, index: int) -> dict[str, Any]:

@@ -92,6 +92,11 @@ class StoreSource(Source):
             end = min(end, at + -at % span)  # the started range is finished, and no other is started
         return seen, at
 
+    def shown(self, start: int, end: int) -> tuple[pa.RecordBatch, int]:
+        fetched = self._reader.fetch(start, end, max_bytes=self._read_bytes)
+        self._limiter.take(fetched.batch.nbytes)
+        return fetched.batch, fetched.next_index
+
     def read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
         batch = self._reader.read(start, end, max_bytes=self._read_bytes)
         self._limiter.take(batch.nbytes)

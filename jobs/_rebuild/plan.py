@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
 
+import pyarrow as pa
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dledger_core import Client, ConfigError, LogRange, Until, open_store
+from dledger_core.archive import FROM_LOG
 from dledger_core.config import parse_groups
 from dledger_core.rocketmq import (
     DELAY_LEVELS_MS,
@@ -28,7 +30,8 @@ from dledger_core.rocketmq import (
 )
 from spark_connector import local_path
 
-from .._cli import NodeAccess
+from .._archive.recorded import named_table, of_log, recorded_archive
+from .._cli import ArchiveAccess
 from .._directories import check_apart, check_checkpoint, check_file, check_table
 from .._session import AVAILABLE_NOW, check_resume, parse_trigger
 from .broker import Consumers, batch_topics, configured_topics, read_consumers
@@ -38,6 +41,7 @@ from .units import ALL_ENTRIES, EntryRules
 
 if TYPE_CHECKING:
     from dledger_core import StoreReader
+    from spark_connector.options import DLedgerOptions
 
 __all__ = ["RebuildOptions", "RebuildPlan", "check_assignable", "delay_levels_of", "plan_for"]
 
@@ -69,7 +73,7 @@ def _trigger(text: str) -> str:
     return text
 
 
-class RebuildOptions(NodeAccess):
+class RebuildOptions(ArchiveAccess):
     """The command's options."""
 
     peers: str | None = None
@@ -102,6 +106,9 @@ class RebuildOptions(NodeAccess):
             raise ConfigError("--groups has no effect with --store: a store contains one group", "", "leave it out")
         if not self.peers and self.broker_end_index is not None:
             raise ConfigError("--broker-end-index has no effect with --store, which records it", "", "leave it out")
+        if not self.peers and self.archive is not None:
+            what = "--archive has no effect without --peers: a store or CommitLog is read without its archive"
+            raise ConfigError(what, "", "leave it out, or name the nodes with --peers")
         if self.indexes and self.peers:
             remedy = "use --store or --commitlog of a node, or leave it out"
             raise ConfigError("--indexes has no effect with --peers: index files are written from a store", "", remedy)
@@ -135,7 +142,8 @@ class RebuildOptions(NodeAccess):
         files = f"{self.files}/{DIRECTORY}" if self.files else None
         indexes = f"{self.indexes}/{INDEX_DIRECTORY}" if self.indexes else None
         written = {"--table": self.table, "--checkpoint": self.checkpoint, "--files": files, "--indexes": indexes}
-        check_apart(written, {"--store": self.store, "--commitlog": self.commitlog, "--compare": self.compared})
+        read = {"--store": self.store, "--commitlog": self.commitlog, "--compare": self.compared}
+        check_apart(written, read | {"--archive": self.archive if self.archive != FROM_LOG else None})
         check_table(self.table)
         if self.checkpoint:
             check_checkpoint(self.checkpoint)
@@ -176,7 +184,7 @@ class RebuildPlan:
         log_end: end of the log, for a comparison; None otherwise, and for servers.
     """
 
-    source: dict[str, str]
+    source: dict[str, str] = field(repr=False)  # may have credentials of an archive
     ranges: dict[str, tuple[int, int]]
     table: str
     rules: EntryRules = field(default_factory=EntryRules)
@@ -275,34 +283,55 @@ def _read_or_note(read: Callable[[], _T], otherwise: _T, notes: list[str] | None
 
 
 def _of_servers(plan: RebuildPlan, options: RebuildOptions, peers: str) -> RebuildPlan:
-    """Plan to read the committed entries of servers."""
+    """Plan to read the committed entries of servers, and with ``--archive`` those that they have deleted."""
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.tracking import Tracker
 
     groups, broker_end = options.groups or ("default",), options.broker_end_index
-    source = {"peers": peers, "groups": ",".join(groups), **options.access.of_source}
-    DLedgerOptions.for_reading(source)
-    ranges = {}
+    source = {"peers": peers, "groups": ",".join(groups), **options.access.of_source, **options.archive_of_source}
+    parsed = DLedgerOptions.for_reading(source)
+    ranges, notes = {}, list(plan.notes)
     for group in sorted(groups):
         with Client(peers, group, **options.access.of_client) as client:
-            bounds = client.bounds()
-            if broker_end is None:
-                check_assignable(client, group, bounds)
+            bounds, read = client.bounds(), client.read
+            if options.archive is not None:
+                archive = of_log(recorded_archive(client), group, peers)
+                named_table(archive, options.archive, options.archive_storage)
+                if archive.ranges[0].start > 0:
+                    first = f"the archive of group {group!r} begins at index {archive.ranges[0].start}"
+                    notes.append(f"{first}: the queues lack the messages before it")
+                bounds, read = _with_archive(parsed, group)
+            if broker_end is None and bounds.first_index < bounds.end:
+                check_assignable(read(bounds.first_index, bounds.end, max_bytes=1).slice(0, 1), group)
         ranges[group] = bounds.first_index, max(bounds.first_index, bounds.end)
     if plan.checkpoint:
-        check_resume(plan.checkpoint, Tracker(DLedgerOptions.for_reading(source)))
+        check_resume(plan.checkpoint, Tracker(parsed))
     rules = replace(plan.rules, broker_end=broker_end or 0)
-    return replace(plan, source=source, ranges=ranges, rules=rules)
+    return replace(plan, source=source, ranges=ranges, rules=rules, notes=tuple(notes))
 
 
-def check_assignable(client: Client, group: str, bounds: LogRange) -> None:
+def _with_archive(options: DLedgerOptions, group: str) -> tuple[LogRange, Callable[..., pa.RecordBatch]]:
+    """Return the bounds of a log and its archive, and the function that reads them as one log."""
+    from spark_connector.planning import Range
+    from spark_connector.reading.opening import open_log
+
+    log = open_log(options, group)
+
+    def read(start: int, end: int, *, max_bytes: int) -> pa.RecordBatch:
+        return log.read(Range(group, start, end), start, max_bytes=max_bytes).batch
+
+    return log.bounds(), read
+
+
+def check_assignable(entry: pa.RecordBatch, group: str) -> None:
     """Reject a log that starts with messages of a broker, which have queue offsets already.
 
     Servers do not report the start of the native part of a converted log, but a stored message contains its position.
+
+    Args:
+        entry: the first entry of the log; empty if there is none.
+        group: the log.
     """
-    if bounds.end <= bounds.first_index:
-        return
-    entry = client.read(bounds.first_index, bounds.end, max_bytes=1).slice(0, 1)
     found = consume_queue_columns(entry.column("body"), ["physical_offset"]).column(0).to_pylist()
     if found and found[0] == entry.column("position")[0].as_py() + PHYSICAL_OFFSET_DELTA:
         remedy = "use broker_end_index in meta/log.json of any node's store; 0 if no broker assigned queue offsets"

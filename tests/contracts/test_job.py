@@ -90,6 +90,10 @@ BAD_INPUT: list[tuple[str, tuple[str, ...], list[str]]] = [
     (REBUILD, (*TABLE, *DOWN, "--checkpoint", "c", "--trigger", "soon"), ["--trigger", "'soon'"]),
     (REBUILD, (*TABLE, *DOWN, "--groups", "a,b", "--files", "f"), ["--files"]),
     (REBUILD, ("--table", "file", "--store", "s"), ["--table"]),
+    (REBUILD, (*STORE, "--archive", "true"), ["--archive", "--peers"]),
+    (REBUILD, (*TABLE, "--commitlog", "c", "--archive", "true"), ["--archive", "--peers"]),
+    (REBUILD, (*TABLE, *DOWN, "--archive", "table"), ["--table", "--archive"]),
+    (REBUILD, (*TABLE, *DOWN, "--archive", "true", "--archive-storage", "file"), ["--archive-storage", "file"]),
     (ARCHIVE, DOWN, ["--table"]),
     (ARCHIVE, (*TABLE, "--peers", "nonsense"), ["nonsense"]),
     (ARCHIVE, (*DOWN, *TABLE, "--group", "a b"), ["a b"]),
@@ -110,6 +114,8 @@ BAD_INPUT: list[tuple[str, tuple[str, ...], list[str]]] = [
     (AUDIT, STORES, ["/x"]),
     (AUDIT, (*STORES, "--groups", "g"), ["--groups"]),
     (AUDIT, (*TABLE, *DOWN, "--mode", "thorough"), ["--mode"]),
+    (AUDIT, (*TABLE, *DOWN, "--archive", "table"), ["--table", "--archive"]),
+    (AUDIT, (*TABLE, *DOWN, "--archive-storage", "storage.json"), ["--archive"]),
     (AUDIT, (*TABLE, *DOWN, "--against", "x"), ["'x'"]),
     (AUDIT, (*TABLE, *DOWN, "--against", DOWN[1]), ["--against"]),
     (AUDIT, (*TABLE, *DOWN, "--skip-proven", "soon"), ["'soon'"]),
@@ -156,6 +162,7 @@ def used(work: Path) -> Path:
     for path in (*others, "spark/metadata", "stream/offsets", "audit/audit_runs"):
         (work / path).mkdir(parents=True)
     (work / "file").write_text("kept")
+    (work / "storage.json").write_text('{"aws_region": "eu-central-1"}')
     (work / "link").symlink_to("x")
     return work
 

@@ -14,7 +14,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
+from dledger_core.archive import ArchivedRows, RecordedArchive, range_with
+from dledger_core.client import EntryCheck, check_of
+from dledger_core.control import ArchivedRange
+from dledger_core.errors import ArchiveDamagedError, CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
 from dledger_core.ids import Index
 from dledger_core.record import MAGIC_DATA, RECORD_SCHEMA, Records, inside, segment_name, to_arrow
 from dledger_core.rocketmq.message.bodies import MESSAGES
@@ -31,8 +34,11 @@ from dledger_core.rocketmq.store.consume_queue import broker_end_of
 from dledger_core.rocketmq.store.location import locate
 from dledger_core.rocketmq.store.log_end import end_of
 from dledger_core.storage import StoreReader, Visibility, open_store
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.segments import read_failure
 from dledger_core.storage.read.gaps import Gap, missing_files
+from dledger_core.storage.tables.tables import load_tables
 
 _WRITERS: Final = {
     "dledger-python": "native store",
@@ -64,13 +70,13 @@ class Damaged:
     Attributes:
         start: the first index; of a CommitLog the first position.
         end: end (exclusive).
-        error: the damage, with the file.
+        error: the damage, with the file, or with the table of the archive.
         missing: whether their files are missing.
     """
 
     start: int
     end: int
-    error: CorruptRecordError
+    error: CorruptRecordError | ArchiveDamagedError
     missing: bool = False
 
     def __str__(self) -> str:
@@ -135,8 +141,33 @@ class LogDirectory:
         self.path: Final = path
         self.log: Final = log
         self.classic: Final = classic
-        self.damage: list[CorruptRecordError] = []
+        self.damage: list[CorruptRecordError | ArchiveDamagedError] = []
         self._opaque = opaque
+        self._archive: RecordedArchive | None = None
+        self._rows: ArchivedRows | None = None
+
+    def recorded_archive(self) -> RecordedArchive | None:
+        """Return the archive of the log as the store has recorded it; None if it has none, or Java wrote the store.
+
+        Raises:
+            CorruptRecordError: a control entry is damaged, or the tables that replace deleted ones.
+        """
+        if self.log is None or self.log.meta is None:
+            return None
+        tables = load_tables(OsFiles(), Layout(self.log.path), self.log.meta)
+        for index, time_ms, body in self.log.control_entries(tables.applied_index + 1, self.log.committed_end()):
+            tables.apply(index, time_ms, body)
+        ranges = tuple(tables.archive.containing(0))
+        return RecordedArchive(ranges, tables.archive.table) if ranges else None
+
+    def use_archive(self, archive: RecordedArchive, rows: ArchivedRows) -> None:
+        """Read the entries that the store has deleted from the archive of its log: both are one log from now on.
+
+        Args:
+            archive: as ``recorded_archive`` returns it.
+            rows: reads and verifies its ranges.
+        """
+        self._archive, self._rows = archive, rows
 
     @property
     def broker_end(self) -> int | None:
@@ -145,8 +176,11 @@ class LogDirectory:
 
     @property
     def indexes(self) -> tuple[int, int]:
-        """First index and end (exclusive) of the log; (0, 0) without one."""
-        return (0, 0) if self.log is None else (int(self.log.first_index), int(self.log.last_index) + 1)
+        """First index and end (exclusive) of the log, with its archive if that is used; (0, 0) without one."""
+        if self.log is None:
+            return 0, 0
+        first, end = int(self.log.first_index), int(self.log.last_index) + 1
+        return (first if self._archive is None else min(first, self._archive.ranges[0].start)), end
 
     @property
     def kind(self) -> str:
@@ -237,9 +271,64 @@ class LogDirectory:
         if (gap := self.gap) is not None and span.classic[1] > gap.start and span.log[0] <= self.indexes[0]:
             yield self._note(gap)
         if self.log is not None:
-            at_start = span.log[0] <= self.indexes[0] and span.log[0] < span.log[1]
-            yield from (self._note(_missing(gap)) for gap in self.log.gaps if at_start and gap.end <= self.indexes[0])
-            yield from self._of_log(self.log, *span.log, records=records, shown=shown)
+            first = int(self.log.first_index)
+            at_start = span.log[0] <= first and span.log[0] < span.log[1]
+            yield from self._of_archive(span.log[0], min(first, span.log[1]))
+            yield from (self._note(_missing(gap)) for gap in self.log.gaps if at_start and gap.end <= first)
+            start = span.log[0] if self._rows is None else max(first, span.log[0])
+            for found in self._of_log(self.log, start, span.log[1], records=records, shown=shown):
+                if isinstance(found, Deleted) and self._archived(found.end - 1) is not None:
+                    yield from self._of_archive(found.start, found.end)
+                else:
+                    yield found
+
+    def _archived(self, index: int) -> ArchivedRange | None:
+        """Return the recorded range with an index; None without one, and if no archive is used."""
+        return None if self._archive is None else range_with(self._archive.ranges, index)
+
+    def _of_archive(self, start: int, end: int) -> Iterator[pa.RecordBatch | Damaged | Deleted]:
+        """Yield the rows of the archive in [start, end), of whole ranges that are those that were proved."""
+        while self._rows is not None and start < end:
+            one = self._archived(start)
+            if one is None:
+                yield Deleted(start, end)
+                return
+            try:
+                batch, following = self._rows.part(one, start, end, _READ_BYTES)
+            except ArchiveDamagedError as error:
+                following = min(one.end, end)
+                yield Damaged(start, following, error)
+            else:
+                magic = pa.repeat(pa.scalar(MAGIC_DATA, pa.int32()), batch.num_rows)
+                yield batch.append_column("magic", magic)
+            start = following
+
+    def check_of(self, index: int) -> EntryCheck | None:
+        """Return term and check of a record; None if only the archive has it, which knows them of some.
+
+        Raises:
+            CorruptRecordError: it is damaged.
+            ArchiveDamagedError: the archive does not have the rows that the log has proven.
+        """
+        assert self.log is not None, "the directory has a log"
+        if index >= self.log.first_index or self._rows is None:
+            [row] = self.log.read(index, index + 1, max_bytes=1).to_pylist()
+            return EntryCheck(row["term"], check_of(index, row["term"], row["position"], row["body"]))
+        one = self._archived(index)
+        if one is None or index == one.end - 1:
+            return None if one is None else EntryCheck(one.term, one.check)
+        batch, _ = self._rows.part(one, index, index + 1, 1)
+        rows = batch.to_pylist()  # none of a control entry
+        return next((EntryCheck(r["term"], check_of(index, r["term"], r["position"], r["body"])) for r in rows), None)
+
+    def index_at_time(self, timestamp_ms: int) -> int:
+        """Return the index of the first entry of the log appended at or after a time, like ``StoreReader``'s."""
+        assert self.log is not None, "the directory has a log"
+        if self._archive is not None and self._rows is not None:
+            below = [one for one in self._archive.ranges if one.start < self.log.first_index]
+            if (found := self._rows.first(below, "timestamp", timestamp_ms)) is not None:
+                return found
+        return int(self.log.index_at_time(timestamp_ms))
 
     def _of_log(
         self, log: StoreReader, start: int, end: int, *, records: bool, shown: Visibility | None
