@@ -314,8 +314,8 @@ class TableHistory:
         ends = self._next_indexes(starts) if starts else {}
         for group, start in sorted(starts.items()):
             if start < ends.get(group, 0):
-                what = f"--checkpoint {self._checkpoint} starts group {group!r} at index {start}, and the table has its"
-                what += f" rows up to index {ends[group] - 1}: they would be in it twice"
+                what = f"--checkpoint {self._checkpoint} starts group {group!r} at {start}, and the table has its"
+                what += f" rows up to {ends[group] - 1}: they would be in it twice"
                 ways = f"use the checkpoint that wrote them, add{_starting(ends)}, or name a new {self._option}"
                 if not is_new:  # --starting-offsets has no effect
                     ways = "use the checkpoint that wrote them, or leave the group out"
@@ -362,14 +362,18 @@ class TableHistory:
         )
 
     def _next_indexes(self, groups: Iterable[str] | None = None, version: int | None = None) -> dict[str, int]:
-        """Return the index after the last one in the table, for each of the groups (default: all) that has rows."""
+        """Return the index after the last one in the table, for each of the groups (default: all) that has rows.
+
+        Of a CommitLog it is a position in the last message: a read from there on starts with the next message.
+        """
         from pyspark.sql import functions as f
 
         if not self._exists():
             return {}
         reader = self._spark.read.format("delta")
         reader = reader if version is None else reader.option("versionAsOf", version)
-        found = reader.load(self._table).groupBy("group").agg(f.max("index").alias("last")).collect()
+        last = f.coalesce(f.max("index"), f.max("position")).alias("last")
+        found = reader.load(self._table).groupBy("group").agg(last).where("last is not null").collect()
         wanted = None if groups is None else set(groups)
         return {row["group"]: row["last"] + 1 for row in sorted(found) if wanted is None or row["group"] in wanted}
 

@@ -1,4 +1,4 @@
-"""Streams logs into a Delta table, each entry exactly once.
+"""Streams logs, of servers or in a directory, into a Delta table, each entry exactly once.
 
 Delta's sink records the micro-batches of a query, and the Spark checkpoint records the next index of each log. So a
 killed run continues without loss and without duplicates. The table has the columns of the source, and may have others.
@@ -6,6 +6,7 @@ killed run continues without loss and without duplicates. The table has the colu
 Usage::
 
     python jobs/ingest.py --peers 'n0-127.0.0.1:40911;…' --table DIR --checkpoint DIR [--decode message]
+    python jobs/ingest.py --path /var/lib/broker/store --table DIR --checkpoint DIR --decode message
     spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/ingest.py …
 """
 
@@ -76,12 +77,18 @@ __all__ = ["IngestOptions", "command", "main"]
 
 _REPORT_EVERY_S: Final = 2.0
 _CONTINUE: Final = "start them and run the same command again: it continues where the checkpoint ends"
+_OF_SERVERS: Final = frozenset(
+    {"peers", "client_config", *NodeAccess.model_fields, "protocol", "safety_lag", "commit_probe"}
+    | {"groupsPattern", "discoveryInterval", "pinFor", "onPinFailure", "readFrom", "fetchTimeoutMs"}
+)
+"""Parameters of the command without a meaning where a directory is read."""
 
 
 class IngestOptions(NodeAccess):
     """The command's options."""
 
-    peers: str
+    peers: str | None
+    path: str | None
     groups: Annotated[tuple[str, ...], BeforeValidator(lambda text: parse_groups(text, "--groups"))] | None
     table: Annotated[str, AfterValidator(check_table)]
     checkpoint: Annotated[str, AfterValidator(check_checkpoint)]
@@ -121,9 +128,10 @@ class IngestOptions(NodeAccess):
             "protocol": None if self.protocol == "dledger" else self.protocol,
             "safetyLag": self.safety_lag,
             "commitProbe": "true" if self.commit_probe else None,
+            "peers": self.peers,
+            "path": self.path,
         }
         return {
-            "peers": self.peers,
             "decode": self.decode,
             "startingOffsets": self.starting_offsets,
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
@@ -181,11 +189,13 @@ class _Totals:
             progress(f"{self.rows} rows in {len(self.batches)} micro-batches, {self._lag()}")
 
     def _lag(self) -> str:
-        if any(report.lag_records is None for report in self.lag.values()):
+        if any(report.lag_bytes is None for report in self.lag.values()):
             return "lag unknown"
         records = sum(report.lag_records or 0 for report in self.lag.values())
         size = sum(report.lag_bytes or 0 for report in self.lag.values())
         waited = max((report.lag_seconds or 0.0 for report in self.lag.values()), default=0.0)
+        if any(report.by_position for report in self.lag.values()):
+            return f"{size:,} bytes behind ({waited:.1f} s)"
         return f"{records:,} records behind ({size:,} bytes, {waited:.1f} s)"
 
     def summary(self) -> dict[str, Any]:
@@ -218,6 +228,8 @@ _EXAMPLES = examples(
     "# bodies that are not messages go to a table of their own; small files are compacted",
     "ingest.py --peers 'n0-host:40911;n1-host:40911' --decode message --table messages --checkpoint c \\",
     "  --trigger '10 seconds' --dead-letters dead_letters --optimize-every 1h",
+    "# a broker's directory, running or stopped: a classic CommitLog, a DLedger store, or both; each hour again",
+    "ingest.py --path /var/lib/broker/store --decode message --table messages --checkpoint c",
     "# a live group of Java nodes; the column committed is null, see dledger_core/rocketmq/remoting/README.md",
     "ingest.py --peers 'n0-host:40911;n1-host:40911' --protocol dledger-java --groups g --table events --checkpoint c",
 )
@@ -226,6 +238,11 @@ _EXAMPLES = examples(
 @click.command(epilog=_EXAMPLES)
 @servers_options(doing="read")
 @node_access_options
+@click.option(
+    "--path",
+    metavar="DIR",
+    help="Read a directory without servers: of a broker, a store, or a classic CommitLog; also while it is in use.",
+)
 @click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; created if missing.")
 @click.option(
     "--checkpoint", required=True, metavar="DIR", help="Directory of the Spark checkpoint, which records the progress."
@@ -323,11 +340,24 @@ def command(**given: Any) -> Outcome:
 def _chosen(given: dict[str, Any]) -> dict[str, Any]:
     """Return the values of ``IngestOptions``; with a pattern only groups of the command line count."""
     source = passed_on(given)
-    chosen = servers_or_stores(given) | {"passed_on": source}
+    chosen = servers_or_stores(given, "path") | {"passed_on": source}
+    if chosen["path"]:
+        _refuse_of_servers()
+        return chosen | dict.fromkeys(NodeAccess.model_fields)  # the environment may have some
     origin = click.get_current_context().get_parameter_source("groups")
     if "groupsPattern" in source and origin is not ParameterSource.COMMANDLINE:
         return chosen | {"groups": None}
     return chosen | {"groups": "default" if chosen["groups"] is None else chosen["groups"]}
+
+
+def _refuse_of_servers() -> None:
+    """Raise ConfigError if the command line has an option about servers next to ``--path``."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name in _OF_SERVERS and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            what = f"{parameter.opts[0]} has no effect with --path, which is read without servers"
+            raise ConfigError(what, "", "leave one of them out")
 
 
 def _check_limits(options: IngestOptions) -> None:
@@ -355,7 +385,7 @@ def _check(options: IngestOptions) -> tuple[dict[str, dict[str, int]], dict[str,
         Per group the readable range; and the first index of each group that the checkpoint does not have.
     """
     outputs = {"--table": options.table, "--dead-letters": options.dead_letters, "--checkpoint": options.checkpoint}
-    check_apart(outputs)
+    check_apart(outputs, {"--path": options.path})
     target = None if options.lag_prometheus is None else parse_target(options.lag_prometheus, insecure=options.insecure)
     if isinstance(target, str):
         check_file(target, "--lag-prometheus")

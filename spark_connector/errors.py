@@ -232,16 +232,21 @@ class RetentionError(DataLossError):
     name = "DLEDGER_DATA_LOSS.RETENTION"
 
     @classmethod
-    def of(cls, group: str, start: int, first_index: int, end: int | None = None) -> RetentionError:
-        """Make the error for a reader at ``start`` of a log that starts at ``first_index`` (reading up to ``end``)."""
+    def of(
+        cls, group: str, start: int, first_index: int, end: int | None = None, *, by_position: bool = False
+    ) -> RetentionError:
+        """Make the error for a reader at ``start`` of a log that starts at ``first_index`` (reading up to ``end``).
+
+        ``by_position``: it is a CommitLog, whose broker deletes complete files.
+        """
         stop = first_index if end is None else min(first_index, end)
         return cls(
             group,
             start,
             stop,
-            f"entries [{start}, {stop}) ({stop - start} entries) are no longer stored; "
-            f"the first available index is {first_index}",
-            "retention deleted them before this query read them",
+            f"{_range_of(start, stop, by_position)} are no longer stored; "
+            f"the first available {'position' if by_position else 'index'} is {first_index}",
+            f"{'the broker' if by_position else 'retention'} deleted them before this query read them",
             first_index,
         )
 
@@ -282,14 +287,17 @@ class TermMismatchError(DataLossError):
     name = "DLEDGER_DATA_LOSS.TERM_MISMATCH"
 
     @classmethod
-    def of(cls, group: str, next_index: int, known: object, found: object, first_index: int) -> TermMismatchError:
+    def of(
+        cls, group: str, next_index: int, known: object, found: object, first_index: int, *, by_position: bool = False
+    ) -> TermMismatchError:
         """Make the error for an offset whose last consumed record had the check ``known`` and has ``found`` now."""
         at = next_index - 1
+        record = f"the message before position {next_index}" if by_position else f"entry {at}"
         return cls(
             group,
             at,
             next_index,
-            f"entry {at} is not the one this query consumed (then {known}, now {found})",
+            f"{record} is not the one this query consumed (then {known}, now {found})",
             "the log's history was rewritten: a store was restored from a backup, or it is another log",
             first_index,
         )
@@ -301,14 +309,14 @@ class OffsetBeyondEndError(DataLossError):
     name = "DLEDGER_DATA_LOSS.OFFSET_BEYOND_END"
 
     @classmethod
-    def of(cls, group: str, next_index: int, end: int) -> OffsetBeyondEndError:
+    def of(cls, group: str, next_index: int, end: int, *, by_position: bool = False) -> OffsetBeyondEndError:
         """Make the error for an offset at ``next_index`` in a log that ends at ``end``."""
         return cls(
             group,
             end,
             next_index,
-            f"the query is at index {next_index} but the log ends at {end}: "
-            f"entries [{end}, {next_index}) ({next_index - end} entries) are missing",
+            f"the query is at {'position' if by_position else 'index'} {next_index} but the log ends at {end}: "
+            f"{_range_of(end, next_index, by_position)} are missing",
             "the log lost its tail or was re-created, or the offset belongs to another log",
             end,
         )
@@ -350,25 +358,35 @@ class GroupGoneError(DataLossError):
         )
 
 
-def loss_error(group: str, loss: Loss, known_end: int | None = None) -> DataLossError:
+def _range_of(start: int, end: int, by_position: bool) -> str:
+    """Return a lost range in words: of a CommitLog it has positions and bytes."""
+    if by_position:
+        return f"positions [{start}, {end}) ({end - start} bytes)"
+    return f"entries [{start}, {end}) ({end - start} entries)"
+
+
+def loss_error(group: str, loss: Loss, known_end: int | None = None, *, by_position: bool = False) -> DataLossError:
     """Return the error for a loss that ``find_loss`` found in a group.
 
     Args:
         group: the log.
         loss: the loss.
         known_end: the end of the position's log that this reader has seen, None if it has seen none.
+        by_position: the log is a CommitLog, whose positions take the place of indexes.
     """
     position, view = loss.position, loss.view
     match loss.kind:
         case LossKind.LOG_RECREATED:
             return LogRecreatedError.of(group, loss, known_end)
         case LossKind.OFFSET_BEYOND_END:
-            return OffsetBeyondEndError.of(group, position.next_index, view.end)
+            return OffsetBeyondEndError.of(group, position.next_index, view.end, by_position=by_position)
         case LossKind.RETENTION:
-            return RetentionError.of(group, position.next_index, view.first_index)
+            return RetentionError.of(group, position.next_index, view.first_index, by_position=by_position)
         case LossKind.TERM_MISMATCH:
             known_check = None if position.check is None else EntryCheck(position.term, position.check)
-            return TermMismatchError.of(group, position.next_index, known_check, loss.found, view.first_index)
+            return TermMismatchError.of(
+                group, position.next_index, known_check, loss.found, view.first_index, by_position=by_position
+            )
 
 
 @dataclass(slots=True)
@@ -378,7 +396,7 @@ class LossPolicy:
     Attributes:
         fail: raise on every loss.
         events: accepted losses.
-        entries: entries known to be lost with them.
+        entries: entries known to be lost with them; of a CommitLog their bytes.
     """
 
     fail: bool

@@ -138,7 +138,8 @@ class LogEnd:
     Attributes:
         end: end of the readable entries (exclusive).
         log: uuid of the log, None if it has none.
-        records: indexes from the first unread entry on; 0 if there is none, None if unknown, as are the others.
+        records: indexes from the first unread entry on; 0 if there is none, None if unknown, as are the others. A
+            CommitLog has none, so its messages are not counted.
         bytes: size of their records in the log.
         seconds: age of the first unread entry; None also if its append time is unknown.
         waiting: those of the indexes that wait for an open transaction.
@@ -183,12 +184,14 @@ class LatestOffset:
         groups = {}
         for group, end in sorted(self.groups.items()):
             lag = None
-            if end.records is not None:
+            if end.bytes is not None:
                 lag = {"bytes": end.bytes, "records": end.records, "seconds": end.seconds}
             groups[group] = GroupOffset(end.end, end.log).to_json() | {"behind": lag}
             if end.waiting:
                 groups[group] |= {"waiting": {"records": end.waiting, "transaction": end.transaction}}
-        known = [end.records for end in self.groups.values() if end.records is not None]
+        # Offsets of a CommitLog are positions, so its bytes are the offsets.
+        offsets = [end.bytes if end.records is None else end.records for end in self.groups.values()]
+        known = [count for count in offsets if count is not None]
         metrics = {}
         if known:
             values = {"avg": sum(known) / len(known), "max": max(known), "min": min(known)}

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DEAD_LETTERS", "MessagesAndDeadLetters"]
 
-_KEPT: Final = ("group", "index", "term", "timestamp", "batch_index")
+_KEPT: Final = ("group", "index", "term", "position", "timestamp", "batch_index")
 DEAD_LETTERS: Final = pa.schema(
     [*(MESSAGE_SCHEMA.field(name) for name in _KEPT), pa.field("body", pa.binary()), pa.field("reason", pa.string())]
 )
-"""Columns of the dead letters: the entry, its body as the log has it, and why it is not a message."""
+"""Columns of the dead letters: the entry, its body as the log has it, and why it is not a message.
+
+An entry of a CommitLog has a position and no index.
+"""
 
 
 class MessagesAndDeadLetters:

@@ -236,16 +236,19 @@ def open_log(
         group: the group of peers. None = ``DLEDGER_GROUP``, or ``default``.
         limit: number of entries of the sample. It is read in up to 32 ranges that are spread over the log.
         limit_bytes: about the bytes of the sample.
-        start: the first index to read; None = of the log.
+        start: the first index to read, of a classic CommitLog alone the position; None = of the log.
         end: end (exclusive); None = of the log.
 
     Raises:
         DLedgerError: there is no log, or it cannot be read.
     """
     with open_source(source, group) as opened:
+        asked = start is not None or end is not None
+        positions = [] if asked else opened.positions
+        if asked and opened.by_position:
+            positions, start, end = opened.positions_between(start, end), None, None
         first = max(opened.first_index, opened.first_index if start is None else start)
         stop = max(first, min(opened.end, opened.end if end is None else end))
-        positions = opened.positions if start is None and end is None else []
         ranges = sample_ranges(first, stop, limit // 2 if positions and stop > first else limit)
         print(_announcement(opened, first, stop, ranges))
         reading = _Reading(limit_bytes)
@@ -263,7 +266,7 @@ def open_log(
             opened.nbytes,
             None if positions else stop - first,
             pa.concat_tables([classic, table]),
-            everything and reading.complete,
+            everything and reading.complete and not (asked and opened.by_position),
             tuple(dict.fromkeys([*reading.damage, *opened.problems()])),
             opened.nodes,
         )

@@ -67,6 +67,20 @@ class Source:
         """Positions of the classic CommitLog to read for a sample; empty without one."""
         return sample_positions(self.directory) if self.directory is not None and self.directory.classic else []
 
+    @property
+    def by_position(self) -> bool:
+        """Whether it is a classic CommitLog alone, which has no indexes."""
+        return self.directory is not None and self.directory.log is None and bool(self.directory.classic)
+
+    def positions_between(self, start: int | None, end: int | None) -> list[tuple[int, int]]:
+        """Return the positions in [start, end) that the files of the CommitLog have; empty if there are none."""
+        files = self.directory.classic if self.directory is not None else ()
+        if not files:
+            return []
+        low = max(files[0].position, files[0].position if start is None else start)
+        high = min(files[-1].end, files[-1].end if end is None else end)
+        return [(low, high)] if low < high else []
+
     def read_positions(self, start: int, end: int) -> Iterator[pa.RecordBatch | Damaged | Deleted]:
         """Yield the messages of the classic CommitLog in [start, end), and the damage between them."""
         if self.directory is not None:

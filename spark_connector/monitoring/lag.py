@@ -22,7 +22,7 @@ from spark_connector.errors import LossPolicy
 from spark_connector.offsets import LatestOffset, LogEnd, StreamOffset
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
-from spark_connector.reading.logs import Log, ServerLog
+from spark_connector.reading.logs import ClassicLog, Log, ServerLog
 from spark_connector.reading.opening import open_log
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class LagMeter:
                 behind = measured.lag
                 groups[group] = replace(
                     groups[group],
-                    records=behind.records,
+                    # Positions are no number of messages.
+                    records=None if isinstance(self._logs.get(group), ClassicLog) else behind.records,
                     bytes=behind.bytes,
                     seconds=behind.seconds(),
                     waiting=measured.waiting,
@@ -167,15 +168,15 @@ class LagReport:
         next_index: its end (exclusive).
         end_index: end of the log when the micro-batch was planned; None with Spark 4.1, which does not report it.
         lag_records: indexes from the first unread entry on, also those that wait for an open transaction; 0 if only
-            control entries follow; None if unknown.
+            control entries follow; None if unknown, as of a CommitLog, which has no indexes.
         lag_bytes: size of their records in the log.
         lag_seconds: age of the first unread entry; None if its append time is unknown.
-        records_per_second: indexes of this group that the micro-batch read per second.
+        records_per_second: indexes of this group that the micro-batch read per second; None of a CommitLog.
         rows: rows of the source in this micro-batch, all groups together.
         input_rows_per_second: Spark's rate of arriving rows, all groups together; None if unknown.
         processed_rows_per_second: Spark's rate of processed rows, all groups together; None if unknown.
         losses: losses that failOnDataLoss=false accepted in this run, all groups together.
-        lost_records: entries lost with them.
+        lost_records: entries lost with them; of a CommitLog, bytes.
         waiting_records: indexes of the lag that wait for an open transaction.
         transaction: the oldest open transaction, if entries wait for it and it may be asked for.
     """
@@ -206,15 +207,22 @@ class LagReport:
         """Return the fields as JSON types."""
         return asdict(self) | {"time": self.time.isoformat(timespec="milliseconds")}
 
+    @property
+    def by_position(self) -> bool:
+        """Whether the log is a CommitLog: its offsets are positions, and its messages are not counted."""
+        return self.lag_records is None and self.lag_bytes is not None
+
     def __str__(self) -> str:
         waited = "" if self.lag_seconds is None else f", {self.lag_seconds:.1f} s"
         size = "an unknown number of" if self.lag_records is None else f"{self.lag_records:,}"
+        behind = f"{size} records behind ({self.lag_bytes or 0:,} bytes{waited}) at index {self.next_index}"
+        if self.by_position:
+            behind = f"{self.lag_bytes:,} bytes behind{waited} at position {self.next_index}"
         waits = f"; {self.waiting_records:,} wait for {self.transaction or 'an open transaction'}"
-        lost = f"; {self.losses} losses, {self.lost_records:,} records" if self.losses else ""
+        lost = f"; {self.losses} losses, {self.lost_records:,} {'bytes' if self.by_position else 'records'}"
         return (
-            f"query {self.query}, group {self.group}: {size} records behind ({self.lag_bytes or 0:,} bytes{waited}) "
-            f"at index {self.next_index}; {self.processed_rows_per_second or 0:,.0f} rows/s"
-            f"{waits if self.waiting_records else ''}{lost}"
+            f"query {self.query}, group {self.group}: {behind}; {self.processed_rows_per_second or 0:,.0f} rows/s"
+            f"{waits if self.waiting_records else ''}{lost if self.losses else ''}"
         )
 
 
@@ -275,7 +283,7 @@ def _report(
     )
     if log is None:
         return report
-    return replace(
+    report = replace(
         report,
         end_index=log.end,
         lag_records=log.records,
@@ -284,6 +292,7 @@ def _report(
         waiting_records=log.waiting,
         transaction=log.transaction,
     )
+    return replace(report, records_per_second=None) if report.by_position else report
 
 
 def _finite(number: float | None) -> float | None:

@@ -544,7 +544,7 @@ class ClassicLog(_FileLog):
             first, _ = self._view.bounds()
             if start >= first:
                 raise
-            raise RetentionError.of(part.group, start, first, part.end) from error
+            raise RetentionError.of(part.group, start, first, part.end, by_position=True) from error
         return Chunk(found.batch, found.next_position)
 
 
@@ -570,7 +570,8 @@ def check_history(log: Log, part: Range) -> None:
             f"the log does not contain index {at}", f"group {part.group!r}", "read it again later"
         ) from error
     if found is not None and found != part.check:
-        raise TermMismatchError.of(part.group, at + 1, part.check, found, part.start)
+        by_position = isinstance(log, ClassicLog)
+        raise TermMismatchError.of(part.group, at + 1, part.check, found, part.start, by_position=by_position)
 
 
 def _info_of(batch: pa.RecordBatch, index: int, group: str) -> RecordInfo:

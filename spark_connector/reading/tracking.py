@@ -34,7 +34,7 @@ from spark_connector.planning import (
     split,
 )
 from spark_connector.reading.archived import ArchivedLog
-from spark_connector.reading.logs import Log, Pin, RecordInfo, ServerLog
+from spark_connector.reading.logs import ClassicLog, Log, Pin, RecordInfo, ServerLog
 from spark_connector.reading.opening import names_of, open_log
 
 if TYPE_CHECKING:
@@ -351,9 +351,13 @@ class Tracker:
             earlier = None if since is None or since.log != offset.log else self._loss(group, since, loss.view)
             if since is not None and earlier is not None and earlier.kind is LossKind.LOG_RECREATED:
                 loss, at = earlier, since.next
-        self.policy.report(loss_error(group, loss, self._seen_ends.get(log)), at)
+        error = loss_error(group, loss, self._seen_ends.get(log), by_position=self._by_position(group))
+        self.policy.report(error, at)
         if loss.kind is LossKind.LOG_RECREATED:
             self._replaced[log] = loss.view.log_uuid
+
+    def _by_position(self, group: str) -> bool:
+        return isinstance(self._logs[group], ClassicLog)
 
     def _checked(
         self, group: str, offset: GroupOffset, bounds: LogRange, since: GroupOffset | None = None
@@ -393,7 +397,8 @@ class Tracker:
             return bounds
         bounds = self._logs[group].bounds(min_end=index)
         if index > bounds.end:
-            self.policy.report(OffsetBeyondEndError.of(group, index, bounds.end), index)
+            error = OffsetBeyondEndError.of(group, index, bounds.end, by_position=self._by_position(group))
+            self.policy.report(error, index)
             self._beyond_end[group] = index
         return bounds
 
@@ -471,7 +476,8 @@ class Tracker:
             # Entries deleted before the plan: an error, or counted once and left out
             # (test_deleted_prefix_is_error_or_counted).
             if start < min(view.first_index, end):
-                self.policy.report(RetentionError.of(group, start, view.first_index, end))
+                by_position = self._by_position(group)
+                self.policy.report(RetentionError.of(group, start, view.first_index, end, by_position=by_position))
                 start = min(view.first_index, end)
             log = self._logs[group]
             border = log.stored_index if isinstance(log, ArchivedLog) else start

@@ -17,6 +17,9 @@ from spark_connector import ddl_of
 from spark_connector.columns import schema_for
 from tests.cli.command import ErrorLine
 from tests.jobs.test_ingest_options import field, write_log
+from tests.jobs.test_table_history import starting_offsets_in
+from tests.rocketmq.golden import MIXED, extract, messages
+from tests.support.damage import overwrite
 from tests.support.run_job import run_in_process, start_job, wait_for
 from tests.support.slow_elections import SLOW_ELECTIONS
 
@@ -193,3 +196,51 @@ def test_table_of_an_earlier_release_keeps_its_columns(
         if checkpoint == "first":
             spark.sql(next(line for line in err.splitlines() if "ALTER TABLE" in line).partition("Spark SQL: ")[2])
             spark.sql(f"DELETE FROM delta.`{table}`")
+
+
+@pytest.mark.spark
+def test_commitlog_is_in_table_once_and_deleted_files_are_loss(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, dead, commitlog = tmp_path / "table", tmp_path / "dead", tmp_path / "broker-a" / "commitlog"
+    first, second = sorted(extract(MIXED, "n0/commitlog", tmp_path).iterdir())
+    written, file_bytes = first.read_bytes(), first.stat().st_size
+    starts = [at for at in messages(MIXED) if at < 2 * file_bytes]
+    commitlog.mkdir(parents=True)
+    given = ["--path", str(commitlog.parent), "--decode", "message", "--table", str(table), "--dead-letters", str(dead)]
+
+    def grown(count: int) -> None:
+        """Let the file have these messages, and the zeros after them that its broker has not written yet."""
+        (commitlog / first.name).write_bytes(written[: starts[count]].ljust(file_bytes, b"\0"))
+
+    def positions(path: Path) -> list[int]:
+        return [row["position"] for row in spark.read.format("delta").load(str(path)).orderBy("position").collect()]
+
+    grown(50)
+    code, summary, _ = run(capsys, *given, "--checkpoint", str(tmp_path / "former"))
+    assert (code, summary["rows"], summary["dead_letters"]) == (0, 50, 0)
+    assert summary["offsets"]["broker-a"]["to"] == starts[50]
+    assert summary["offsets"]["broker-a"]["lag"] == {"records": None, "bytes": 0, "seconds": 0.0}
+    grown(80)
+    arguments = [*given, "--checkpoint", str(tmp_path / "checkpoint")]
+    code, summary, err = run(capsys, *arguments)
+    assert (code, summary["error"], positions(table)) == (3, "DLEDGER_TABLE", starts[:50])
+    code, summary, _ = run(capsys, *arguments, *starting_offsets_in(err))
+    assert (code, summary["rows"], positions(table)) == (0, 30, starts[:80])
+
+    # The broker fills the file, begins the next one, and its cleaner deletes the first one.
+    (commitlog / first.name).unlink()
+    (commitlog / second.name).write_bytes(second.read_bytes())
+    damaged = [at for at in starts if at >= file_bytes][3]
+    overwrite(commitlog / second.name, damaged - file_bytes + 90, b"?")
+    code, summary, err = run(capsys, *arguments)
+    assert (code, summary["error"]) == (3, "DLEDGER_DATA_LOSS.RETENTION")
+    assert f"[{starts[80]}, {file_bytes})" in err
+    code, summary, _ = run(capsys, *arguments, "--no-fail-on-data-loss")
+    assert (code, summary["dead_letters"], summary["losses"]) == (0, 1, 1)
+    assert summary["lost_records"] == file_bytes - starts[80]
+    later = [at for at in starts if at >= file_bytes]
+    assert positions(table) == [*starts[:80], *(at for at in later if at != damaged)]
+    (row,) = spark.read.format("delta").load(str(dead)).collect()
+    assert (row["group"], row["index"], row["position"]) == ("broker-a", None, damaged)
+    assert row["reason"]

@@ -20,13 +20,16 @@ from spark_connector import ddl_of
 from spark_connector.columns import schema_for
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading import admission
+from tests.contracts.small_file_stores import classic
+from tests.rocketmq.golden import MIXED, extract
 from tests.support.run_job import run_in_process
 
 NAMES = {"bigint": "long", "int": "integer"}
 OWN = {"startingOffsets", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "fetchRetryMs", "safetyLag"}
 OWN |= {"peers", "groups", "decode", "protocol", "commitProbe", "tls.ca", "tls.cert", "tls.key", "token.file"}
 OWN |= {"client.config"}
-NOT_OF_STREAMS_OF_SERVERS = {"path", "table", "filterPushdown"}
+OWN |= {"path"}
+NOT_OF_STREAMS = {"table", "filterPushdown"}
 OF_ARCHIVES = {"archive"}
 """The table that is written may be the archive itself."""
 
@@ -36,7 +39,7 @@ def test_every_option_of_source_is_option_of_job() -> None:
     names = {str(field.validation_alias) for field in fields}
     with_all = dict.fromkeys(names, "x")
     written = {"group", "appendMaxBytes", "firstBatchId", "onReplayMismatch", "txnAppId", "txnVersion"}
-    assert with_all.keys() - written == OWN | NOT_OF_STREAMS_OF_SERVERS | OF_ARCHIVES | set(PASSED_ON)
+    assert with_all.keys() - written == OWN | NOT_OF_STREAMS | OF_ARCHIVES | set(PASSED_ON)
     options = {name for parameter in ingest.command.params for name in parameter.opts}
     assert {"--groups-pattern", "--starting-timestamp", "--min-partitions", "--topics"} <= options
 
@@ -165,3 +168,71 @@ def test_limit_that_would_end_run_of_spark_4_1_early_is_refused(
     given = ["--peers", "n0-127.0.0.1:1", "--table", "table", "--checkpoint", "checkpoint", option, "5"]
     code, _, err = run_in_process(ingest.command, capsys, *given)
     assert (code, option in err, "4.2" in err) == (3, True, True)
+
+
+@pytest.fixture
+def commitlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a broker with a classic CommitLog, next to the working directory."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return classic(tmp_path / "broker-a")[0].parent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--peers", "n0-127.0.0.1:1"], "--peers"),
+        (["--groups-pattern", "a.*"], "--groups-pattern"),
+        (["--discovery-interval", "5s"], "--discovery-interval"),
+        (["--groups", "a,b"], "groups"),
+        (["--protocol", "dledger-java"], "--protocol"),
+        (["--safety-lag", "5s"], "--safety-lag"),
+        (["--commit-probe"], "--commit-probe"),
+        (["--read-from", "leader"], "--read-from"),
+        (["--pin-for", "5m"], "--pin-for"),
+        (["--on-pin-failure", "wait"], "--on-pin-failure"),
+        (["--fetch-timeout-ms", "10"], "--fetch-timeout-ms"),
+        (["--tls-ca", "ca.pem"], "--tls-ca"),
+        (["--token-file", "token"], "--token-file"),
+        (["--trigger", "5 seconds", "--max-offsets-per-trigger", "5"], "maxOffsetsPerTrigger"),
+        (["--trigger", "5 seconds", "--min-offsets-per-trigger", "5"], "minOffsetsPerTrigger"),
+        (["--max-records-per-partition", "5"], "maxRecordsPerPartition"),
+        (["--isolation", "read_uncommitted"], "isolation"),
+        (["--table", "../broker-a/table"], "--path"),
+        (["--path", "../absent"], "absent"),
+    ],
+)
+def test_option_without_meaning_in_directory_is_refused_in_one_sentence(
+    arguments: list[str], named: str, commitlog: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--path", str(commitlog), "--table", "table", "--checkpoint", "checkpoint", *arguments]
+    code, summary, err = run_in_process(ingest.command, capsys, *given)
+    assert (code, summary["status"]) == (3, "error")
+    [line] = err.splitlines()
+    assert named in line
+    assert not list(Path().iterdir())
+    assert sorted(path.name for path in commitlog.iterdir()) == ["commitlog"]
+
+
+def test_directory_is_read_whatever_the_environment_says_of_servers(
+    commitlog: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("PEERS", "GROUP", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE"):
+        monkeypatch.setenv(f"DLEDGER_{name}", "n0-127.0.0.1:1" if name == "PEERS" else "other")
+    store = extract(MIXED, "n0/dledger-n0", tmp_path)
+    extract(MIXED, "n0/commitlog", tmp_path)
+    last = int(max((commitlog / "commitlog").iterdir()).name)
+    limited = ["--max-bytes-per-trigger", "5000", "--min-partitions", "2", "--topics", "a", "--retry-for", "5"]
+    for path, arguments, groups in (
+        (commitlog, limited, {"broker-a"}),
+        (commitlog / "commitlog", ["--groups", "orders"], {"orders"}),
+        (store, ["--isolation", "read_uncommitted"], {"n0"}),
+        (store.parent, ["--starting-offsets", '{"n0.commitlog": 5}'], {"n0", "n0.commitlog"}),
+    ):
+        given = ["--path", str(path), "--decode", "message", "--table", "t", "--checkpoint", "c", "--dry-run"]
+        code, summary, _ = run_in_process(ingest.command, capsys, *given, *arguments)
+        assert (code, set(summary["available"])) == (0, groups)
+        if "broker-a" in groups:
+            assert summary["available"]["broker-a"]["start"] == 0
+            assert summary["available"]["broker-a"]["end"] > last
+    assert not list(Path().iterdir())

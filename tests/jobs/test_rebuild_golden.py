@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,9 @@ from dledger_core.rocketmq import decode_messages, encode_messages
 from dledger_core.rocketmq.convert import read_commitlog
 from tests.jobs.conftest import Rebuild
 from tests.rocketmq import golden
-from tests.support.archives import unpack
 from tests.support.slow_elections import SLOW_ELECTIONS
 
 pytestmark = pytest.mark.spark
-
-
-def extract(name: str, directory: Path) -> Path:
-    with tarfile.open(golden.TESTDATA / f"rocketmq-{name}.tar.xz") as archive:
-        unpack(archive, directory)
-    return directory / name / "n0"
 
 
 def queues(directory: Path) -> dict[str, bytes]:
@@ -144,7 +136,7 @@ def test_mixed_log(spark: Any, tmp_path: Path, run_rebuild: Rebuild) -> None:
 @pytest.mark.soak
 def test_batch_queues_are_in_table_only(spark: Any, tmp_path: Path, run_rebuild: Rebuild) -> None:
     """A broker that finds them among its plain queues does not start."""
-    root, out = extract("rmq5-batch-queues", tmp_path), tmp_path / "out"
+    root, out = golden.extract_broker("rmq5-batch-queues", tmp_path), tmp_path / "out"
     source: dict[str, Any] = {"commitlog": root / "commitlog", "table": tmp_path / "table"}
     code, summary = run_rebuild(**source, files=out, consume_queue_file_size=2000, compare=root)
     assert (code, summary["dense"], summary["compare"]["differences"]) == (0, True, {})
@@ -157,7 +149,7 @@ def test_batch_queues_are_in_table_only(spark: Any, tmp_path: Path, run_rebuild:
 @pytest.mark.parametrize("kept", ["first", "last"])
 def test_queues_that_message_names_twice(spark: Any, tmp_path: Path, run_rebuild: Rebuild, kept: str) -> None:
     """Their offsets run ahead of their slots, and after a restart fall back to them: no hole, none given out twice."""
-    root, table, out = extract("rmq5-named-twice", tmp_path), tmp_path / "table", tmp_path / "out"
+    root, table, out = golden.extract_broker("rmq5-named-twice", tmp_path), tmp_path / "table", tmp_path / "out"
     code, summary = run_rebuild(
         commitlog=root / "commitlog", table=table, compare=root, files=out, consume_queue_file_size=2000,
         on_duplicate=kept,
@@ -173,7 +165,7 @@ def test_queues_that_message_names_twice(spark: Any, tmp_path: Path, run_rebuild
 def test_quiet_running_broker_is_healthy(spark: Any, tmp_path: Path, run_rebuild: Rebuild) -> None:
     """Its next CommitLog file is there already, and empty."""
     del spark
-    root = extract("rmq5-running-classic", tmp_path)
+    root = golden.extract_broker(golden.RUNNING_CLASSIC, tmp_path)
     code, summary = run_rebuild(commitlog=root / "commitlog", table=tmp_path / "table", compare=root)
     assert (code, summary["rows"], summary["damaged_files"], summary["commitlog"]["end"]) == (0, 20, [], 4920)
     assert summary["compare"]["differences"] == {}

@@ -87,6 +87,18 @@ def test_sample_of_mixed_log_has_messages_of_both_parts(tmp_path: Path) -> None:
     assert list(classic.at(at, 2)["position"]) == classic.table["position"][5:7].to_pylist()
 
 
+def test_range_of_commitlog_has_messages_of_its_positions(tmp_path: Path) -> None:
+    commitlog = extract(MIXED, "n0/commitlog", tmp_path)
+    every = nb.open_log(commitlog).table["position"].to_pylist()
+    part = nb.open_log(commitlog, start=every[5], end=every[9])
+    assert (part.table["position"].to_pylist(), part.complete) == (every[5:9], False)
+    assert "index" not in repr(part)
+    assert nb.open_log(commitlog, start=every[-2] + 1).table["position"].to_pylist() == every[-2:]
+    assert nb.open_log(commitlog, end=every[2]).table["position"].to_pylist() == every[:2]
+    beyond = nb.open_log(commitlog, start=1 << 40)
+    assert (len(beyond), beyond.complete, beyond.damage) == (0, False, ())
+
+
 def test_sample_is_limited_in_entries_and_bytes(broker: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = nb.open_log(broker, limit=64)
     assert (len(few), few.complete) == (64, False)

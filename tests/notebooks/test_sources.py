@@ -12,12 +12,12 @@ import pytest
 from dledger_core import Client, LocalCluster
 from jobs._notebooks.samples import damaged_replicas
 from tests.notebooks.running import Shown, execute, in_kernel
-from tests.rocketmq.golden import MIXED, THREE, extract, oracle
+from tests.rocketmq.golden import MIXED, RUNNING_CLASSIC, THREE, extract, extract_broker, oracle
 from tests.support.browser import look_everywhere
 
 LARGE = 51_000
 """More entries than the first cell of explore_log reads."""
-SOURCES = ("flights", "empty", "one", "plain", "large", "java", "mixed", "damaged")
+SOURCES = ("flights", "empty", "one", "plain", "large", "java", "mixed", "damaged", "classic")
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +27,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Sho
     extract(MIXED, "n0/commitlog", directory)
     mixed = extract(MIXED, "n0/dledger-n0", directory).parent
     damaged = damaged_replicas(directory / "damaged")["n1"]
+    classic = extract_broker(RUNNING_CLASSIC, directory)
     (directory / "temporary").mkdir()
     with LocalCluster(1, directory / "cluster", groups=("empty", "one", "plain", "large")) as cluster:
         for group, bodies in (
@@ -43,6 +44,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Sho
             "java": {"DLEDGER_SOURCE": str(java)},
             "mixed": {"DLEDGER_SOURCE": str(mixed)},
             "damaged": {"DLEDGER_SOURCE": str(damaged)},
+            "classic": {"DLEDGER_SOURCE": str(classic)},
         }
         before = files(mixed)
         runs = [(name, source) for name in ("explore_log", "consume_queues") for source in SOURCES]

@@ -16,6 +16,8 @@ THREE = "rocketmq-rmq5-dledger-3-small"
 MIXED = "rocketmq-rmq5-mixed-small"
 REUSED = "rocketmq-rmq5-dledger-1-reused-small"
 NAMES = (THREE, MIXED, REUSED)
+RUNNING_CLASSIC = "rmq5-running-classic"
+"""Files of an idle running broker without DLedger; the next CommitLog file is there already, and empty."""
 
 
 def members(name: str, under: str) -> dict[str, bytes]:
@@ -77,3 +79,10 @@ def extract(name: str, under: str, directory: Path) -> Path:
         wanted = [m for m in archive if m.name.startswith(f"{name}/{under}/")]
         unpack(archive, directory, wanted)
     return directory / name / under
+
+
+def extract_broker(name: str, directory: Path) -> Path:
+    """Unpacks an archive without an oracle; returns its broker's directory."""
+    with tarfile.open(TESTDATA / f"rocketmq-{name}.tar.xz") as archive:
+        unpack(archive, directory)
+    return directory / name / "n0"

@@ -97,6 +97,18 @@ def test_spark_4_1_reports_rows_and_neither_lag_nor_start_of_query() -> None:
     assert (later.rows, later.start_index, later.next_index, later.end_index) == (3, 5, 8, None)
 
 
+def test_lag_of_commitlog_is_in_bytes_and_no_number_of_messages() -> None:
+    ends = LatestOffset({"a": LogEnd(9000, None, None, 700, 3.5)}, 1, 512)
+    shown = ends.to_json()
+    assert {float(value) for value in shown["metrics"].values()} == {700.0}
+    (report,) = lag_reports(progress(source(offset(a=100), offset(a=8300), json.dumps(shown))))
+    assert (report.lag_records, report.lag_bytes, report.lag_seconds) == (None, 700, 3.5)
+    assert (report.by_position, report.records_per_second) == (True, None)
+    assert {"700 bytes", "position 8300", "512 bytes"} <= set(re.findall(r"position \d+|\d+ bytes", str(report)))
+    (native,) = lag_reports(progress(source(offset(a=1), offset(a=5), latest(a=(9, (4, 80, None))))))
+    assert not native.by_position
+
+
 def test_report_names_transaction_that_entries_wait_for() -> None:
     ends = LatestOffset({"a": LogEnd(9, "log-1", 120, 9000, 3.5, 119, "query q, micro-batch 5, run r1")})
     (report,) = lag_reports(progress(source(None, offset(a=8), json.dumps(ends.to_json()))))
