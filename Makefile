@@ -81,7 +81,7 @@ bench: $(READY)
 # Every run continues its record (SOAK.jsonl), or starts from seeds that no earlier run had.
 MINUTES := 60
 soak: $(READY)
-	@$(BIN)/python -m pytest -q --soak -m soak
+	@.ci/java .ci/spark .ci/java-dledger .ci/rocketmq .ci/jars $(BIN)/python -m pytest -q --soak -m soak
 	@$(BIN)/python -m tests.sim --soak 10000000 --jobs 2
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --record
 	@.ci/java .ci/spark $(BIN)/python -m tests.chaos.connector --minutes 30 --record

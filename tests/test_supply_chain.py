@@ -94,6 +94,7 @@ JARS = {
     "spark-jars": ["delta.jar"],
     "java-dledger/0.4.0": ["dledger.jar", "netty.jar"],
     "java-dledger/plugin": ["plugin.jar"],
+    "rocketmq/5.3.3": ["broker.jar", "netty.jar"],
 }
 
 
@@ -103,7 +104,7 @@ class Fetched:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.cache = root / "cache"
-        for directory in (".ci", ".venv/java-dledger", "cache"):
+        for directory in (".ci", ".venv/java-dledger", ".venv/rocketmq", "cache"):
             (root / directory).mkdir(parents=True)
         shutil.copy(ROOT / ".ci/jars", root / ".ci/jars")
         (self.cache / "unrelated.jar").write_text("of another project")
@@ -166,16 +167,24 @@ def test_jar_that_differs_from_the_lock_fails_ci(jars: Fetched, disturb: Callabl
 def test_lock_of_jars_has_the_versions_that_ci_fetches() -> None:
     locked = {line.split()[1] for line in (ROOT / "jars.lock").read_text().splitlines()}
     delta = re.search(r"delta-spark==([0-9.]+)", (ROOT / "pyproject.toml").read_text())
-    script = (ROOT / ".ci/java-dledger").read_text()
-    versions = re.search(r"^for version in (.*); do$", script, re.MULTILINE)
-    plugin = re.search(r"^plugin=.*:(.*):(.*)$", script, re.MULTILINE)
+    plugin = re.search(r"^plugin=.*:(.*):(.*)$", (ROOT / ".ci/class-paths").read_text(), re.MULTILINE)
     assert delta is not None
-    assert versions is not None
     assert plugin is not None
     wanted = {f"io.delta_delta-spark_{spark}_2.13-{delta[1]}.jar" for spark in DELTA_SPARK_VERSIONS}
     wanted |= {f"{plugin[1]}-{plugin[2]}.jar"}
-    wanted |= {f"dledger-{version}.jar" for version in versions[1].split()}
-    assert wanted - locked == set(), "run DLEDGER_LOCKED=1 make jars, then .ci/jars --lock"
+    for script, name in (("java-dledger", "dledger"), ("rocketmq", "rocketmq-broker")):
+        versions = re.search(r"^\.ci/class-paths .*\.version (.*)$", (ROOT / ".ci" / script).read_text(), re.MULTILINE)
+        assert versions is not None
+        wanted |= {f"{name}-{version}.jar" for version in versions[1].split()}
+    assert wanted - locked == set(), "run DLEDGER_LOCKED=1 make jars; .ci/rocketmq; then .ci/jars --lock"
+
+
+def test_lock_is_not_written_without_jars_of_rocketmq(jars: Fetched) -> None:
+    before = (jars.root / "jars.lock").read_text()
+    (jars.root / ".venv/rocketmq/5.3.3").unlink()
+    done = jars.run("--lock")
+    assert (done.returncode, ".ci/rocketmq" in done.stderr) == (1, True)
+    assert (jars.root / "jars.lock").read_text() == before
 
 
 def test_ci_compares_jars_before_anything_uses_them() -> None:

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import struct
 import tarfile
 import zlib
@@ -35,6 +36,7 @@ from tests.rocketmq.convert.stores import snapshot, store_of, unpacked
 from tests.rocketmq.convert.test_moved import OwnLog, message_bodies
 from tests.rocketmq.golden import MIXED, REUSED, THREE, members, messages
 from tests.rocketmq.remoting.fake_nodes import NAME, RunningGroup
+from tests.support.archives import unpack
 
 
 @cache
@@ -268,6 +270,28 @@ def test_live_nodes_end_conversion_and_other_log_is_refused(tmp_path: Path) -> N
     assert (report["last_index"], report["messages"], report["entries_left_out"]) == (30, 30, 20)
     other = given([*bodies[:29], b"another one"])
     assert last_error(other.stderr).code == "STORE_MISMATCH"
+
+
+def test_batch_topics_are_named_as_not_converted(tmp_path: Path) -> None:
+    """Their queues have another directory and format; a broker does not start if they are among the plain ones."""
+    with tarfile.open(golden.TESTDATA / "rocketmq-rmq5-batch-queues.tar.xz") as archive:
+        unpack(archive, tmp_path)
+    old, root = tmp_path / "rmq5-batch-queues/n0", tmp_path / "broker"
+    log = ClassicCommitLog(old / "commitlog")
+    bodies = [body for batch in log.messages(0, log.end()) for body in batch["body"].to_pylist()]
+    own = OwnLog(root / "dledger-n0")
+    own.append([], k="log", u="0" * 32)
+    for at in range(0, len(bodies), 50):
+        own.append(bodies[at : at + 50])
+    keep_queue_offsets(own.close())
+    shutil.copytree(old / "config", root / "config")
+    report = left(root, tmp_path / "new")
+    topics = decode_messages(pa.array(bodies), ["topic"])["topic"].to_pylist()
+    assert report.messages == len(bodies)
+    [note] = [note for note in report.notes if "batch topics (batchcq)" in note]
+    assert f" {topics.count('batchcq')} messages " in note
+    assert set(units(tmp_path / "new")) == set(units(old))
+    assert not [path for path in (tmp_path / "new").rglob("*") if "batchcq" in path.name]
 
 
 def test_unchecked_replica_is_refused_except_by_dry_run(tmp_path: Path) -> None:
@@ -530,6 +554,13 @@ def test_damaged_entries_are_left_out_only_on_request(tmp_path: Path) -> None:
     assert min(unit[0] for unit in units(tmp_path / "new").values()) == 262_144
 
 
+def keep_queue_offsets(log: Path) -> None:
+    """Say that all messages of a native log have the queue offsets of a broker."""
+    path = log / "meta/log.json"
+    fields = json.loads(path.read_text())
+    write_checked(OsFiles(), path, {k: v for k, v in fields.items() if k != "crc32"} | {"broker_end_index": 1 << 40})
+
+
 def test_missing_queue_offsets_need_decision(tmp_path: Path) -> None:
     own = OwnLog(tmp_path / "dledger-n0")
     own.append([], k="log", u="0" * 32)
@@ -537,9 +568,7 @@ def test_missing_queue_offsets_need_decision(tmp_path: Path) -> None:
     for number, body in enumerate(bodies):
         struct.pack_into(">q", body, 20, number // 2 + 5 * (number >= 4))
     own.append([bytes(body) for body in bodies])
-    path = own.close() / "meta/log.json"
-    fields = json.loads(path.read_text())
-    write_checked(OsFiles(), path, {k: v for k, v in fields.items() if k != "crc32"} | {"broker_end_index": 1 << 40})
+    keep_queue_offsets(own.close())
     with pytest.raises(ConfigError) as refused:
         left(own.path, tmp_path / "new")
     assert "--fill-holes" in refused.value.remedy
