@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pyspark
 
 from dledger_core.environment import DELTA_VERSION, SPARK_VERSION, find_java
@@ -177,6 +178,18 @@ def submit(directory: Path, python: Path, options: Sequence[object], script: Pat
     """Run ``spark-submit`` in a folder of its own; return its stdout."""
     command = [spark_home() / "bin" / "spark-submit", *_conf(*_SETTINGS), *options, script, *arguments]
     return _run(command, directory, environment(python, directory / "local"))
+
+
+def kill_workers_of_tasks(pid: int) -> bool:
+    """Kill the Python workers in which tasks below a process run, forks of Spark's daemon; return whether any ran."""
+    killed = False
+    for daemon in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if daemon.cmdline()[-2:] == ["pyspark.daemon", "pyspark.worker"]:
+                for worker in daemon.children():
+                    worker.kill()
+                    killed = True
+    return killed
 
 
 def _run(command: Sequence[object], directory: Path, env: dict[str, str]) -> str:

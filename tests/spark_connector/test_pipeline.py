@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyspark
 import pytest
 
 from dledger_core import Client, LocalCluster
 from dledger_core.environment import find_java
 from tests.spark_connector.engine import read_all
+from tests.spark_connector.spark_processes import kill_workers_of_tasks
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
 from tests.support.spark_jvm import short_lived_environment
@@ -81,18 +81,6 @@ class Pipeline:
             assert process.wait(400) == 0, self.output[-4000:]
 
 
-def kill_workers_of_tasks(process: subprocess.Popen[bytes]) -> bool:
-    """Kill the Python workers in which the tasks of a pipeline run, forks of Spark's daemon; return whether any ran."""
-    killed = False
-    for daemon in psutil.Process(process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if daemon.cmdline()[-2:] == ["pyspark.daemon", "pyspark.worker"]:
-                for worker in daemon.children():
-                    worker.kill()
-                    killed = True
-    return killed
-
-
 def append_orders(client: Client) -> None:
     for start in range(0, len(ORDERS), 5000):
         client.append(ORDERS[start : start + 5000])
@@ -126,7 +114,7 @@ def test_pipeline_that_meets_a_fault_writes_each_row_once(
             soon(lambda: read_all(target, isolation="read_uncommitted"), 200)
             node = cluster.leader(target.group)
             if fault == "workers killed":
-                assert kill_workers_of_tasks(process)
+                assert kill_workers_of_tasks(process.pid)
             else:
                 {"node killed": cluster.kill, "node hung": cluster.pause}[fault](node)
             assert process.wait(400) == 0, pipeline.output[-4000:]
