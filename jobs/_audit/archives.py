@@ -63,6 +63,7 @@ def _archive(options: Options, group: str, replicas: Sequence[AuditedReplica]) -
         group=group,
         name=ARCHIVE,
         table=table.uri,
+        version=table.version,
         storage=options.archive_storage,
         recorded=ranges,
         first_index=ranges[0].start,
@@ -104,6 +105,8 @@ class ArchiveSource(Source):
     def __init__(self, replica: AuditedReplica, limiter: RateLimiter) -> None:
         self._replica = replica
         self._table = _table(replica.table, tuple(sorted(replica.storage.items())))
+        if self._table.version != replica.version:  # a process may have opened it for an earlier audit
+            self._table.reopen()
         self._limiter = limiter
 
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
