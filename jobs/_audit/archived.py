@@ -23,6 +23,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dledger_core import DLedgerError
 from dledger_core.archive import range_with
 from dledger_core.control import ArchivedRange
 from dledger_core.digest import rows_digest
@@ -201,7 +202,11 @@ def compare_rows(
     rows, unread = dict[str, pa.Table](), list[str]()
     with ExitStack() as stack:
         for replica in replicas:
-            source = stack.enter_context(open_source(replica, limiters.get(replica.name)))
+            try:
+                source = stack.enter_context(open_source(replica, limiters.get(replica.name)))
+            except DLedgerError as error:
+                unread.append(f"{replica.name}: {error}")
+                continue
             assert isinstance(source, RowsSource), "it is read by rows"
             found = source.table(one.start, one.end)
             if isinstance(found, Gap):

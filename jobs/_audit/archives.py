@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,11 +26,10 @@ from spark_connector.errors import ArchiveDamagedError, ArchiveTableError
 from .._archive.recorded import named_table, of_log, recorded_archive
 from .model import ARCHIVE, AuditedReplica, Options, Snapshot
 from .nodes import client_of
-from .source import Gap, RangeSeen, RateLimiter, Source
+from .source import READ_BYTES, Gap, RangeSeen, RateLimiter, Source
 
 Archives = Mapping[str, AuditedReplica]
 """The archive of each group's log."""
-_ALL_BYTES: Final = 1 << 62
 
 
 # --- the archive when the audit begins ----------------------------------------------------------------------------
@@ -65,6 +63,7 @@ def _archive(options: Options, group: str, replicas: Sequence[AuditedReplica]) -
         group=group,
         name=ARCHIVE,
         table=table.uri,
+        version=table.version,
         storage=options.archive_storage,
         recorded=ranges,
         first_index=ranges[0].start,
@@ -106,6 +105,8 @@ class ArchiveSource(Source):
     def __init__(self, replica: AuditedReplica, limiter: RateLimiter) -> None:
         self._replica = replica
         self._table = _table(replica.table, tuple(sorted(replica.storage.items())))
+        if self._table.version != replica.version:  # a process may have opened it for an earlier audit
+            self._table.reopen()
         self._limiter = limiter
 
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
@@ -123,13 +124,15 @@ class ArchiveSource(Source):
         for one in self._replica.recorded:
             if one.end <= start or end <= one.start:
                 continue
-            try:
-                batch, _ = rows.part(one, max(start, one.start), end, _ALL_BYTES)
-            except (ArchiveDamagedError, ArchiveTableError):
-                continue  # the comparison of the range reports it
-            self._limiter.take(batch.nbytes)
-            magic = pa.repeat(pa.scalar(MAGIC_DATA, pa.int64()), batch.num_rows)
-            yield batch.append_column("magic", magic)
+            at, stop = max(start, one.start), min(end, one.end)
+            while at < stop:
+                try:
+                    batch, at = rows.part(one, at, stop, READ_BYTES)
+                except (ArchiveDamagedError, ArchiveTableError):
+                    break  # the comparison of the range reports it
+                self._limiter.take(batch.nbytes)
+                magic = pa.repeat(pa.scalar(MAGIC_DATA, pa.int64()), batch.num_rows)
+                yield batch.append_column("magic", magic)
 
     def reopen(self) -> None:
         """Open the newest version of the table."""

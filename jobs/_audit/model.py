@@ -276,6 +276,7 @@ class AuditedReplica:
         opaque: the messages in its bodies are not checked.
         access: names of the files with which a live node is read.
         table: of the archive: its location; else empty.
+        version: of the table when the audit began.
         storage: options of ``deltalake`` for the table.
         recorded: ranges of the archive that the log has recorded.
         of_rows: its digests are those of rows, which an archive has too, not of entries.
@@ -301,6 +302,7 @@ class AuditedReplica:
     opaque: bool = False
     access: Access = field(default=Access(), repr=False)
     table: str = ""
+    version: int = -1
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
     recorded: tuple[ArchivedRange, ...] = field(default=(), repr=False)
     of_rows: bool = False

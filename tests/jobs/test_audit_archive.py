@@ -338,3 +338,9 @@ def test_archive_of_nodes_is_audited_below_their_first_index(
     assert [(row["class"], row["start"], row["end"]) for row in rows] == [kinds]
     assert "ARCHIVE_LOST" in (tmp_path / "page.html").read_text()
     assert ArchiveTable(str(table)).count("default", 0, 90) == len(indexes)
+
+
+def test_audit_reads_version_that_is_new_when_it_begins(made: Path) -> None:
+    assert brief(audit(made)) == []
+    DeltaTable(made / "table").delete(f'"index" = {VICTIM}')  # the files of the version before are still there
+    assert brief(audit(made)) == [("ARCHIVE_MISSING", ARCHIVE, VICTIM, VICTIM + 1)]

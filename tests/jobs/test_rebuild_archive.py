@@ -58,11 +58,10 @@ def test_queues_continue_across_the_seam_and_damage_writes_no_row(
     spark: Any, cluster: LocalCluster, tmp_path: Path, run_rebuild: Rebuild
 ) -> None:
     peers: dict[str, Any] = {"peers": cluster.peers, "groups": "a"}
-    archived, full, table = tmp_path / "archive", tmp_path / "full", tmp_path / "table"
+    archived, table = tmp_path / "archive", tmp_path / "table"
     checkpoint, kept = tmp_path / "checkpoint", tmp_path / "kept"
     with Client(cluster.peers, "a") as client:
         append(client, 0, 100)
-        assert run_rebuild(**peers, table=full)[1]["rows"] == 100
         job = DirectJob(client, archived).start()
         assert job.prove(until=60).end == 60
         assert job.prove(until=95).end == 95
@@ -77,7 +76,6 @@ def test_queues_continue_across_the_seam_and_damage_writes_no_row(
     assert (code, summary["start"], summary["rows"], summary["dense"]) == (0, 0, 400, True)
     found = units(spark, table)
     assert [(queue, offset) for queue, offset, _ in found] == [(n % QUEUES, n // QUEUES) for n in range(400)]
-    assert found[:100] == units(spark, full)
     seam = next(number for number, unit in enumerate(found) if unit[2] >= first)
     assert 0 < seam < 400  # both queues have messages on both sides
     code, summary = run_rebuild(**peers, table=kept, checkpoint=checkpoint, archive="true")
