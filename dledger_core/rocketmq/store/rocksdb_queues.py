@@ -215,7 +215,7 @@ class RocksDBQueues:
 
 
 def _is_complete(manifest: bytes) -> bool:
-    """Whether a manifest ends with a record: checksum (4), length (2, little-endian), type (1) and content, in blocks."""
+    """Whether a manifest ends with a record: checksum (4), length (2, little-endian), type (1), content; in blocks."""
     at = 0
     while at < len(manifest):
         left = _BLOCK_BYTES - at % _BLOCK_BYTES
