@@ -57,7 +57,7 @@ class StoredQueues(ABC):
 
     @abstractmethod
     def parts(self) -> list[tuple[str, int, int, str]]:
-        """Return what one task reads: topic, queue id, first slot and path."""
+        """Return a row for each part that a task reads: topic, queue id, first slot and path."""
 
     @property
     @abstractmethod

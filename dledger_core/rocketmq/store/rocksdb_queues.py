@@ -98,7 +98,7 @@ class RocksDBQueues:
         """Yield the units of a queue that a broker serves: slots and units of STORED_UNIT, both of shape (n,).
 
         Raises:
-            CorruptRecordError: a file is damaged, or a value is no unit.
+            CorruptRecordError: a file is damaged, or a value is not a unit.
         """
         end, prefix = self.ends[topic, queue_id].slots, _unit_key(topic, queue_id)
         options = self._binding.ReadOptions()
