@@ -160,7 +160,7 @@ def _reported(
         show=_command(plan, finding),
         message=_message(fields) if fields else "",
         facts=tuple((name, finding[name]) for name in sorted(names)),
-        diff=RangeDiff("", "", {"log": _unit_fields(fields), "files": _unit_fields(unit)}, {}, None, None),
+        diff=RangeDiff("", "", {"log": _unit_fields(fields), stored.label: _unit_fields(unit)}, {}, None, None),
     )
 
 

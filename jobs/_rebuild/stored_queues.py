@@ -45,11 +45,13 @@ class StoredQueues(ABC):
 
     Attributes:
         noun: of a part.
+        label: of the whole, for the page.
         indexed_end: position of the log up to which the broker has indexed it; None if this is not recorded. Later
             messages have no unit yet.
     """
 
     noun = "file"
+    label = "files"
     indexed_end: int | None = None
 
     def __init__(self, directory: str) -> None:
@@ -125,6 +127,7 @@ class _InRocksDB(StoredQueues):
     """Queues in a database."""
 
     noun = "queue"
+    label = "RocksDB"
 
     def __init__(self, directory: str) -> None:
         super().__init__(directory)
