@@ -54,6 +54,7 @@ from ._rebuild.indexes import write_indexes
 from ._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
 from ._rebuild.report import Slot, counted, expected_units, not_consumed, page, problems_of, verdict_of
 from ._rebuild.slots import Queues, kept_in, summary_of
+from ._rebuild.stored_queues import stored_queues
 from ._rebuild.table import Table, TableStream
 from ._rebuild.units import DAMAGED, DAMAGED_MESSAGE, IMPOSSIBLE, PENDING, STRANGE
 from ._report.drill_down import Fields
@@ -107,7 +108,7 @@ __all__ = ["command", "main", "rebuild"]
     "--compare",
     "compared",
     metavar="DIR",
-    help="Report every difference from the consumequeue files below DIR, without changing them.",
+    help="Report every difference from a broker's consume queues below DIR, in files or in RocksDB; change nothing.",
 )
 @click.option(
     "--indexes",
@@ -253,12 +254,16 @@ def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, queues: Que
             spark, without_topics(rows, elsewhere), plan.compared, plan.on_duplicate, plan.consumers, plan.log_end
         )
         found["compare"] = compared.summary()
+        if compared.unindexed:
+            messages = f"{compared.unindexed:,} messages have no unit in the database of consume queues yet"
+            progress(f"note: {messages}: a broker keeps the newest ones in memory, and writes them again at its start")
     return found
 
 
 def _without_deleted(rows: DataFrame, plan: RebuildPlan, queues: Queues, found: dict[str, Any]) -> DataFrame:
     """Leave out and report the topics that were deleted on the broker: their messages are in the log until it ends."""
-    deleted = deleted_topics(plan.root, plan.topics, {topic for _, topic, _ in queues})
+    stored = {topic for topic, *_ in stored_queues(plan.compared).parts()} if plan.compared else set()
+    deleted = deleted_topics(plan.root, plan.topics, {topic for _, topic, _ in queues}, stored)
     if not deleted:
         return rows
     counts = {topic: sum(queue.rows for (_, each, _), queue in queues.items() if each == topic) for topic in deleted}

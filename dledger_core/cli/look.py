@@ -199,7 +199,7 @@ def _check_known(path: Path) -> None:
     if not any(path.iterdir()):
         raise StoreMismatchError("the directory is empty", str(path), "name another one")
     if queues_in_rocksdb(path):
-        what = "the directory is a RocksDB database of consume queues, which is not read"
+        what = "the directory is a RocksDB database of consume queues, which this command does not read"
         raise StoreMismatchError(what, str(path), _look_at(path.parent)[0])
     around = log_around(path)
     if around is not None:

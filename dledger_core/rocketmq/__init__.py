@@ -64,6 +64,7 @@ from dledger_core.rocketmq.store.key_files import KeyFileSize, key_file_size
 from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY, Location, Skipped, locate, log_around
 from dledger_core.rocketmq.store.log_end import CommitLogEnd, end_of
 from dledger_core.rocketmq.store.queue_slots import STAYS, Move, moves_of, replay
+from dledger_core.rocketmq.store.rocksdb_queues import RocksDBQueues, require_rocksdb
 
 __all__ = [
     "COMMITLOG_DIRECTORY",
@@ -94,6 +95,7 @@ __all__ = [
     "Move",
     "PartProblem",
     "QueueStatistics",
+    "RocksDBQueues",
     "Selected",
     "Skipped",
     "Span",
@@ -131,6 +133,7 @@ __all__ = [
     "read_broker_conf",
     "rebuild_key_files",
     "replay",
+    "require_rocksdb",
     "rows_of_messages",
     "sample_positions",
     "sample_ranges",

@@ -36,7 +36,7 @@ _RESTORE: Final = "restore the newest files of the log from a copy, or take the 
 
 _IN_ROCKSDB: Final = (
     "the consume queues are in RocksDB (storeType=defaultRocksDB) and were not checked; "
-    "'python jobs/rebuild_consume_queue.py' writes them as files with --files"
+    "'python jobs/rebuild_consume_queue.py' checks each unit with --compare, and writes them as files with --files"
 )
 _MISSING: Final = {
     "lost": "messages are in the log and their consume queues are missing, so consumers do not get them; "

@@ -127,7 +127,7 @@ def _on_disk(directory: LogDirectory, queues: pa.Table) -> tuple[str | None, lis
     """Return the consume queues next to a log in words, and a sentence for each that lacks units."""
     location = locate(directory.path)
     if queues_in_rocksdb(location.broker / "consumequeue"):
-        return "in RocksDB (storeType=defaultRocksDB), which is not read", []
+        return "in RocksDB (storeType=defaultRocksDB); rebuild_consume_queue.py --compare checks each unit", []
     lost = lost_units(location.broker, queues)
     if lost is None:
         native = directory.log is not None and directory.log.writer == "dledger-python"

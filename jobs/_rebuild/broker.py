@@ -108,16 +108,24 @@ def configured_topics(root: str | None) -> frozenset[str] | None:
     return None if found is None else frozenset(found)
 
 
-def deleted_topics(root: str | None, configured: frozenset[str] | None, topics: Iterable[str]) -> tuple[str, ...]:
+def deleted_topics(
+    root: str | None, configured: frozenset[str] | None, topics: Iterable[str], stored: Iterable[str] = ()
+) -> tuple[str, ...]:
     """Return the topics of a log that were deleted on the broker: without configuration and without consume queues.
 
     Lite topics (``%LMQ%…``) have no configuration.
+
+    Args:
+        root: the broker's directory.
+        configured: the topics in its configuration.
+        topics: those of the log.
+        stored: more topics with consume queues.
     """
     if root is None or configured is None:
         return ()
     kept = Path(root) / _DIRECTORY
     there = {path.name for path in kept.iterdir()} if kept.is_dir() else set()
-    return tuple(sorted({topic for topic in topics if not topic.startswith(_LITE)} - configured - there))
+    return tuple(sorted({topic for topic in topics if not topic.startswith(_LITE)} - configured - there - set(stored)))
 
 
 def without_topics(rows: DataFrame, topics: tuple[str, ...]) -> DataFrame:

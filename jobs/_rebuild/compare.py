@@ -1,4 +1,4 @@
-"""Compares existing consume queue files with the log and classifies every difference; changes nothing.
+"""Compares a broker's consume queues, in files or in RocksDB, with the log, and classifies every difference.
 
 A unit is matched with the message that it points at, not with the slot alone. So a lost unit is distinguished from the
 later units that moved up. Units that point before the log's first message are left over by retention and not a
@@ -7,21 +7,18 @@ difference; nor are those of messages that a running broker appended after the l
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import pyarrow as pa
-
 from dledger_core import ConfigError
-from dledger_core.rocketmq import PREFILL, SCHEDULE_TOPIC, UNIT_BYTES, decode_units, ext_tags_codes, queues_in_rocksdb
+from dledger_core.rocketmq import SCHEDULE_TOPIC, queues_in_rocksdb, require_rocksdb
 
 from .broker import Consumers
 from .files import DIRECTORY
 from .slots import file_slots
+from .stored_queues import FOUND, PARTS, StoredQueues, stored_queues
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -44,6 +41,11 @@ _REBUILD: Final = (
     "rebuild the queue with --files, stop the broker and replace its directory; RocketMQ 5.3.3's own rebuild needs "
     "recheckReputOffsetFromCq=true in broker.conf, deleting consumequeue/ alone rebuilds nothing"
 )
+_REBUILD_ROCKSDB: Final = (
+    "write the queues with --files, stop the broker, replace its directory consumequeue, and start it with "
+    "storeType=default in broker.conf"
+)
+"""The same where the queues are in RocksDB, which is never written."""
 _NEXT: Final = {
     "CQ_MISSING": f"consumers do not get the message: {_REBUILD}",
     "CQ_EXTRA": f"check that this is the broker of that log; if its log was truncated, {_REBUILD}",
@@ -68,14 +70,7 @@ _NEWER: Final = "newer"
 """Class of a unit whose message was appended after the log was read: not a difference."""
 _GROUPS_MAX: Final = 50
 _FINDINGS_MAX: Final = 1000
-_NAME_DIGITS: Final = 20
-_QUEUE_MAX: Final = (1 << 31) - 1
-_SURROGATES: Final = re.compile("[\ud800-\udfff]")
-"""Bytes of a name that are not UTF-8."""
 _QUEUE: Final = ["topic", "queue_id"]
-_FOUND: Final = (
-    "topic string, queue_id int, slot bigint, position bigint, found_size int, found_tags bigint, lost_tags boolean"
-)
 _DIFFERENCE: Final = ["kind", *_QUEUE, "slot", "expected", "found"]
 
 
@@ -98,25 +93,30 @@ class Comparison:
 
     Attributes:
         directory: the consumequeue directory.
-        files: number of files read.
+        noun: ``file``, or ``queue`` of a database.
+        parts: number of files or queues read.
         counts: differing slots per class.
         newer: units of messages that were appended after the log was read.
+        unindexed: messages that a broker has not written to its database yet; it does when it starts again.
         findings: ranges of slots [start, end) with class, topic, queue_id, count, first positions, cause and next step.
     """
 
     directory: str
-    files: int
+    noun: str
+    parts: int
     counts: dict[str, int]
     newer: int
+    unindexed: int
     findings: tuple[dict[str, Any], ...]
 
     def summary(self) -> dict[str, Any]:
         """Return the fields of the JSON summary."""
         return {
             "directory": self.directory,
-            "files": self.files,
+            f"{self.noun}s": self.parts,
             "differences": self.counts,
             "newer_units": self.newer,
+            **({} if self.noun == "file" else {"unindexed_messages": self.unindexed}),
             "findings": list(self.findings),
             "findings_cut": len(self.findings) >= _FINDINGS_MAX,
         }
@@ -126,15 +126,14 @@ def check_compared(directory: str) -> str:
     """Return the directory of the topics: ``directory`` or its ``consumequeue``.
 
     Raises:
-        ConfigError: it is not a local directory, or its queues are in a database.
+        ConfigError: it is not a local directory, or its queues are in RocksDB and the binding is not installed.
     """
     path = Path(directory).absolute()
     if not path.is_dir():
         raise ConfigError(f"--compare {directory} is not a directory", "", "name a broker's store or its consumequeue")
     path = path / DIRECTORY if (path / DIRECTORY).is_dir() else path
     if queues_in_rocksdb(path):
-        remedy = "leave --compare out: only consume queue files can be compared; the table is right without them"
-        raise ConfigError(f"--compare {path} is a RocksDB database (storeType=defaultRocksDB)", "", remedy)
+        require_rocksdb()
     return str(path)
 
 
@@ -146,7 +145,7 @@ def compare(
     consumers: Consumers | None = None,
     log_end: LogEnd | None = None,
 ) -> Comparison:
-    """Compare the files below ``directory`` with the messages of one group's log.
+    """Compare the queues in ``directory`` with the messages of one group's log.
 
     Args:
         spark: the session.
@@ -158,19 +157,25 @@ def compare(
     """
     from pyspark import StorageLevel
 
-    files = _files(directory)
+    stored = stored_queues(directory)
+    parts, unindexed = stored.parts(), 0
+    if stored.indexed_end is not None:
+        unindexed = rows.where(rows["position"] >= stored.indexed_end).count()
+        rows = rows.where(rows["position"] < stored.indexed_end)
     claims = _claims(rows, on_duplicate).persist(StorageLevel.MEMORY_AND_DISK)
-    found = _found(spark, files).persist(StorageLevel.MEMORY_AND_DISK)
+    found = _found(spark, stored, parts).persist(StorageLevel.MEMORY_AND_DISK)
     added = _added(found, log_end)
     differences = _differences(claims, found, added).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         counts = {row["kind"]: row["count"] for row in differences.groupBy("kind").count().collect()}
         newer = counts.pop(_NEWER, 0)
-        ranges = tuple(_with_consumers(found, consumers or {}) for found in _ranges(differences))
+        ranges = tuple(_with_consumers(each, consumers or {}) for each in _ranges(differences))
     finally:
         for frame in (differences, found, claims):
             frame.unpersist()
-    return Comparison(directory, len(files), dict(sorted(counts.items())), newer, ranges)
+    if stored.indexed_end is not None:
+        ranges = tuple({**each, "next": each["next"].replace(_REBUILD, _REBUILD_ROCKSDB)} for each in ranges)
+    return Comparison(directory, stored.noun, len(parts), dict(sorted(counts.items())), newer, unindexed, ranges)
 
 
 def _added(found: DataFrame, log_end: LogEnd | None) -> tuple[int, int]:
@@ -209,45 +214,10 @@ def _with_consumers(found: dict[str, Any], consumers: Consumers) -> dict[str, An
     return {**found, "consumers": dict(sorted(offsets.items())[:_GROUPS_MAX])}
 
 
-def _files(directory: str) -> list[tuple[str, int, int, str]]:
-    """Return topic, queue id, first slot and path of each file with a name that a broker uses."""
-    found = []
-    for path in sorted(Path(directory).glob("*/*/" + "[0-9]" * _NAME_DIGITS)):
-        queue, topic = path.parent.name, path.parent.parent.name
-        named = queue.isascii() and queue.isdecimal() and int(queue) <= _QUEUE_MAX and not _SURROGATES.search(topic)
-        if named and path.is_file():
-            found.append((topic, int(queue), int(path.name) // UNIT_BYTES, str(path)))
-    return found
-
-
-def _found(spark: SparkSession, files: list[tuple[str, int, int, str]]) -> DataFrame:
-    listed = spark.createDataFrame(files, "topic string, queue_id int, first bigint, path string")
-    tasks = max(1, min(len(files), 4 * spark.sparkContext.defaultParallelism))
-    return listed.repartition(tasks).mapInArrow(_read_files, _FOUND)
-
-
-def _read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for row in batch.to_pylist():
-            yield _units(row, decode_units(Path(row["path"]).read_bytes()))
-
-
-def _units(file: dict[str, Any], slots: Any) -> pa.RecordBatch:
-    """Return the units of a file up to the first invalid one, without pre-fill."""
-    ended = np.flatnonzero((slots["physical_offset"] < 0) | (slots["size"] <= 0))
-    slots = slots[: ended[0]] if len(ended) else slots
-    at = np.flatnonzero((slots["physical_offset"] != PREFILL["physical_offset"]) | (slots["size"] != PREFILL["size"]))
-    columns = {
-        "topic": pa.repeat(pa.scalar(file["topic"]), len(at)),
-        "queue_id": pa.repeat(pa.scalar(file["queue_id"], pa.int32()), len(at)),
-        "slot": pa.array(at.astype(np.int64) + file["first"]),
-    }
-    for name, kind in (("physical_offset", np.int64), ("size", np.int32)):
-        columns[name] = pa.array(slots[name][at].astype(kind))
-    tags, lost = ext_tags_codes(Path(file["path"]).parent, slots["tags_code"][at].astype(np.int64))
-    columns |= {"tags_code": pa.array(tags), "lost": pa.array(lost)}
-    names = ["topic", "queue_id", "slot", "position", "found_size", "found_tags", "lost_tags"]
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=names)
+def _found(spark: SparkSession, stored: StoredQueues, parts: list[tuple[str, int, int, str]]) -> DataFrame:
+    listed = spark.createDataFrame(parts, PARTS)
+    tasks = max(1, min(len(parts), 4 * spark.sparkContext.defaultParallelism))
+    return listed.repartition(tasks).mapInArrow(stored.read, FOUND)
 
 
 def _differences(claims: DataFrame, found: DataFrame, added: tuple[int, int]) -> DataFrame:

@@ -48,8 +48,8 @@ __all__ = ["RebuildOptions", "RebuildPlan", "check_assignable", "delay_levels_of
 _T = TypeVar("_T")
 _DELAY: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _IN_ROCKSDB: Final = (
-    "the broker's consume queues are in RocksDB (storeType=defaultRocksDB), which is not read: the table is complete "
-    "without them, and a broker takes the files of --files once it starts with storeType=default"
+    "the broker's consume queues are in RocksDB (storeType=defaultRocksDB), which only --compare reads: the table is "
+    "complete without them, and a broker takes the files of --files once it starts with storeType=default"
 )
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 

@@ -1,4 +1,4 @@
-"""The verdict of a rebuild in words, and the page of a comparison with a broker's consume queue files."""
+"""The verdict of a rebuild in words, and the page of a comparison with a broker's consume queues."""
 
 from __future__ import annotations
 
@@ -9,28 +9,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from dledger_core.rocketmq import PREFILL, UNIT_BYTES, decode_units, ext_tags_codes
-
 from .._report.drill_down import Fields, RangeDiff
 from .._report.page import Place, ReportedFinding, render_page
 from .._report.templates import half_open
 from .plan import RebuildPlan
+from .stored_queues import Slot, StoredQueues, stored_queues
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["Slot", "expected_units", "page", "problems_of", "verdict_of"]
 
-Slot = tuple[str, int, int]
-"""Topic, queue id and slot."""
 _DETAILED_MAX: Final = 20
 """Differences whose units and messages the page shows."""
 _EXPECTED: Final = ("position", "size", "tags_code", "index", "msg_id", "keys", "store_timestamp")
 _MEANINGS: Final = {
-    "CONSISTENT": "The files have the unit of every message in the log, and no others.",
-    "INCONSISTENT": "The log's queues, or the files of the broker, have faults.",
+    "CONSISTENT": "The broker's queues have the unit of every message in the log, and no others.",
+    "INCONSISTENT": "The log's queues, or those of the broker, have faults.",
 }
 
 
@@ -47,8 +42,8 @@ def not_consumed(summary: Mapping[str, Any]) -> int:
 
 def problems_of(plan: RebuildPlan, summary: Mapping[str, Any]) -> list[str]:
     """Return the problems that a rebuild found, in words, the worst first."""
-    skipped, compared, lost = summary["skipped"], summary.get("compare", {}), not_consumed(summary)
-    keys = summary.get("compare_indexes", {}).get("differences", {})
+    skipped, lost = summary["skipped"], not_consumed(summary)
+    keys, units = (summary.get(name, {}).get("differences", {}) for name in ("compare_indexes", "compare"))
     impossible = skipped["impossible_queue_offsets"]
     problems = {
         f"{_of(lost, 'message')} that consumers do not get": lost,
@@ -60,7 +55,7 @@ def problems_of(plan: RebuildPlan, summary: Mapping[str, Any]) -> list[str]:
         f"{summary['damaged_messages']:,} messages are damaged": summary["damaged_messages"],
         "the log lost its end": plan.lost,
         "some queues do not fit into files": summary.get("files", {}).get("refused_queues"),
-        f"{sum(compared.get('differences', {}).values()):,} slots differ from the files": compared.get("differences"),
+        f"{sum(units.values()):,} slots differ from the broker's": units,
         f"{sum(keys.values()):,} keys of the index files differ": keys,
     }
     return [text for text, found in problems.items() if found]
@@ -116,11 +111,12 @@ def page(
         began: start of the run.
     """
     compared, verdict = summary["compare"], verdict_of(problems)
+    stored = stored_queues(compared["directory"])
     versions = ", ".join(f"{name} {version(name)}" for name in ("dledger", "pyspark", "delta-spark"))
-    lines = [f"{counted(summary)}, compared with {_of(compared['files'], 'file')}."]
+    lines = [f"{counted(summary)}, compared with {_of(compared[f'{stored.noun}s'], stored.noun)}."]
     return render_page(
         "comparison.html",
-        [_reported(plan, compared["directory"], one, expected) for one in compared["findings"]],
+        [_reported(plan, stored, one, expected) for one in compared["findings"]],
         title="Consume queues, compared with the log",
         verdict=verdict,
         meaning=f"{problems[0]}." if not_consumed(summary) else _MEANINGS[verdict],
@@ -146,12 +142,12 @@ def source_of(plan: RebuildPlan) -> str:
 
 
 def _reported(
-    plan: RebuildPlan, directory: str, finding: Mapping[str, Any], expected: Mapping[Slot, Fields]
+    plan: RebuildPlan, stored: StoredQueues, finding: Mapping[str, Any], expected: Mapping[Slot, Fields]
 ) -> ReportedFinding:
     slot = (finding["topic"], finding["queue_id"], finding["start"])
-    unit, fields = _unit_of(directory, slot), expected.get(slot)
+    unit, fields = stored.unit(slot), expected.get(slot)
     names = {"consumers"} & finding.keys()
-    count, file = finding["count"], _file_of(directory, slot)
+    count, file = finding["count"], stored.place(slot)
     return ReportedFinding(
         kind=finding["kind"],
         severity="warning" if finding["kind"] == "CQ_DUPLICATE_OFFSET" else "error",
@@ -160,11 +156,11 @@ def _reported(
         affected=_of(count, "slot"),
         meaning=finding["cause"],
         next_step=finding["next"],
-        place=Place(str(file[0]), file[1], _cure(plan, directory, finding, file[0])),
+        place=Place(str(file[0]), file[1], _cure(plan, stored.directory, finding, file[0])),
         show=_command(plan, finding),
         message=_message(fields) if fields else "",
         facts=tuple((name, finding[name]) for name in sorted(names)),
-        diff=RangeDiff("", "", {"log": _unit_fields(fields), "files": _unit_fields(unit)}, {}, None, None),
+        diff=RangeDiff("", "", {"log": _unit_fields(fields), stored.label: _unit_fields(unit)}, {}, None, None),
     )
 
 
@@ -177,37 +173,6 @@ def _unit_fields(fields: Fields | None) -> Fields:
     if fields is None:
         return {"unit": "none"}
     return {"unit": "present"} | {name: fields[name] for name in ("position", "size", "tags_code")}
-
-
-def _file_of(directory: str, slot: Slot) -> tuple[Path, int | None]:
-    """Return the file of a slot and the offset of its unit there; the queue's directory if there is no such file."""
-    topic, queue_id, number = slot
-    queue = Path(directory) / topic / str(queue_id)
-    at = number * UNIT_BYTES
-    files = [path for path in sorted(queue.glob("[0-9]*")) if path.name.isdecimal() and int(path.name) <= at]
-    if not files or at - int(files[-1].name) >= files[-1].stat().st_size:
-        return queue, None
-    return files[-1], at - int(files[-1].name)
-
-
-def _unit_of(directory: str, slot: Slot) -> Fields | None:
-    """Return the unit in the files; None if the slot is empty or outside of them."""
-    file, offset = _file_of(directory, slot)
-    if offset is None:
-        return None
-    with file.open("rb") as opened:
-        opened.seek(offset)
-        content = opened.read(UNIT_BYTES)
-    if len(content) < UNIT_BYTES:
-        return None
-    (unit,) = decode_units(content)
-    blank = all(unit[name] == PREFILL[name] for name in ("physical_offset", "size"))
-    if blank or unit["physical_offset"] < 0 or unit["size"] <= 0:
-        return None
-    names = {"position": "physical_offset", "size": "size", "tags_code": "tags_code"}
-    found: dict[str, Any] = {name: int(unit[column]) for name, column in names.items()}
-    tags, lost = ext_tags_codes(file.parent, np.array([found["tags_code"]], np.int64))
-    return found | {"tags_code": "none in consumequeue_ext" if lost[0] else int(tags[0])}
 
 
 def _cure(plan: RebuildPlan, directory: str, finding: Mapping[str, Any], file: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -240,8 +241,9 @@ def test_broker_store_with_checkpoint_is_rejected(tmp_path: Path) -> None:
         plan(tmp_path, store=tmp_path / "dledger-n0", checkpoint=tmp_path / "c")
 
 
-def test_queues_in_rocksdb_are_not_compared(tmp_path: Path) -> None:
+def test_queues_in_rocksdb_are_not_compared_without_binding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else all messages would be called missing, and the broker's database a folder to replace."""
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
     folder = tmp_path / "consumequeue"
     folder.mkdir()
     for name in ("000004.log", "CURRENT", "IDENTITY", "LOCK", "MANIFEST-000005", "OPTIONS-000007"):

@@ -19,6 +19,9 @@ NAMES = (THREE, MIXED, REUSED)
 RUNNING_CLASSIC = "rmq5-running-classic"
 """Files of an idle running broker without DLedger; the next CommitLog file is there already, and empty."""
 
+ROCKSDB = "rmq5-rocksdb"
+"""A stopped broker with storeType=defaultRocksDB: topics orders and payments, and a multi-dispatch queue."""
+
 
 def members(name: str, under: str) -> dict[str, bytes]:
     """Files of the archive whose path contains ``under``, by path inside the archive, sorted."""

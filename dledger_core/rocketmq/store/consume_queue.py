@@ -62,7 +62,7 @@ _ROCKSDB_FILE: Final = "CURRENT"
 
 
 def queues_in_rocksdb(directory: Path) -> bool:
-    """Whether a ``consumequeue`` directory is a RocksDB database (``storeType=defaultRocksDB``), which is not read.
+    """Whether a ``consumequeue`` directory is a RocksDB database (``storeType=defaultRocksDB``); see ``RocksDBQueues``.
 
     Consume queue files next to the database do not count: they are left over from an earlier ``storeType``.
     """
