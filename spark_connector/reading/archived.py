@@ -16,7 +16,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from dledger_core import READ_SCHEMA, ArchivedRange, ArchiveState, IndexOutOfRangeError, LogRange
+from dledger_core import (
+    READ_SCHEMA,
+    ArchivedRange,
+    ArchiveState,
+    IndexOutOfRangeError,
+    LogRange,
+    UnreachableError,
+)
 from dledger_core.archive import FROM_LOG, ArchivedRows, ArchiveTable, range_with
 from dledger_core.client import EntryCheck
 from dledger_core.record import empty_batch
@@ -61,6 +68,18 @@ class ArchivedLog(ServerLog):
             self._ranges = [*(self._ranges if self._ranges and more[0].start == self._ranges[-1].end else ()), *more]
         return replace(found, first_index=min(found.first_index, self._ranges[0].start))
 
+    def _first_stored(self) -> int:
+        """Ask for the log's first stored index, with the client of the planned log."""
+        return self._client.bounds(isolation=self._options.isolation).first_index
+
+    def _is_stored(self, index: int) -> bool:
+        """Whether the log has an index, as far as this object knows; an executor, which has no bounds, asks once."""
+        # A node that hangs may have what the others have deleted: without this question a read of it would end with
+        # UNREACHABLE after fetchRetryMs (test_trimmed_entries_are_read_while_a_node_hangs).
+        if self.stored_index < 0:
+            self.stored_index = self._first_stored()
+        return index >= self.stored_index
+
     def _ask(self, start: int) -> Sequence[ArchivedRange]:
         """Return the ranges from the one with an index on, at most those of one response."""
         found = self._client.archived_ranges(start)
@@ -77,7 +96,7 @@ class ArchivedLog(ServerLog):
 
     def record(self, index: int) -> RecordInfo:
         """See ``Log``; within a range of the archive the check is unknown, and the position is an estimate."""
-        if index >= self.stored_index:
+        if self._is_stored(index):
             try:
                 return super().record(index)
             except IndexOutOfRangeError as error:
@@ -152,14 +171,17 @@ class ArchivedLog(ServerLog):
         Raises:
             ArchiveDamagedError: the table does not have the rows that the log has recorded.
         """
-        if start >= self.stored_index:
+        self._use_log(part.log)
+        if self._is_stored(start):
             try:
                 return super().read(part, start, replica, max_bytes, columns)
-            except RetentionError as error:
-                found = self._range_of(start)
+            except (RetentionError, UnreachableError) as error:
+                # Retention may also delete it meanwhile.
+                first = error.end if isinstance(error, RetentionError) else self._first_stored()
+                found = self._range_of(start) if start < first else None
                 if found is None:
                     raise
-                self.stored_index = error.end
+                self.stored_index = first
         else:
             found = self._range_of(start)
             if found is None:

@@ -103,6 +103,22 @@ def test_task_reads_entries_that_were_trimmed_after_the_plan(log: ArchivedGroup)
     assert indexes(reader, planned) == ROWS
 
 
+@pytest.mark.parametrize("trimmed_at", [0, 50])
+def test_trimmed_entries_are_read_while_a_node_hangs(
+    log: ArchivedGroup, monkeypatch: pytest.MonkeyPatch, trimmed_at: int
+) -> None:
+    log.node_hangs, log.first_index = True, 0 if trimmed_at else 280
+    reader, fetch = DLedgerBatchReader(options(minPartitions=3)), log.fetch
+
+    def trimming(start: int, end: int, **more: Any) -> Any:
+        if start >= trimmed_at:
+            log.first_index = 280
+        return fetch(start, end, **more)
+
+    monkeypatch.setattr(log, "fetch", trimming)
+    assert indexes(reader, reader.partitions()) == ROWS
+
+
 def test_task_reads_on_from_newest_version_after_vacuum(log: ArchivedGroup, table: str) -> None:
     reader = DLedgerBatchReader(options(fetchMaxBytes=400))
     [partition] = reader.partitions()

@@ -1,4 +1,4 @@
-"""Archives with real Spark: job and readers go on when the workers of tasks are killed."""
+"""Archives with real Spark: job and readers go on when the workers of tasks are killed, and when the leader hangs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COUNT = 30_000
 def cluster() -> Iterator[LocalCluster]:
     """Nodes that keep about a tenth of what the tests write."""
     with LocalCluster(
-        3, groups=("killed",), data_segment_bytes=1 << 20, retain_bytes=4 << 20, **SLOW_ELECTIONS
+        3, groups=("killed", "hung"), data_segment_bytes=1 << 20, retain_bytes=4 << 20, **SLOW_ELECTIONS
     ) as nodes:
         yield nodes
 
@@ -74,7 +74,7 @@ def while_stages_run(spark: Any, act: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def workers_killed(spark: Any, stages: int) -> Iterator[None]:
-    """Kill the Python workers twice in each stage, and check that tasks of so many stages failed by it.
+    """Kill the Python workers twice in each stage, and check that this made tasks of at least ``stages`` stages fail.
 
     The first time may be too early: workers of the last stage wait for the next one. A task may fail twice.
     """
@@ -112,3 +112,34 @@ def test_workers_killed_in_each_stage_change_no_row(
         soon(lambda: client.bounds().first_index > end // 2, every_s=0.2)
         with workers_killed(spark, 1):
             assert numbers_in(spark, cluster.peers, "killed") == list(range(COUNT + 2000))
+
+
+def test_job_and_readers_go_on_while_leader_hangs(
+    spark: Any, cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register(spark)
+    with Client(cluster.peers, "hung") as client:
+        begin_archive(client, tmp_path / "table")
+        append(client, 1000, COUNT - 1000)
+        end, leader = client.bounds().end, cluster.leader("hung")
+    arguments = ["--peers", cluster.peers, "--group", "hung", "--table", str(tmp_path / "table")]
+    hung = threading.Event()
+
+    def hang(stage: int) -> None:
+        del stage
+        if not hung.is_set():
+            cluster.pause(leader)
+            hung.set()
+
+    try:
+        with while_stages_run(spark, hang):
+            code, done, _ = run(capsys, *arguments, "--until", str(end), "--write")
+        assert hung.is_set()
+        assert (code, done["archived_end"], done["findings"]) == (0, end, [])
+        with Client(cluster.peers, "hung") as client:
+            append(client, COUNT, 2000)
+            soon(lambda: client.bounds().first_index > end // 2, every_s=0.2)
+        assert numbers_in(spark, cluster.peers, "hung") == list(range(COUNT + 2000))
+    finally:
+        if hung.is_set():
+            cluster.resume(leader)

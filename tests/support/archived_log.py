@@ -22,6 +22,7 @@ from dledger_core import (
     LogSlice,
     Proof,
     RowsDigest,
+    UnreachableError,
     rows_digest,
 )
 from dledger_core.client import EntryCheck, check_of
@@ -62,7 +63,11 @@ def rows_of(entries: list[dict[str, Any]], group: str = GROUP) -> pa.Table:
 
 
 class ArchivedGroup:
-    """The leader of a log of 300 entries, cut into ranges of 100, as its client sees it."""
+    """The leader of a log of 300 entries, cut into ranges of 100, as its client sees it.
+
+    Attributes:
+        node_hangs: another node hangs: it may have entries that the leader has deleted.
+    """
 
     def __init__(self, size: int = 300, every: int = 100) -> None:
         self.group, self.log_uuid = GROUP, UUID
@@ -72,6 +77,7 @@ class ArchivedGroup:
         self.asked = 0
         self.pins: list[int] = []
         self.pinned = False
+        self.node_hangs = False
         self.chain: tuple[AncestorLog, ...] = ()
 
     # --- what the job asks
@@ -162,6 +168,8 @@ class ArchivedGroup:
 
     def _check(self, index: int) -> None:
         if index < self.first_index:
+            if self.node_hangs:  # a client that retries waits for it, as long as it may
+                raise UnreachableError("no node responded")
             values = {"first_index": self.first_index, "last_index": self.size - 1}
             raise IndexOutOfRangeError("deleted", "", "", values)
 
