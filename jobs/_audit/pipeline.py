@@ -277,7 +277,7 @@ def digest_pass(
         limiter = RateLimiter(rate)
         return chain.from_iterable(digest_rows(task, run_id, resumes, limiter) for task in bundle)
 
-    return _spread(spark, "digests", bundles(tasks, one_per_node=rate is not None), rows, DIGESTS)
+    return spread(spark, "digests", bundles(tasks, one_per_node=rate is not None), rows, DIGESTS)
 
 
 def entry_pass(
@@ -296,7 +296,7 @@ def entry_pass(
         return (compare_entries(*part, limiters=limiters) for part in work)
 
     bundled = [tuple(ranges)] if rate else [(part,) for part in ranges]
-    return _spread(spark, "entry by entry", bundled, rows, RESULTS)
+    return spread(spark, "entry by entry", bundled, rows, RESULTS)
 
 
 def rows_pass(spark: SparkSession, parts: Sequence[Part], rate: int | None = None) -> pa.Table:
@@ -313,7 +313,7 @@ def rows_pass(spark: SparkSession, parts: Sequence[Part], rate: int | None = Non
         return (compare_rows(*part, limiters) for part in work)
 
     bundled = [tuple(parts)] if rate else [(part,) for part in parts]
-    return _spread(spark, "row by row", bundled, rows, RESULTS)
+    return spread(spark, "row by row", bundled, rows, RESULTS)
 
 
 def index_pass(spark: SparkSession, stores: Sequence[AuditedReplica]) -> pa.Table:
@@ -322,10 +322,10 @@ def index_pass(spark: SparkSession, stores: Sequence[AuditedReplica]) -> pa.Tabl
     def rows(replica: AuditedReplica) -> _Rows:
         yield result((replica.group, replica.first_index, replica.end), index_findings(replica))
 
-    return _spread(spark, "index files", stores, rows, RESULTS)
+    return spread(spark, "index files", stores, rows, RESULTS)
 
 
-def _spread(
+def spread(
     spark: SparkSession, title: str, work: Sequence[_Work], rows: Callable[[_Work], _Rows], schema: pa.Schema
 ) -> pa.Table:
     """Run ``rows`` for each item in its own task, or for several in one task if there are very many."""

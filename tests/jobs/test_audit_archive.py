@@ -63,7 +63,7 @@ def in_one_process(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
     if "spark" not in request.fixturenames:
         monkeypatch.setattr(
             pipeline,
-            "_spread",
+            "spread",
             lambda _spark, _title, work, rows, schema: pa.Table.from_pylist(
                 [row for item in work for row in rows(item)], schema
             ),
