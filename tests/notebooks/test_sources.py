@@ -72,12 +72,12 @@ def test_notebook_shows_source_quietly(shown: dict[tuple[str, str], Shown], name
 def test_plots_exist_where_there_is_something_to_draw(shown: dict[tuple[str, str], Shown]) -> None:
     found = {source: len(shown["explore_log", source].pictures) for source in SOURCES}
     assert {source: count for source, count in found.items() if source not in ("plain", "large")} == {
-        "flights": 2, "empty": 0, "one": 0, "java": 2, "mixed": 2, "damaged": 2
+        "flights": 2, "empty": 0, "one": 0, "java": 2, "mixed": 2, "damaged": 2, "classic": 2
     }  # fmt: skip
     assert found["plain"] <= 1  # one batch may have one time: then a sentence
     counted = {source: len(shown["consume_queues", source].pictures) for source in SOURCES}
     assert counted == {
-        "flights": 5, "empty": 0, "one": 0, "plain": 0, "large": 0, "java": 5, "mixed": 4, "damaged": 4
+        "flights": 5, "empty": 0, "one": 0, "plain": 0, "large": 0, "java": 5, "mixed": 4, "damaged": 4, "classic": 4
     }  # fmt: skip
 
 
