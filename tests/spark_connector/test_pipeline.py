@@ -48,7 +48,7 @@ dp.create_sink("table", "delta", {{"path": "{}"}})
 def all_orders() -> DataFrame:
     return SparkSession.active().readStream.table("orders").select("body")
 """
-"""A flow of its own for the example: all orders into a Delta table. Delta 4.4 refuses a second run of a ``dp.table``."""
+"""A second flow for the example: all orders to a Delta table. Delta 4.4 refuses a second run of a ``dp.table``."""
 
 
 @dataclass(frozen=True)
