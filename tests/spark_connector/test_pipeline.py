@@ -48,7 +48,7 @@ dp.create_sink("table", "delta", {{"path": "{}"}})
 def all_orders() -> DataFrame:
     return SparkSession.active().readStream.table("orders").select("body")
 """
-"""A flow of its own for the example: all orders into a Delta table. Delta 4.4 refuses a second run of a ``dp.table``."""
+"""A second flow for the example: all orders to a Delta table. Delta 4.4 refuses a second run of a ``dp.table``."""
 
 
 @dataclass(frozen=True)
@@ -251,3 +251,27 @@ def test_flow_refuses_logs_that_were_created_again_until_remedies_are_typed(serv
             pipeline.change('PEERS, "group"', f'PEERS, "firstBatchId": "{batch}", "group"')
             pipeline.run()
             assert read_all(paid) == read_all(orders)
+
+
+def test_flow_whose_entries_were_deleted_names_them_until_loss_is_accepted(server: str, tmp_path: Path) -> None:
+    small: dict[str, Any] = {"data_segment_bytes": 64 << 10, "index_segment_bytes": 32 << 10, "retain_bytes": 256 << 10}
+    with (
+        LocalCluster(1, groups=("default", "paid"), **small, **SLOW_ELECTIONS) as nodes,
+        Client(nodes.peers) as orders,
+        Client(nodes.peers, "paid") as paid,
+    ):
+        pipeline = Pipeline.make(tmp_path, nodes.peers, remote=server)
+        pipeline.change("groups=", 'pinFor="1s", groups=')
+        end = orders.append([b"paid and read"]).last_index + 1
+        pipeline.run()
+        orders.append(ORDERS[:5000])
+        soon(lambda: max(node.first_index for node in orders.metadata().nodes) > end, every_s=0.2)
+        shown = pipeline.fail()
+        assert "[DLEDGER_DATA_LOSS.RETENTION]" in shown
+        assert f"entries [{end}, " in shown
+        pipeline.change("groups=", 'failOnDataLoss="false", groups=')
+        pipeline.run()
+        first, *left = read_all(paid)
+        assert first == b"paid and read"
+        assert left == [body for body in ORDERS[:5000] if b" paid " in body][-len(left) :]
+        assert 0 < len(left) < 2500
