@@ -165,7 +165,7 @@ Written by `python -m benchmarks --render` from [results.json](results.json); se
 
 Measured {measured_on(results)}. Three nodes and the client of each side share these cores, and all traffic is on
 loopback: compare the columns, not these figures with other machines. Medians of {content["rounds"]} rounds of
-{content["seconds"]:g} s after {content["warm_up_s"]:g} s of warm-up; {warmed}. {content.get("again", "")}
+{content["seconds"]:g} s after {content["warm_up_s"]:g} s of warm-up; {warmed}.
 
 {table(results, names, shares=True)}
 

@@ -245,14 +245,18 @@ class ArchivedRows:
         return rows
 
     def part(self, one: ArchivedRange, start: int, end: int, max_bytes: int) -> tuple[pa.RecordBatch, int]:
-        """Return rows of [start, end) in a range, about ``max_bytes`` of them, and the index to continue at."""
+        """Return rows of [start, end) in a range, at most about ``max_bytes`` of them, and the index to continue at.
+
+        They end where a batch of the query ends, so that no body is copied.
+        """
         rows, stop = self.of(one), min(end, one.end)
         first, last = (int(at) for at in np.searchsorted(rows.column("index").to_numpy(), [start, stop]))
         if first == last:
             return empty_batch(READ_SCHEMA), stop
         count = min(last - first, max(1, rows.num_rows * max_bytes // max(1, rows.nbytes)))
-        [batch] = rows.slice(first, count).cast(READ_SCHEMA).combine_chunks().to_batches()
-        return batch, stop if first + count == last else int(rows.column("index")[first + count].as_py())
+        batch = rows.slice(first, count).cast(READ_SCHEMA).to_batches()[0]
+        following = first + batch.num_rows
+        return batch, stop if following == last else int(rows.column("index")[following].as_py())
 
     def first(self, ranges: Iterable[ArchivedRange], column: str, least: int) -> int | None:
         """Return the index of the first row in ranges with at least a value; None if there is none.
