@@ -164,7 +164,7 @@ def broker_takes_ipv6(broker: Broker) -> bool:
 
 
 def dump(asked: Connection, source: Source) -> None:
-    """Keep what the broker serves now."""
+    """Read all queues and stored offsets of the broker."""
     for path in sorted((source.directory / "consumequeue").glob("*/*")):
         queue = path.parent.name, int(path.name)
         source.queues[queue] = asked.queue(*queue)
@@ -176,7 +176,7 @@ def dump(asked: Connection, source: Source) -> None:
 
 
 def check_source(source: Source, sent: list[list[str]], ends: list[list[str]]) -> None:
-    """What is checked after the conversion is there before it: else that proves nothing."""
+    """Check that the source has everything that is checked after the conversion."""
     topics = {topic for topic, _ in source.queues}
     assert set(TOPICS) | {LONG_TOPIC} <= topics
     assert not LMQ & topics, "a broker in DLedger mode does not write further queues"
