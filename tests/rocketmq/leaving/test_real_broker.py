@@ -1,0 +1,424 @@
+"""Real brokers in DLedger mode are left: messages of all kinds, then RocketMQ 5.3.3 on the converted directory."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dledger_core.cluster import free_ports
+from dledger_core.rocketmq import decode_messages
+from tests.cli.command import run
+from tests.rocketmq.leaving.real_rocketmq import (
+    LONG_TOPIC,
+    MAX_OFFSET,
+    MIN_OFFSET,
+    OFFSET_AT_TIME,
+    QUERY,
+    SEND,
+    VIEW,
+    Broker,
+    Connection,
+    Queue,
+    RocketMQ,
+    records,
+)
+from tests.rocketmq.leaving.test_leaving import same_message
+from tests.support.soon import soon
+
+pytestmark = [pytest.mark.soak, pytest.mark.integration, pytest.mark.slow]
+NEW = "5.3.3"
+"""The version that starts on converted directories."""
+COUNT, FURTHER = 2_000, 1000
+PENDING, PENDING_S, OPEN = 100, 40, 100
+TOPICS = {"Orders": 4, "Clicks": 3, "Batches": 2, "Large": 1, "Multi": 2, "Later": 2, "Work": 2, "Transfers": 2}
+GROUPS = {
+    "g_orders": ("Orders", 0.4),
+    "g_clicks": ("Clicks", 0.3),
+    "g_clicks_late": ("Clicks", 0.9),
+    "g_batches": ("Batches", 0.5),
+    "g_large": ("Large", 0.5),
+    "g_long": (LONG_TOPIC, 0.5),
+    "g_multi": ("Multi", 0.6),
+}
+"""Topic of each consumer group, and the part that it has taken before the conversion."""
+LMQ = {"%LMQ%even", "%LMQ%odd", "%LMQ%all"}
+WIDE = {"4.9.7": "g_wide", NEW: "g_" + "wide" * 35}
+"""Of 5.3.3 the retry topic is longer than 127 characters: its messages have the second layout."""
+TRANSACTIONS = "g_transfers"
+CHECKS = {"transactionCheckInterval": 3000, "transactionCheckMax": 1000}
+_PLAIN = ("plain", "batch", "compressed", "lmq", "long", "work")
+
+
+@dataclass
+class Source:
+    """A stopped broker in DLedger mode, and what it served before."""
+
+    version: str
+    directory: Path
+    conf: Path
+    queues: dict[Queue, dict[int, bytes]] = field(default_factory=dict)
+    taken: dict[str, list[list[str]]] = field(default_factory=dict)
+    stored: dict[tuple[str, Queue], int] = field(default_factory=dict)
+    worked: dict[str, list[list[str]]] = field(default_factory=dict)
+    pending: list[int] = field(default_factory=list)
+    open: list[int] = field(default_factory=list)
+
+    def of(self, topic: str) -> Iterator[tuple[int, int, bytes]]:
+        """Queue id, queue offset and record of each message of a topic."""
+        for (name, queue), rows in self.queues.items():
+            if name == topic:
+                yield from ((queue, at, row) for at, row in rows.items())
+
+
+def serials(rows: list[bytes]) -> list[int]:
+    found = decode_messages(pa.array(rows, pa.binary()), ["properties"]).to_pylist()
+    return [int(dict(row["properties"])["serial"]) for row in found]
+
+
+def settings(directory: Path, namesrv: str) -> dict[str, object]:
+    return {
+        "brokerClusterName": "loopback", "brokerName": "left", "brokerId": 0, "namesrvAddr": namesrv,
+        "storePathRootDir": directory, "storePathCommitLog": directory / "commitlog",
+        "mappedFileSizeCommitLog": 4 << 20, "mappedFileSizeConsumeQueue": 60_000, "mappedFileSizeTimerLog": 1 << 20,
+        "maxHashSlotNum": 10_000, "maxIndexNum": 40_000, "autoCreateTopicEnable": "false",
+        "messageDelayLevel": f"1s 2s 3s 4s {PENDING_S}s 2m", "enableLmq": "true", "enableMultiDispatch": "true",
+        "transactionCheckInterval": 3_600_000, "transactionTimeOut": 3000, "waitTimeMillsInSendQueue": 60_000,
+        "osPageCacheBusyTimeOutMills": 60_000, "flushDiskType": "ASYNC_FLUSH", "fileReservedTime": 720,
+        "diskMaxUsedSpaceRatio": 95,
+    }  # fmt: skip
+
+
+def made(version: str, root: Path) -> Source:
+    """Run a broker in DLedger mode, with producers and consumers, and stop it in the middle of their work."""
+    mq, directory = RocketMQ(version, root), root / "broker"
+    source = Source(version, directory, root / "broker.conf")
+    (raft,) = free_ports(1)
+    dledger = {"enableDLegerCommitLog": "true", "dLegerGroup": "left", "dLegerSelfId": "n0"}
+    dledger["dLegerPeers"] = f"n0-127.0.0.1:{raft}"
+    with mq.name_server() as namesrv:
+        given = settings(directory, namesrv) | dledger
+        source.conf.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
+        with mq.broker("left", given) as broker:
+            asked = broker.connect()
+            for topic, queues in (TOPICS | {LONG_TOPIC: 1}).items():
+                asked.create_topic(topic, queues)
+            produce_and_consume(mq, namesrv, broker, asked, source)
+            asked.close()
+    return source
+
+
+def produce_and_consume(mq: RocketMQ, namesrv: str, broker: Broker, asked: Connection, source: Source) -> None:
+    def is_leader() -> bool:
+        broker.check()
+        frame = asked.ask(
+            SEND, b"first", producerGroup="p_raw", topic="Orders", defaultTopic="TBW102", defaultTopicQueueNums=1,
+            queueId=0, sysFlag=0, bornTimestamp=1, flag=0, properties="serial\x01-1\x02", reconsumeTimes=0,
+            unitMode="false",
+        )  # fmt: skip
+        return frame.code == 0
+
+    soon(is_leader)
+    sent = mq.traffic("send", namesrv, 0, COUNT, LONG_TOPIC)
+    ends = mq.traffic("transactions", namesrv, COUNT, 5 * OPEN // 2, TRANSACTIONS)
+    if broker_takes_ipv6(broker):
+        other = broker.connect("::1")
+        for serial in range(50):
+            other.send("Orders", 0, b"from an IPv6 host", f"serial\x01{-2 - serial}\x02KEYS\x01six{serial}\x02")
+        other.close()
+    for group, (topic, part) in GROUPS.items():
+        total = sum(asked.offset(MAX_OFFSET, topic, queue) for queue in range((TOPICS | {LONG_TOPIC: 1})[topic]))
+        source.taken[group] = mq.traffic("take", namesrv, group, topic, int(total * part))
+    for group in ("g_work", WIDE[source.version]):
+        source.worked[group] = mq.traffic("work", namesrv, group, "Work", COUNT // 100, 20, failures(group))
+    pending = mq.traffic("pending", namesrv, 2 * COUNT, PENDING, PENDING_S, "timers" if source.version == NEW else "")
+    source.pending = [int(fields[0]) for fields in pending]
+    source.open = [int(fields[0]) for fields in ends if fields[1] == "UNKNOW"]
+    dump(asked, source)
+    check_source(source, sent, ends)
+
+
+def failures(group: str) -> int:
+    """How often the group fails a tenth of its messages: three times moves them to its dead letter queue.
+
+    A group with a long name fails once, because RocketMQ 5.3.3 does not take a message to such a dead letter queue.
+    """
+    return 3 if group == "g_work" else 1
+
+
+def broker_takes_ipv6(broker: Broker) -> bool:
+    try:
+        socket.create_connection(("::1", broker.port), 5).close()
+    except OSError:
+        return False
+    return True
+
+
+def dump(asked: Connection, source: Source) -> None:
+    """Read all queues and stored offsets of the broker."""
+    for path in sorted((source.directory / "consumequeue").glob("*/*")):
+        queue = path.parent.name, int(path.name)
+        source.queues[queue] = asked.queue(*queue)
+    for group, (topic, _) in GROUPS.items():
+        for queue in [each for each in source.queues if each[0] == topic]:
+            stored = asked.stored_offset(group, *queue)
+            assert stored is not None
+            source.stored[group, queue] = stored
+
+
+def check_source(source: Source, sent: list[list[str]], ends: list[list[str]]) -> None:
+    """Check that the source has everything that is checked after the conversion."""
+    topics = {topic for topic, _ in source.queues}
+    assert set(TOPICS) | {LONG_TOPIC} <= topics
+    assert not LMQ & topics, "a broker in DLedger mode does not write further queues"
+    found = {(*queue, at): row for queue, rows in source.queues.items() for at, row in rows.items()}
+    plain = [fields for fields in sent if fields[1] in _PLAIN]
+    rows = [found[topic, int(queue), int(at.split(",")[0])] for _, _, topic, queue, at, _ in plain]
+    assert serials(rows) == [int(fields[0]) for fields in plain]
+    assert len(plain) == COUNT * 914 // 1000
+    for group, taken in source.taken.items():
+        topic = GROUPS[group][0]
+        for queue, stored in ((queue, at) for (name, queue), at in source.stored.items() if name == group):
+            mine = [int(at) for number, at, _ in taken if int(number) == queue[1]]
+            assert mine == list(range(stored)), (group, queue)
+        assert 0 < len(taken) < sum(1 for _ in source.of(topic)), group
+    later = serials([row for *_, row in source.of("Later")])
+    assert len(later) == COUNT // 100
+    assert not set(later) & set(source.pending)
+    committed = {int(fields[0]) for fields in ends if fields[1] == "COMMIT_MESSAGE"}
+    assert set(serials([row for *_, row in source.of("Transfers")])) == committed
+    for group, lines in source.worked.items():
+        assert {"failed", "done"} == {fields[1] for fields in lines}
+        assert any(topic == f"%RETRY%{group}" for topic, _ in source.queues)
+        assert len(lines) < 2 * COUNT // 100, "the group has stopped in the middle"
+
+
+def converted(source: Source, new: Path) -> dict[str, object]:
+    """Convert by the command, twice: a dry run first. Return the settings that it proposes."""
+    command = ("convert", source.directory, new, "--to", "commitlog", "--broker-conf", source.conf)
+    run(*command, "--dry-run")
+    report = json.loads(run(*command, "--replica-checked", "--verify", "--format", "json").stdout)
+    assert report["messages"] > COUNT
+    assert report["verified"]
+    assert report["entries_left_out"] == 0
+    lines = (new / "broker.conf.proposed").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+
+
+def check_served(asked: Connection, source: Source) -> None:
+    """Every message is at its queue offset, and found by time, key, unique id and position."""
+    for queue, rows in source.queues.items():
+        found = asked.queue(*queue)
+        assert asked.offset(MIN_OFFSET, *queue) == min(rows, default=0)
+        different = [at for at, row in rows.items() if at not in found or not same_message(row, found[at])]
+        assert not different, (queue, different[:5])
+        if queue[0] in TOPICS:
+            check_times(asked, queue, rows)
+    for (group, queue), offset in source.stored.items():
+        assert asked.stored_offset(group, *queue) == offset, (group, queue)
+    for topic in TOPICS:
+        rows = [row for *_, row in source.of(topic)]
+        for row in rows[:: len(rows) // 40 + 1]:
+            check_found(asked, topic, row)
+
+
+def check_times(asked: Connection, queue: Queue, rows: dict[int, bytes]) -> None:
+    """A message of this time is found, or the first one after it; concurrent messages of DLedger may be unordered."""
+    stamps = {at: int.from_bytes(row[56 + 12 * (row[39] >> 4 & 1) :][:8], "big") for at, row in rows.items()}
+    for wanted in list(stamps.values())[:: len(stamps) // 5 + 1]:
+        at = asked.offset(OFFSET_AT_TIME, *queue, timestamp=wanted)
+        found = stamps[at] if at <= max(stamps) else wanted + 1  # the end, if the last message has an earlier time
+        assert found == wanted or stamps.get(at - 1, 0) < wanted < found, (queue, wanted)
+
+
+def check_found(asked: Connection, topic: str, row: bytes) -> None:
+    [message] = decode_messages(pa.array([row], pa.binary()), ["keys", "properties"]).to_pylist()
+    wanted = [(key, {}) for key in filter(None, (message["keys"] or "").split(" "))]
+    unique = dict(message["properties"]).get("UNIQ_KEY")
+    wanted += [(unique, {"_UNIQUE_KEY_QUERY": "true"})] if unique else []
+    assert wanted or message["properties"]
+    for key, more in wanted:
+        given = {"topic": topic, "key": key, "maxNum": 64, "beginTimestamp": 0, "endTimestamp": 1 << 60}
+        found = records(asked.ask(QUERY, **given, **more).body)
+        mine = [each for each in found if same_message(row, each)]
+        assert len(mine) == 1, (topic, key, len(found))
+        position = int.from_bytes(mine[0][28:36], "big")
+        assert asked.ask(VIEW, offset=position).body == mine[0]
+
+
+def check_clients_find(mq: RocketMQ, namesrv: str, source: Source) -> None:
+    """RocketMQ's own client finds messages by unique id and by key."""
+    lines, wanted = list[str](), list[int]()
+    for topic in TOPICS:
+        rows = [row for *_, row in source.of(topic)]
+        chosen = rows[:: len(rows) // 10 + 1]
+        for row, serial in zip(chosen, serials(chosen), strict=True):
+            [message] = decode_messages(pa.array([row], pa.binary()), ["keys", "properties"]).to_pylist()
+            unique, keys = dict(message["properties"]).get("UNIQ_KEY"), (message["keys"] or "").split()
+            if unique and keys:
+                lines.append(f"{topic}\t{unique}\t{keys[-1]}")
+                wanted.append(serial)
+    path = mq.root / "wanted"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    found = mq.traffic("ask", namesrv, path)
+    assert len(wanted) > 50
+    for serial, (viewed, by_key) in zip(wanted, found, strict=True):
+        assert int(viewed) == serial
+        assert str(serial) in by_key.split(",")
+
+
+def check_producers_continue(mq: RocketMQ, namesrv: str, asked: Connection, source: Source) -> list[int]:
+    """New messages get the next queue offsets. Return the serials of those of topic Work."""
+    ends = {queue: asked.offset(MAX_OFFSET, *queue) for queue in source.queues if queue[0] in {*TOPICS, LONG_TOPIC}}
+    sent = mq.traffic("send", namesrv, 10 * COUNT, FURTHER, LONG_TOPIC)
+    given = dict[Queue, list[int]]()
+    for _, kind, topic, queue, offset, _ in sent:
+        if kind in _PLAIN:
+            given.setdefault((topic, int(queue)), []).extend(map(int, offset.split(",")))
+    assert {topic for topic, _ in given} >= {"Orders", "Clicks", "Batches", "Large", "Multi", "Work", LONG_TOPIC}
+    for queue, offsets in given.items():
+        assert min(offsets) == ends[queue] >= max(source.queues[queue]) + 1, queue
+        if queue[0] != "Batches":
+            assert sorted(offsets) == list(range(ends[queue], ends[queue] + len(offsets)))
+    for topic in LMQ:  # 40 of 1000 messages, half of them in each
+        assert asked.offset(MAX_OFFSET, topic, 0) == FURTHER // 50
+    return [int(fields[0]) for fields in sent if fields[1] == "work"]
+
+
+def check_consumers_continue(mq: RocketMQ, namesrv: str, asked: Connection, source: Source) -> None:
+    """Each group gets exactly the messages that it has not taken: none twice, none is missing."""
+    for group, (topic, _) in GROUPS.items():
+        rest = mq.traffic("take", namesrv, group, topic, 1 << 30)
+        assert rest
+        both = Counter((int(queue), int(at)) for queue, at, _ in source.taken[group] + rest)
+        queues = [queue for name, queue in source.queues if name == topic]
+        assert both == Counter(
+            (queue, at) for queue in queues for at in range(asked.offset(MAX_OFFSET, topic, queue))
+        ), group
+        serial_at = {(int(queue), int(at)): int(serial) for queue, at, serial in rest}
+        known = [(queue, at, row) for queue, at, row in source.of(topic) if (queue, at) in serial_at]
+        assert serials([row for *_, row in known]) == [serial_at[queue, at] for queue, at, _ in known]
+
+
+def check_failing_consumers_continue(
+    mq: RocketMQ, namesrv: str, asked: Connection, source: Source, new: list[int]
+) -> None:
+    """Each message is done once, or fails three times and is in the dead letter queue once."""
+    wanted = Counter([*serials([row for *_, row in source.of("Work")]), *new])
+    for group, before in source.worked.items():
+        lines = before + mq.traffic("work", namesrv, group, "Work", 1 << 30, 25, failures(group))
+        times, dead = failures(group), [serial for serial in wanted if serial % 10 == 0 and failures(group) == 3]
+        done = Counter(int(serial) for serial, result, _ in lines if result == "done")
+        assert done == wanted - Counter(dead), group
+        failed = Counter((int(serial), int(attempt)) for serial, result, attempt in lines if result == "failed")
+        expected = [(serial, attempt) for serial in wanted for attempt in range(times) if serial % 10 == 0]
+        expected += [(serial, 0) for serial in wanted if serial % 10 == 1]
+        assert failed == Counter(expected), group
+        if dead:
+            assert Counter(serials(list(asked.queue(f"%DLQ%{group}", 0).values()))) == Counter(dead), group
+
+
+def check_delayed_arrive(asked: Connection, source: Source) -> None:
+    """Messages that waited for their time arrive once, and so do those of open transactions that are committed."""
+    wanted = set(source.pending)
+
+    def arrived() -> list[int]:
+        rows = [row for queue in range(TOPICS["Later"]) for row in asked.queue("Later", queue).values()]
+        return [serial for serial in serials(rows) if serial in wanted]
+
+    soon(lambda: len(arrived()) >= len(wanted), PENDING_S + 120, every_s=1)
+    time.sleep(3)  # one that came twice would come about now
+    assert Counter(arrived()) == Counter(source.pending)
+
+
+def check_open_transactions(mq: RocketMQ, namesrv: str, asked: Connection, source: Source) -> None:
+    asked_for = mq.traffic("resolve", namesrv, TRANSACTIONS, len(source.open))
+    assert {int(serial) for (serial,) in asked_for} == set(source.open)
+    wanted = set(serials([row for *_, row in source.of("Transfers")]))
+    wanted |= {serial for serial in source.open if serial % 2 == 0}
+
+    def transfers() -> list[int]:
+        return serials(
+            [row for queue in range(TOPICS["Transfers"]) for row in asked.queue("Transfers", queue).values()]
+        )
+
+    soon(lambda: len(transfers()) >= len(wanted), 60, every_s=1)
+    assert Counter(transfers()) == Counter(wanted)
+
+
+@pytest.fixture(scope="module")
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return made(request.param, tmp_path_factory.mktemp(f"rocketmq-{request.param}"))
+
+
+@pytest.mark.parametrize("source", [NEW, "4.9.7"], indirect=True)
+def test_real_master_continues_where_real_dledger_broker_stopped(source: Source, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    proposed: Mapping[str, Any] = converted(source, new)
+    mq = RocketMQ(NEW, tmp_path)
+    with ExitStack() as stack:
+        namesrv = stack.enter_context(mq.name_server())
+        given = {**proposed, "namesrvAddr": namesrv, **CHECKS}
+        asked = stack.enter_context(mq.broker("left", given)).connect()
+        check_served(asked, source)
+        check_clients_find(mq, namesrv, source)
+        work = check_producers_continue(mq, namesrv, asked, source)
+        check_consumers_continue(mq, namesrv, asked, source)
+        check_failing_consumers_continue(mq, namesrv, asked, source, work)
+        check_open_transactions(mq, namesrv, asked, source)
+        check_delayed_arrive(asked, source)
+        asked.close()
+
+
+SYNC_STATE = 1006
+"""Request to a controller: the sync state sets of brokers."""
+
+
+def in_sync(controller: str) -> set[int]:
+    """The ids of the brokers that have all messages."""
+    asked = Connection(int(controller.rpartition(":")[2]))
+    frame = asked.ask(SYNC_STATE, b'["left"]')
+    asked.close()
+    table = json.loads(frame.body)["replicasInfoTable"] if frame.code == 0 and frame.body else {}
+    return {int(each["brokerId"]) for each in table.get("left", {}).get("inSyncReplicas", [])}
+
+
+@pytest.mark.parametrize("source", [NEW], indirect=True)
+def test_slave_in_controller_mode_takes_over_converted_master(source: Source, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    proposed: Mapping[str, Any] = converted(source, new)
+    mq = RocketMQ(NEW, tmp_path)
+    with ExitStack() as stack:
+        namesrv, controller = stack.enter_context(mq.name_server()), stack.enter_context(mq.controller())
+        given = {key: value for key, value in proposed.items() if key not in ("brokerId", "brokerRole")}
+        given |= {"namesrvAddr": namesrv, "enableControllerMode": "true", "controllerAddr": controller}
+        given |= {"brokerHeartbeatInterval": 500, **CHECKS}
+        master = stack.enter_context(mq.broker("master", given))
+        asked = master.connect()
+        soon(lambda: in_sync(controller) == {1}, 120, every_s=0.5)
+        copy = {"storePathRootDir": tmp_path / "slave", "storePathCommitLog": tmp_path / "slave/commitlog"}
+        slave = stack.enter_context(mq.broker("slave", given | copy)).connect()
+        soon(lambda: len(in_sync(controller)) == 2, 300, every_s=1)
+        check_served(asked, source)
+        work = check_producers_continue(mq, namesrv, asked, source)
+        ends = {queue: asked.offset(MAX_OFFSET, *queue) for queue in source.queues if queue[0] in {*TOPICS, LONG_TOPIC}}
+        soon(lambda: all(slave.offset(MAX_OFFSET, *queue) == end for queue, end in ends.items()), 120, every_s=1)
+        soon(lambda: all(slave.stored_offset(group, *queue) == at for (group, queue), at in source.stored.items()))
+        asked.close()
+        master.kill()
+        soon(lambda: in_sync(controller) == {2}, 180, every_s=1)
+        check_served(slave, source)
+        check_consumers_continue(mq, namesrv, slave, source)
+        check_failing_consumers_continue(mq, namesrv, slave, source, work)
+        check_open_transactions(mq, namesrv, slave, source)
+        check_delayed_arrive(slave, source)
+        slave.close()
