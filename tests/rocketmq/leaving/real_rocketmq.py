@@ -17,6 +17,7 @@ from dledger_core.cluster import free_ports
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
 from tests.interop.java_dledger import OPENS, java_program
 from tests.support.soon import soon
+from tests.support.spark_jvm import short_lived
 
 CLASS_PATHS = Path(__file__).resolve().parents[3] / ".venv" / "rocketmq"
 TRAFFIC = Path(__file__).parent / "java" / "Traffic.java"
@@ -172,11 +173,8 @@ class RocketMQ:
         (home / "conf").mkdir(parents=True, exist_ok=True)
         for name in ("logback_broker.xml", "logback_namesrv.xml", "logback_controller.xml", "logback_tools.xml"):
             (home / "conf" / name).write_text(QUIET)
-        return [
-            str(java_program()), f"-Xmx{heap}", f"-XX:MaxDirectMemorySize={heap}", "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1", f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}", *OPENS, "-cp",
-            self.class_path,
-        ]  # fmt: skip
+        options = [f"-Xmx{heap}", *short_lived(), f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}", *OPENS]
+        return [str(java_program()), *options, "-cp", self.class_path]
 
     def _compiled(self) -> Path:
         """The directory of the program's classes."""

@@ -168,6 +168,8 @@ def dump(asked: Connection, source: Source) -> None:
     """Read all queues and stored offsets of the broker."""
     for path in sorted((source.directory / "consumequeue").glob("*/*")):
         queue = path.parent.name, int(path.name)
+        if source.version != NEW and queue[0].startswith("RMQ_SYS_TRANS"):
+            continue  # 4.9 does not give them to a consumer
         source.queues[queue] = asked.queue(*queue)
     for group, (topic, _) in GROUPS.items():
         for queue in [each for each in source.queues if each[0] == topic]:
