@@ -151,7 +151,7 @@ def produce_and_consume(mq: RocketMQ, namesrv: str, broker: Broker, asked: Conne
 def failures(group: str) -> int:
     """How often the group fails a tenth of its messages: three times moves them to its dead letter queue.
 
-    A group with a long name fails once: its messages did not get to a dead letter queue on 5.3.3, for an unknown reason.
+    A group with a long name fails once: on 5.3.3 its messages got to no dead letter queue, for an unknown reason.
     """
     return 3 if group == "g_work" else 1
 
