@@ -46,8 +46,8 @@ def test_set_back_leader_and_lagging_node_lose_no_acknowledged_entry(
         (tmp_path / "earlier").rename(store)
         for node in (leader, late) if leader_returns_first else (late, leader):
             cluster.restart(node)
-        client.append([b"after"])
-        soon(lambda: len({node.commit_index for node in client.metadata().nodes}) == 1)
+        last = client.append([b"after"]).last_index
+        soon(lambda: all((node.commit_index or 0) >= last for node in client.metadata().nodes))
         for node in cluster.node_ids:
             bodies = bodies_of(client, node)
             assert (bodies.count(b"acknowledged"), bodies.count(b"after")) == (10, 1), node
