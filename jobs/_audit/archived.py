@@ -33,7 +33,7 @@ from .._archive.differences import Difference, Kind, find_differences
 from .archives import Archives, RowsSource
 from .digests import summed
 from .model import ARCHIVE, COVERED, RANGES, RESULTS, AuditedReplica, AuditFinding, Class, Snapshot, result
-from .plan import due_count, of_replicas, sample
+from .plan import marked, of_replicas, sample
 from .replicas import open_source
 from .source import Gap, RateLimiter
 
@@ -136,19 +136,14 @@ def trust_recorded(
     newest: dict[tuple[str, str, int, int], dict[str, Any]] = {}
     for row in of_replicas(digests, replicas).sort_by("read_at").to_pylist():
         newest[row["group"], row["replica"], row["start"], row["end"]] = row
-    rows, trusted = ranges.to_pylist(), list[tuple[datetime, int, int]]()
-    for number, row in enumerate(rows):
+    trusted = list[tuple[datetime, int, int]]()
+    for number, row in enumerate(ranges.to_pylist()):
         key = row["group"], row["start"], row["end"]
         known = [newest.get((row["group"], name, row["start"], row["end"])) for name in row["replicas"]]
         seen = [one for one in known if one is not None and one["content"] == expected[key] and not one["problem"]]
         if len(seen) == len(known) and all(now - age <= one["read_at"] <= now for one in seen):
             trusted.append((min(one["read_at"] for one in seen), number, seen[0]["bytes"]))
-    trusted.sort()
-    moments = [read_at for read_at, _, _ in trusted]
-    due = due_count(moments, age, now) if percent is None else -(-len(trusted) * percent // 100)
-    for read_at, number, nbytes in trusted[due:]:
-        rows[number] |= {"proven_at": read_at, "proven_bytes": nbytes}
-    return pa.Table.from_pylist(rows, RANGES)
+    return marked(ranges, trusted, age, now, percent)
 
 
 def recorded_digests(archives: Archives) -> dict[tuple[str, int, int], bytes]:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -133,13 +133,19 @@ class Audit:
         shown = page(summary, self._frame(), options.archive_storage) if options.report is not None else ""
         return summary, shown
 
+    def _earlier_digests(self, spark: SparkSession, age: timedelta | None) -> pa.Table | None:
+        """Return the digests that earlier runs read within ``age``; None if there is no table of them."""
+        if age is None or self.options.table is None:
+            return None
+        earlier = earlier_digests(spark, self.options.table)
+        return None if earlier is None else earlier.where(earlier["read_at"] >= self.started_at - age).toArrow()
+
     def _trust_proven(self, spark: SparkSession, ranges: pa.Table) -> pa.Table:
         """Mark the ranges that need not be read, with --skip-proven."""
-        age, table = self.options.skip_proven, self.options.table
-        earlier = None if age is None or table is None else earlier_digests(spark, table)
-        if age is None or earlier is None:
+        age = self.options.skip_proven
+        digests = self._earlier_digests(spark, age)
+        if age is None or digests is None:
             return ranges
-        digests = earlier.where(earlier["read_at"] >= self.started_at - age).toArrow()
         percent = self.options.reread_share
         ranges = trust_proven(ranges, digests, self.snapshot, age=age, now=self.started_at, percent=percent)
         proven = ranges.num_rows - ranges["proven_at"].null_count
@@ -148,11 +154,10 @@ class Audit:
 
     def _trust_recorded(self, spark: SparkSession, ranges: pa.Table) -> pa.Table:
         """Mark the ranges of archives that need not be read, with --skip-proven."""
-        age, table = self.options.skip_proven, self.options.table
-        earlier = None if age is None or table is None else earlier_digests(spark, table)
-        if age is None or earlier is None:
+        age = self.options.skip_proven
+        digests = self._earlier_digests(spark, age)
+        if age is None or digests is None:
             return ranges
-        digests = earlier.where(earlier["read_at"] >= self.started_at - age).toArrow()
         replicas = [each for found in rows_snapshot(self.snapshot, self.archives).values() for each in found]
         percent = self.options.reread_share
         return trust_recorded(ranges, digests, replicas, self.archives, age=age, now=self.started_at, percent=percent)

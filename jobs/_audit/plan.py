@@ -179,9 +179,8 @@ def trust_proven(
     """
     by_name = {(r.group, r.name): r for replicas in snapshot.values() for r in replicas}
     verified = _verified_ranges(digests, by_name.values(), now - age, now)
-    rows = ranges.to_pylist()
     trusted: list[tuple[datetime, int, int]] = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(ranges.to_pylist()):
         replicas = [by_name[row["group"], name] for name in row["replicas"]]
         recorded = [r.commit_index for r in replicas if r.commit_index is not None]
         if recorded and row["end"] > max(recorded) + 1:
@@ -190,10 +189,25 @@ def trust_proven(
         one = _covering(verified.get(row["group"], []), row["start"], row["end"], holders)
         if one is not None:
             trusted.append((one[0], number, one[1]))
-    trusted.sort()
-    moments = [read_at for read_at, _, _ in trusted]
-    due = due_count(moments, age, now) if percent is None else -(-len(trusted) * percent // 100)
-    for read_at, number, nbytes in trusted[due:]:
+    return marked(ranges, trusted, age, now, percent)
+
+
+def marked(
+    ranges: pa.Table, trusted: Iterable[tuple[datetime, int, int]], age: timedelta, now: datetime, percent: int | None
+) -> pa.Table:
+    """Mark trusted ranges as proven, except the share to read again: those that were not read for the longest time.
+
+    Args:
+        ranges: the plan (RANGES).
+        trusted: when a range was read, its row in the plan, and its bytes.
+        age: time for which that counts.
+        now: when this run began.
+        percent: as for ``trust_proven``.
+    """
+    rows, oldest_first = ranges.to_pylist(), sorted(trusted)
+    moments = [read_at for read_at, _, _ in oldest_first]
+    due = due_count(moments, age, now) if percent is None else -(-len(oldest_first) * percent // 100)
+    for read_at, number, nbytes in oldest_first[due:]:
         rows[number] |= {"proven_at": read_at, "proven_bytes": nbytes}
     return pa.Table.from_pylist(rows, RANGES)
 
