@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -491,10 +490,6 @@ async def _serve(node: NodeServer, on_started: Callable[[NodeServer], None] | No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stop)
     await node.start()
-    # A complete collection stops all threads while it visits every object. Those of the modules, which stay, are most of
-    # them (``benchmarks/bench_attacks.py``).
-    gc.collect()
-    gc.freeze()
     try:
         if os.environ.get(STOP_WITH_STDIN):
             _stop_with_stdin(node)
