@@ -265,7 +265,7 @@ class ServerLog(_ClientLog):
             return self._confirmed(found)
         except (NoLeaderError, RequestTimedOutError, UnreachableError) as error:
             indexes = json.dumps({self.group: found.end})
-            remedy = f"start a majority of the nodes; endingOffsets {indexes} reads what those that respond have"
+            remedy = f"start a majority of the nodes; endingOffsets {indexes} ends the read where those that respond do"
             what = f"the end of group {self.group} is not known without its leader: {error.what}"
             raise NoLeaderError(what, error.where, remedy, error.values) from error
 

@@ -273,7 +273,7 @@ def test_function_of_guide_finds_sentence_about_wrong_peers(cluster: Any) -> Non
         with pytest.raises(ConfigError) as error:
             failing()
         printed = "".join(traceback.format_exception(error.value))
-        assert re.search(r"address is n\d, not n\d.*; correct the peers string$", names["reason"](printed))
+        assert re.fullmatch(r".*address is n\d, not n\d.*; correct the peers string", names["reason"](printed))
 
 
 def test_partitions_name_a_hung_node_which_tasks_avoid(cluster: Any) -> None:
