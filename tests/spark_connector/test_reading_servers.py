@@ -241,6 +241,7 @@ def test_read_to_latest_end_has_every_acknowledged_entry(caplog: pytest.LogCaptu
         nodes.pause(other)
         nodes.restart(behind)
         given = {"groups": "a", "startingOffsets": "earliest"}
+        assert Tracker(options(nodes, **given)).bounds()["a"].end <= last  # once it responds
         refused = options(nodes, **given, fetchRetryMs="6000")
         readers = DLedgerBatchReader(refused), DLedgerStreamReader(refused)
         with pytest.raises(NoLeaderError) as error:
