@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -407,6 +407,21 @@ class TableHistory:
             return 0.0
         commits = self.commits(is_enough)
         return age(next((each for each in reversed(commits) if each.operation == operation), commits[0]))
+
+    def rows_added(self, query_id: str, batches: Container[int]) -> int:
+        """Return the number of rows that micro-batches of a query have added, as Delta counted them."""
+        from delta.tables import DeltaTable
+
+        if not self._exists():
+            return 0
+        added = (
+            DeltaTable.forPath(self._spark, self._table)
+            .history()
+            .selectExpr(
+                "operationParameters['queryId']", "operationParameters['epochId']", "operationMetrics['numOutputRows']"
+            )
+        )
+        return sum(int(row[2] or 0) for row in added.collect() if row[0] == query_id and int(row[1]) in batches)
 
     def recorded_batch(self, query_id: str) -> int:
         """Return the newest micro-batch of a query that the table's log records, -1 if there is none."""

@@ -109,13 +109,13 @@ def hosted_groups(options: DLedgerOptions, group: str = "default") -> dict[str, 
 
 
 @contextmanager
-def announced(options: DLedgerOptions) -> Iterator[None]:
-    """Warn if no node responds within five seconds: the peers may be wrong, and the work inside retries for long."""
+def announced(options: DLedgerOptions, awaited: str = "node") -> Iterator[None]:
+    """Warn if no node, or no leader, responds within five seconds: the peers may be wrong, and the work retries."""
     if options.path:
         yield
         return
-    text = "no node has responded yet, trying for up to %g s (fetchRetryMs): peers=%s"
-    timer = threading.Timer(_SILENT_S, _log.warning, (text, options.fetch_retry_ms / 1000, options.peers))
+    text = "no %s has responded yet, trying for up to %g s (fetchRetryMs): peers=%s"
+    timer = threading.Timer(_SILENT_S, _log.warning, (text, awaited, options.fetch_retry_ms / 1000, options.peers))
     timer.daemon = True
     timer.start()
     try:

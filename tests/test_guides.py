@@ -46,6 +46,13 @@ def test_readme_has_at_most_150_lines() -> None:
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sections_of_guide_occur_once(guide: Path) -> None:
+    """A merge may leave two copies of them, of which one is older."""
+    text = re.sub(r"```.*?```", "", guide.read_text(), flags=re.DOTALL)
+    assert [title for title, count in Counter(re.findall(r"^## .*$", text, re.MULTILINE)).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_of_guide_lead_to_files_and_headings(guide: Path) -> None:
     text = re.sub(r"```.*?```", "", guide.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):

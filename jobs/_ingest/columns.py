@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -12,7 +13,7 @@ from spark_connector import ddl_of, local_path
 from spark_connector.columns import schema_for
 
 from .._cli import progress
-from .._delta_log import stored_schema
+from .._delta_log import StoredColumns, stored_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,40 +42,42 @@ class TargetTable:
     def columns(self, spark: SparkSession | None = None) -> list[str] | None:
         """Return the columns to write; None if only Spark can read the table, and there is no session yet.
 
-        A nullable column that the rows lack is left to its user and becomes null. A table of an earlier release lacks
-        columns that were added since, and keeps its own.
+        A nullable column that the rows lack is left to its user and becomes null; Delta computes a generated one. A
+        table of an earlier release lacks columns that were added since, and keeps its own.
 
         Raises:
-            ConfigError: a column is missing, has another type, or must not be null and the rows lack it.
+            ConfigError: a column is missing or has another type, or the rows lack one that must not be null or that the
+                table is partitioned by.
         """
         path = local_path(self.directory)
         if path is not None:
-            stored = stored_schema(path)
+            stored = stored_columns(path)
         elif spark is None:
             return None
         else:
-            stored = self._schema_by(spark)
+            stored = self._columns_by(spark)
         names: list[str] = self._offered.names
-        if stored is None or not stored["fields"]:
+        if stored is None or not stored.schema["fields"]:
             return names
         from pyspark.sql.types import StructType
 
-        found = {field.name.lower(): field for field in StructType.fromJson(stored).fields}  # names as Delta's: no case
-        self._check(found)
+        fields = StructType.fromJson(stored.schema).fields
+        found = {field.name.lower(): field for field in fields}  # names as Delta's: no case
+        self._check(found, stored.partitions)
         for name in _ADDED & set(names) - set(found):
             add = f"ALTER TABLE delta.`{self.directory}` ADD COLUMN {name} {self._type_of(name)}"
             progress(f"note: the table has no column {name}; to add it, run in Spark SQL: {add}")
         return [name for name in names if name in found]
 
-    def _schema_by(self, spark: SparkSession) -> dict[str, Any] | None:
+    def _columns_by(self, spark: SparkSession) -> StoredColumns | None:
+        """Return the columns of a table anywhere, without its partitions: Spark does not show which are generated."""
         from delta.tables import DeltaTable
 
         if not DeltaTable.isDeltaTable(spark, self.directory):
             return None
-        schema: dict[str, Any] = json.loads(spark.read.format("delta").load(self.directory).schema.json())
-        return schema
+        return StoredColumns(json.loads(spark.read.format("delta").load(self.directory).schema.json()))
 
-    def _check(self, found: dict[str, StructField]) -> None:
+    def _check(self, found: dict[str, StructField], partitions: Sequence[str]) -> None:
         names = set(self._offered.names)
         missing = sorted(names - set(found) - _ADDED)
         other = [
@@ -83,7 +86,8 @@ class TargetTable:
             if found[name].dataType.simpleString() != self._type_of(name)
         ]
         of_messages = set(schema_for("message").names) - _ADDED
-        needed = sorted(field.name for name, field in found.items() if name not in names and not field.nullable)
+        left_out = {name: field for name, field in found.items() if name not in names and not _is_generated(field)}
+        needed = sorted(field.name for field in left_out.values() if not field.nullable)
         where = f"{self._option} {self.directory}"
         remedy = "name another directory, or use the --decode and --protocol of the table"
         if missing or other:
@@ -95,7 +99,18 @@ class TargetTable:
             alter = f"ALTER TABLE delta.`{self.directory}` ALTER COLUMN `{needed[0]}` DROP NOT NULL"
             what = f"{where}: the rows have no column {', '.join(needed)}, which must not be null"
             raise ConfigError(what, "", f"name another directory, or run in Spark SQL: {alter}")
+        # Delta's sink refuses rows without such a column at the first micro-batch.
+        absent = [name for name in partitions if name.lower() in left_out]
+        if absent:
+            what = f"{where} is partitioned by {', '.join(absent)}, which the rows do not have"
+            ways = "name another directory, or make such a column of the table one that Delta generates"
+            raise ConfigError(what, "", f"{ways}: DATE GENERATED ALWAYS AS (CAST(timestamp AS DATE))")
 
     def _type_of(self, name: str) -> str:
         field = self._offered.field(name)
         return ddl_of(pa.schema([pa.field("x", field.type)])).removeprefix("`x` ")
+
+
+def _is_generated(field: StructField) -> bool:
+    """Whether Delta computes the column from others."""
+    return "delta.generationExpression" in field.metadata

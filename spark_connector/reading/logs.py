@@ -13,6 +13,7 @@ with another history, at the same path on another machine, is an error.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -34,7 +35,9 @@ from dledger_core import (
     ForbiddenError,
     IndexOutOfRangeError,
     LogRange,
+    NoLeaderError,
     OtherLogError,
+    RequestTimedOutError,
     UnreachableError,
 )
 from dledger_core.client import RECORD_COLUMNS, EntryCheck, OpenTransaction, check_of, record_at
@@ -109,6 +112,13 @@ class Log(Protocol):
 
     def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
         """Return the bounds of the readable entries; wait up to ``wait_ms`` for an end of at least ``min_end``."""
+
+    def newest(self) -> LogRange:
+        """Return bounds with every entry that was acknowledged before this call.
+
+        Raises:
+            NoLeaderError: no node leads, and only a leader knows this end.
+        """
 
     def record(self, index: int) -> RecordInfo:
         """Return term, check and byte range of the record at ``index``."""
@@ -243,14 +253,30 @@ class ServerLog(_ClientLog):
 
     def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
         """See ``Log``; asks the leader for an end that no replica shows, instead of waiting."""
+        # So a lost end is certain at once, and without a leader nothing is: that is an error of the nodes, not a loss
+        # (test_lost_end_is_certain_without_waiting).
         found = super().bounds()
-        if found.end >= min_end:
-            return found
+        return found if found.end >= min_end else self._confirmed(found)
+
+    def newest(self) -> LogRange:
+        """See ``Log``; the replicas that respond may lack entries, while a leader is elected or most nodes hang."""
+        found = self.bounds()
+        try:
+            return self._confirmed(found)
+        except (NoLeaderError, RequestTimedOutError, UnreachableError) as error:
+            indexes = json.dumps({self.group: found.end})
+            remedy = f"start a majority of the nodes; endingOffsets {indexes} ends the read where those that respond do"
+            what = f"the end of group {self.group} is not known without its leader: {error.what}"
+            raise NoLeaderError(what, error.where, remedy, error.values) from error
+
+    def _confirmed(self, found: LogRange) -> LogRange:
+        """Return bounds with the end that the leader knows."""
         # A leader that a majority has confirmed, with a committed entry of its term, knows all that is committed
-        # (thesis section 6.4). So a lost end is certain at once, and without a leader nothing is: that is an error of
-        # the nodes, not a loss (test_lost_end_is_certain_without_waiting).
+        # (thesis section 6.4).
         at, isolation = found.end, self._options.isolation
-        last = self._client.fetch(at, at + 1, max_bytes=1, isolation=isolation, consistency="linearizable")
+        last = self._client.fetch(
+            at, at + 1, max_bytes=1, columns=("index",), isolation=isolation, consistency="linearizable"
+        )
         end = last.visible_end if isolation == "read_committed" else last.commit_index + 1
         return replace(found, end=max(at, end), commit_index=max(found.commit_index, last.commit_index))
 
@@ -319,6 +345,10 @@ class JavaLog(_ClientLog):
         self._bounds_read = True
         return super().bounds(min_end, wait_ms)
 
+    def newest(self) -> LogRange:
+        """See ``bounds``: Java's leader names no end that it has confirmed."""
+        return self.bounds()
+
     def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """See ``Log``."""
         raise OptionError(
@@ -363,6 +393,10 @@ class _FileLog(ABC):
         while (found := self._bounds_now()).end < min_end and time.monotonic() < deadline:
             time.sleep(_STORE_POLL_S)
         return found
+
+    def newest(self) -> LogRange:
+        """See ``Log``: what the files have."""
+        return self.bounds()
 
     def wait(self, known: LogRange, timeout_ms: int) -> bool:
         """Poll for new entries every 100 ms."""

@@ -54,7 +54,8 @@ class DLedgerBatchReader(DataSourceReader):
         tracker = Tracker(self._options)
         if not tracker.groups and tracker.finder is not None:
             raise tracker.finder.nothing_found()
-        bounds = tracker.bounds()
+        ends_known = _names_all(self._options.ending_offsets, tracker.groups) and self._options.ending_timestamp is None
+        bounds = tracker.bounds() if ends_known else tracker.newest_bounds()
         starts, ends = tracker.starts(bounds, "earliest", EARLIEST), tracker.ends(bounds)
         tracker.check_reachable({group: max(start, ends[group]) for group, start in starts.items()}, bounds)
         for group, start in starts.items():
@@ -97,6 +98,11 @@ def _reject(name: str, spec: StartSpec | None, word: str, number: int) -> None:
     given = spec == word or (isinstance(spec, Mapping) and number in spec.values())
     if given:
         raise OptionError(f"{name}: a batch read cannot use {word}", "", "use an index, or leave the option out")
+
+
+def _names_all(spec: StartSpec | None, groups: Iterable[str]) -> bool:
+    """Whether an option names an index of each group."""
+    return isinstance(spec, Mapping) and all(spec.get(group, LATEST) != LATEST for group in groups)
 
 
 _log = logging.getLogger(__name__)
@@ -143,7 +149,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Fix the ends of this run."""
         # An AvailableNow run must end although producers continue
         # (test_available_now_reads_to_end_at_its_start_in_bounded_batches).
-        self._targets = {group: bounds.end for group, bounds in self._bounds().items()}
+        self._targets = {group: bounds.end for group, bounds in self._bounds(newest=True).items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return one limit of the options; Spark only passes it on, and ``latestOffset`` applies all of them."""
@@ -163,7 +169,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # could be later, and the entries in between would be read by no micro-batch
         # (test_entries_appended_between_first_calls_are_read).
         if self._initial is None:
-            bounds = self._bounds()
+            bounds = self._bounds(newest=True)
             starts = self.tracker.starts(bounds, "latest", LATEST)
             self._check_starts(starts, bounds)
             self._initial = self.tracker.adopt(self.tracker.offset_at(starts, bounds), bounds)
@@ -201,7 +207,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # It does so for the end of an AvailableNow run, and for the end of a new query's first micro-batch. Both are
         # the same call here, so neither has a limit: a run would end with it
         # (test_reader_of_spark_4_1_reads_an_available_now_run_to_its_end).
-        bounds = self._bounds()
+        bounds = self._bounds(newest=True)
         return self.tracker.offset_at(self._allowed(bounds), bounds).to_json()
 
     def _end_of_batch(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -241,7 +247,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.tracker.wait(waiting, self._poll_ms)
 
     def _latest(self, begin: StreamOffset, limit: ReadLimit) -> dict[str, Any]:
-        bounds = self._bounds()
+        bounds = self._bounds(newest=isinstance(limit, ReadAllAvailable))
         known = self.tracker.adopt(begin, bounds)
         starts = {group: offset.next for group, offset in known.groups.items()}
         allowed = self._allowed(bounds)
@@ -338,11 +344,11 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._tracker is not None:
             self._tracker.release()
 
-    def _bounds(self) -> dict[str, LogRange]:
+    def _bounds(self, *, newest: bool = False) -> dict[str, LogRange]:
         if self._targets is None:
             # An AvailableNow run has no end for a group that appears after its start; the next run reads it.
             self.tracker.discover()
-        self._seen = self.tracker.bounds()
+        self._seen = self.tracker.newest_bounds() if newest else self.tracker.bounds()
         self._ends = self._bound.ends(self._seen, self._index_at)
         return self._seen
 

@@ -28,7 +28,9 @@ run = partial(run_in_process, command)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with LocalCluster(3, groups=("a", "b", "c", "d", "e"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
+    with LocalCluster(
+        3, groups=("a", "b", "c", "d", "e", "computed"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS
+    ) as running:
         yield running
 
 
@@ -196,6 +198,22 @@ def test_table_of_an_earlier_release_keeps_its_columns(
         if checkpoint == "first":
             spark.sql(next(line for line in err.splitlines() if "ALTER TABLE" in line).partition("Spark SQL: ")[2])
             spark.sql(f"DELETE FROM delta.`{table}`")
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+def test_rows_are_counted_where_delta_computes_columns(
+    spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table"
+    columns = f"{ddl_of(schema_for('none')).upper()}, day DATE GENERATED ALWAYS AS (CAST(`TIMESTAMP` AS DATE))"
+    spark.sql(f"CREATE TABLE delta.`{table}` ({columns}) USING delta PARTITIONED BY (day)")
+    arguments = ["--peers", cluster.peers, "--groups", "computed", "--table", str(table)]
+    for count in (7, 5):
+        append(cluster, "computed", *(b"x" for _ in range(count)))
+        code, summary, _ = run(capsys, *arguments, "--checkpoint", str(tmp_path / "checkpoint"))
+        assert (code, summary["rows"]) == (0, count)
+    assert spark.read.format("delta").load(str(table)).where("day is not null").count() == 12
 
 
 @pytest.mark.spark

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from dledger_core import ConfigError
 from jobs import ingest
-from jobs._delta_log import stored_schema
+from jobs._delta_log import StoredColumns, stored_columns
 from jobs._ingest.columns import TargetTable
 from jobs._ingest.dead_letters import DEAD_LETTERS
 from jobs._ingest.source_options import PASSED_ON
@@ -58,10 +58,11 @@ def fields_of(schema: pa.Schema) -> list[dict[str, Any]]:
     return found
 
 
-def write_log(table: Path, fields: list[dict[str, Any]], *, version: int = 0) -> None:
+def write_log(table: Path, fields: list[dict[str, Any]], *, version: int = 0, partitions: tuple[str, ...] = ()) -> None:
     """Write a commit that sets the columns of a table."""
     (table / "_delta_log").mkdir(parents=True, exist_ok=True)
-    metadata = {"metaData": {"id": "x", "schemaString": json.dumps({"type": "struct", "fields": fields})}}
+    schema = json.dumps({"type": "struct", "fields": fields})
+    metadata = {"metaData": {"id": "x", "schemaString": schema, "partitionColumns": list(partitions)}}
     lines = [{"commitInfo": {"note": '"metaData"'}}, metadata, {"add": {"path": "part"}}]
     text = "\n".join(map(json.dumps, lines))
     (table / "_delta_log" / f"{version:020}.json").write_text(text)
@@ -69,17 +70,20 @@ def write_log(table: Path, fields: list[dict[str, Any]], *, version: int = 0) ->
 
 def test_schema_is_that_of_newest_commit_or_checkpoint(tmp_path: Path) -> None:
     log = tmp_path / "_delta_log"
-    assert stored_schema(tmp_path) is None
+    assert stored_columns(tmp_path) is None
     write_log(tmp_path, [field("old")])
     write_log(tmp_path, [field("new")], version=3)
     (log / f"{4:020}.json").write_text(json.dumps({"add": {"path": "part"}}))
-    assert stored_schema(tmp_path) == {"type": "struct", "fields": [field("new")]}
+    assert stored_columns(tmp_path) == StoredColumns({"type": "struct", "fields": [field("new")]})
     text = json.dumps({"type": "struct", "fields": [field("kept")]})
     rows = [{"metaData": None, "add": {"path": "a"}}, {"metaData": {"id": "x", "schemaString": text}, "add": None}]
     parquet.write_table(pa.Table.from_pylist(rows), log / f"{4:020}.checkpoint.parquet")
-    assert stored_schema(tmp_path) == {"type": "struct", "fields": [field("kept")]}
-    write_log(tmp_path, [field("newest")], version=5)
-    assert stored_schema(tmp_path) == {"type": "struct", "fields": [field("newest")]}
+    assert stored_columns(tmp_path) == StoredColumns({"type": "struct", "fields": [field("kept")]})
+    rows[0]["metaData"] = {"id": "x", "schemaString": text, "partitionColumns": ["kept"]}
+    parquet.write_table(pa.Table.from_pylist(rows[:1]), log / f"{4:020}.checkpoint.parquet")
+    assert stored_columns(tmp_path) == StoredColumns({"type": "struct", "fields": [field("kept")]}, ("kept",))
+    write_log(tmp_path, [field("newest")], version=5, partitions=("newest",))
+    assert stored_columns(tmp_path) == StoredColumns({"type": "struct", "fields": [field("newest")]}, ("newest",))
 
 
 ENTRIES, MESSAGES = fields_of(schema_for("none")), fields_of(schema_for("message"))
@@ -102,6 +106,22 @@ def test_table_with_more_columns_is_accepted(
 ) -> None:
     write_log(tmp_path, fields)
     assert TargetTable("--table", str(tmp_path), schema_for(decode)).columns() == names
+
+
+GENERATED = field("day", "date", nullable=False) | {
+    "metadata": {"delta.generationExpression": "CAST(timestamp AS DATE)"}
+}
+
+
+def test_table_with_partitions_that_rows_lack_is_rejected_without_jvm(tmp_path: Path) -> None:
+    """Delta's sink would refuse the first micro-batch; it computes a column that is generated."""
+    target = TargetTable("--table", str(tmp_path), schema_for("none"))
+    for number, partition in enumerate(("GROUP", "day")):
+        write_log(tmp_path, [*ENTRIES, GENERATED], version=number, partitions=(partition,))
+        assert target.columns() == schema_for("none").names
+    write_log(tmp_path, [*ENTRIES, field("Region")], version=2, partitions=("group", "Region"))
+    with pytest.raises(ConfigError, match=r"partitioned by Region,.*GENERATED ALWAYS"):
+        target.columns()
 
 
 @pytest.mark.parametrize(

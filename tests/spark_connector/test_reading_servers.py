@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 from dledger_core import Client, LocalCluster
 from dledger_core.client.routing.channel import Channel
 from dledger_core.config import LIMITS, parse_peers
-from dledger_core.errors import BusyError, OtherLogError, UnreachableError
+from dledger_core.errors import BusyError, ConfigError, NoLeaderError, OtherLogError, UnreachableError
 from dledger_core.net.messages import SPLIT_MAX
 from dledger_core.net.protocol import Type
 from dledger_core.rocketmq import encode_messages
@@ -28,16 +31,19 @@ from spark_connector.reading.logs import Pin
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from spark_connector.reading.tables import TableReader
 from spark_connector.reading.tracking import GroupFinder, Tracker
+from spark_connector.source import DLedgerDataSource
 from spark_connector.writing.transactions import check_target
 from tests.rocketmq.test_inner_batches import batch as inner_batch
 from tests.spark_connector.engine import ALL, Engine, indexes, next_of, pin_batch
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
+from tests.test_guides import blocks
 
 pytestmark = pytest.mark.integration
 COUNT = 5000
 MANY = tuple(f"many-{number:02}" for number in range(80))
 OLD = ("orders-a", "orders-b", "other")
+GUIDE = Path(__file__).resolve().parents[2] / "spark_connector" / "README.md"
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +225,56 @@ def test_replica_killed_or_paused_after_planning_is_passed_over(cluster: Any, re
         assert indexes(*planned(cluster, read_from)) == everything(cluster)
     finally:
         cluster.restart(victim)
+
+
+def test_read_to_latest_end_has_every_acknowledged_entry(caplog: pytest.LogCaptureFixture) -> None:
+    """A replica that lags must not end a batch, or a run with AvailableNow, before entries that were acknowledged."""
+    with LocalCluster(3, groups=("a",), **SLOW_ELECTIONS) as nodes:
+        first = append(nodes, "a", [b"before"])
+        leader = nodes.leader("a")
+        behind, other = (node for node in nodes.node_ids if node != leader)
+        with Client(nodes.peers, "a") as client:
+            soon(lambda: {node.commit_index for node in client.metadata().nodes} == {first})
+        nodes.stop(behind)
+        last = append(nodes, "a", [b"after"] * 9) + 8
+        nodes.pause(leader)
+        nodes.pause(other)
+        nodes.restart(behind)
+        given = {"groups": "a", "startingOffsets": "earliest"}
+        assert Tracker(options(nodes, **given)).bounds()["a"].end <= last  # once it responds
+        refused = options(nodes, **given, fetchRetryMs="6000")
+        readers = DLedgerBatchReader(refused), DLedgerStreamReader(refused)
+        with pytest.raises(NoLeaderError) as error:
+            readers[0].partitions()
+        assert "no leader has responded yet" in caplog.text
+        (known,) = re.findall(r"endingOffsets ({.*?})", error.value.remedy)
+        assert indexes(*planned(nodes, "any", **given, endingOffsets=known)) == [first]
+        for ask in (readers[1].prepareForTriggerAvailableNow, readers[1].initialOffset):
+            with pytest.raises(NoLeaderError):
+                ask()
+        waiting = threading.Timer(3.0, lambda: [nodes.resume(node) for node in (leader, other)])
+        waiting.start()
+        assert indexes(*planned(nodes, "any", **given))[-1] == last
+        waiting.join()
+
+
+def test_function_of_guide_finds_sentence_about_wrong_peers(cluster: Any) -> None:
+    """Its class is none of the client's public ones; Spark prints the name of the class and its module."""
+    (reason,) = (code for code in blocks(GUIDE.read_text(), "Options") if "def reason" in code)
+    names: dict[str, Any] = {}
+    exec(reason, names)
+    first, second, third = (peer.address for peer in parse_peers(cluster.peers))
+    swapped = {"peers": f"n0-{second};n1-{third};n2-{first}"}
+    read = DLedgerOptions.for_reading(swapped)
+    for failing in (
+        lambda: DLedgerBatchReader(read).partitions(),
+        lambda: DLedgerStreamReader(read).initialOffset(),
+        lambda: DLedgerDataSource(swapped).writer(StructType().add("body", "string"), overwrite=False),
+    ):
+        with pytest.raises(ConfigError) as error:
+            failing()
+        printed = "".join(traceback.format_exception(error.value))
+        assert re.fullmatch(r".*address is n\d, not n\d.*; correct the peers string", names["reason"](printed))
 
 
 def test_partitions_name_a_hung_node_which_tasks_avoid(cluster: Any) -> None:
