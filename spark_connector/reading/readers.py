@@ -196,7 +196,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._position = self._ends_at
             # An AvailableNow run that has no more micro-batch has committed the last one. Retention would wait for its
             # entries until the pin expires, because Spark does not call `stop` then
-            # (test_retention_goes_on_once_a_rebuild_has_ended).
+            # (test_retention_continues_after_a_finished_rebuild).
             if self._targets is not None and self._ends_at == start:
                 self.tracker.release()
         return self._ends_at

@@ -110,7 +110,9 @@ def test_log_without_archive_and_wrong_table_are_refused_before_spark_starts(
     assert json.dumps(summary)
 
 
-def test_retention_goes_on_once_a_rebuild_has_ended(cluster: LocalCluster, tmp_path: Path, run_rebuild: Rebuild) -> None:
+def test_retention_continues_after_a_finished_rebuild(
+    cluster: LocalCluster, tmp_path: Path, run_rebuild: Rebuild
+) -> None:
     """Without an archive its reader pins what it has planned, for ten minutes."""
     with Client(cluster.peers, "read") as client:
         append(client, 0, 300)
