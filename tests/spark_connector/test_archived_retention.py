@@ -75,7 +75,7 @@ def stream_rows(options: DLedgerOptions, while_read: AbstractContextManager[None
 
 @contextmanager
 def killed(cluster: LocalCluster, role: str) -> Iterator[None]:
-    """Kill the leader or another node, from another thread so that requests are under way, and start it again."""
+    """Kill the leader or another node, from another thread so that requests are in flight, and start it again."""
     leader = cluster.leader()
     node = leader if role == "leader" else next(each for each in cluster.node_ids if each != leader)
     thread = threading.Thread(target=cluster.kill, args=[node])
@@ -105,7 +105,7 @@ FAULTS = {
     7: ("trim", "leader"),
     8: ("trim", "node"),
 }
-"""What is done in a part of the log while a node is killed; in the parts before, the job dies at each of its STEPS."""
+"""The step of a part in which a node is killed; in the parts before, the job dies at each of its STEPS."""
 
 
 @pytest.mark.integration
