@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
-from uuid import uuid4
 
 import pyarrow as pa
 
@@ -34,6 +33,8 @@ Digests: TypeAlias = Callable[[Sequence[tuple[int, int]]], Sequence[RowsDigest]]
 Write: TypeAlias = Callable[[int, int], None]
 """Replaces the table's rows of [start, end) by those of the log."""
 _FETCH_BYTES: Final = 8 << 20
+_PIN: Final = "dledger-archive"
+"""One name for all jobs of a log: the pin of a job that was killed is that of its next run, which releases it."""
 _PIN_S: Final = 3600.0
 
 
@@ -101,7 +102,6 @@ class Proving:
         self._recorded: list[ArchivedRange] = []
         self._counted = self._read = -1
         self._differs = False
-        self._pin = f"archive-{uuid4().hex}"
         self._is_pinned = False
 
     def prove(self, until: int | None = None) -> Proved:
@@ -117,7 +117,7 @@ class Proving:
             # Retention waits for the archive now, and must not wait for an hour (test_pin_ends_with_the_proof).
             if self._is_pinned:
                 self._is_pinned = False
-                self._client.pin(self._pin, 0, 0.0)
+                self._client.pin(_PIN, 0, 0.0)
 
     def _prove(self, until: int | None) -> Proved:
         done, written = Proved(), set[int]()
@@ -127,9 +127,12 @@ class Proving:
             batch = offered.ranges[: self._at_once]
             if not batch or done.findings:
                 break
-            if not self._recorded:  # retention does not wait for an archive that has no range yet
-                self._is_pinned = True
-                self._client.pin(self._pin, offered.start, _PIN_S)
+            if not self._recorded:
+                self._refresh()
+                # Retention does not wait for an archive that has no range yet. For one that has, the pin of a job that
+                # was killed would hold it back for an hour (test_pin_of_a_killed_job_ends_with_the_next_run).
+                self._is_pinned = not self._recorded
+                self._client.pin(_PIN, *((offered.start, _PIN_S) if self._is_pinned else (0, 0.0)))
             self._counted, self._read, self._differs = -1, self._table.version, False
             digests = self._digests([(one.start, one.end) for one in batch])
             for number, (one, digest) in enumerate(zip(batch, digests, strict=True)):

@@ -152,10 +152,11 @@ class ArchivedLog(ServerLog):
         return min(ends[at], most) if at < len(ends) else end
 
     def pin(self, name: str, start: int, seconds: float) -> None:
-        """See ``Log``; without effect if the log has an archive: what retention deletes is read there."""
-        if self._state is None:
+        """See ``Log``; pins nothing if the log has an archive: what retention deletes is read there."""
+        if self._state is None and seconds:
             self._window = self._ask(start)
-        if self._state is None:
+        # A pin from before the archive was begun is released too.
+        if self._state is None or not seconds:
             super().pin(name, start, seconds)
 
     def read(

@@ -121,7 +121,34 @@ def test_pin_ends_with_the_proof(tmp_path: Path) -> None:
     assert job.prove().end == 100
     assert (min(log.pins), log.pinned) == (0, False)
     append(path, [entry(142)])
-    assert job.prove().end == 300
+    log.pins.clear()
+    assert proving(log, path).prove().end == 300
+    assert log.pins == []  # a job that was killed would hold back retention for an hour, which waits for the archive
+
+
+@pytest.mark.parametrize("proved", [0, 1])
+def test_pin_of_a_killed_job_ends_with_the_next_run(tmp_path: Path, proved: int) -> None:
+    class DyingGroup(ArchivedGroup):
+        dead = False
+
+        def pin(self, name: str, start: int, seconds: float) -> None:
+            if not self.dead:
+                super().pin(name, start, seconds)
+
+    def die(_: Any) -> Any:
+        log.dead = True
+        raise KeyboardInterrupt
+
+    log = DyingGroup()
+    path = new_table(tmp_path / "table", log)
+    prove_archived = log.prove_archived
+    if proved:  # it dies with the answer to its first proof
+        log.prove_archived = lambda *given, **more: (prove_archived(*given, **more), die(given))  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        proving(log, path, None if proved else die).prove()
+    assert (len(log.recorded), log.pinned) == (proved, True)
+    log.dead, log.prove_archived = False, prove_archived  # type: ignore[method-assign]
+    assert proving(log, path).prove().end == 300
     assert not log.pinned
 
 

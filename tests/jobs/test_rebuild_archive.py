@@ -27,7 +27,7 @@ QUEUES = 2
 def cluster() -> Iterator[LocalCluster]:
     """Nodes that keep about 64 KiB of each log."""
     with LocalCluster(
-        3, groups=("a", "plain"), data_segment_bytes=1 << 16, retain_bytes=1 << 16, **SLOW_ELECTIONS
+        3, groups=("a", "plain", "read"), data_segment_bytes=1 << 16, retain_bytes=1 << 16, **SLOW_ELECTIONS
     ) as nodes:
         yield nodes
 
@@ -108,3 +108,15 @@ def test_log_without_archive_and_wrong_table_are_refused_before_spark_starts(
     assert (code, summary["start"], summary["dry_run"]) == (0, 0, True)
     assert not (tmp_path / "table").exists()
     assert json.dumps(summary)
+
+
+def test_retention_continues_after_a_finished_rebuild(
+    cluster: LocalCluster, tmp_path: Path, run_rebuild: Rebuild
+) -> None:
+    """Without an archive its reader pins what it has planned, for ten minutes."""
+    with Client(cluster.peers, "read") as client:
+        append(client, 0, 300)
+        code, summary = run_rebuild(peers=cluster.peers, groups="read", table=tmp_path / "table")
+        assert (code, summary["rows"] > 0) == (0, True)
+        append(client, 300, 300)  # more than the nodes keep
+        soon(lambda: client.bounds().first_index > 300, every_s=0.5)

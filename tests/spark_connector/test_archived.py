@@ -229,6 +229,31 @@ def test_entries_are_pinned_only_without_an_archive(log: ArchivedGroup) -> None:
     assert min(log.pins) == 250
 
 
+@pytest.mark.parametrize("archive", ["true", "false"])
+def test_pins_end_with_an_available_now_run_and_not_before(log: ArchivedGroup, archive: str) -> None:
+    """Spark 4.1 to 4.3 do not tell a source that its query has ended."""
+    log.recorded, log.table, log.first_index = [], None, 0
+    reader, engine = DLedgerStreamReader(options(archive=archive, maxOffsetsPerTrigger=200)), Engine()
+    engine.limit = reader.getDefaultReadLimit()
+    reader.prepareForTriggerAvailableNow()
+    engine.run(reader, 3)  # the first one records the start
+    assert (engine.read, log.pins, log.pinned) == (ROWS, [0, 200], True)  # Spark may not have recorded the commit yet
+    engine.run(reader, 1)
+    assert (engine.read, log.pinned) == (ROWS, False)
+
+
+def test_pin_is_released_although_an_archive_was_begun_since(log: ArchivedGroup) -> None:
+    recorded, table = log.recorded, log.table
+    log.recorded, log.table = [], None
+    reader = DLedgerStreamReader(options())
+    Engine().run(reader, 2)
+    assert log.pinned
+    log.recorded, log.table = recorded, table
+    Engine().run(reader, 1)  # it learns of the archive
+    reader.stop()
+    assert not log.pinned
+
+
 def test_lag_in_the_archive_is_known_without_reading_it(log: ArchivedGroup, table: str) -> None:
     reader = DLedgerStreamReader(options(maxOffsetsPerTrigger=100))
     start = pin_batch(reader)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from dledger_core import Client, LocalCluster
+from dledger_core import Client, LocalCluster, Producer
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.support.archiving import STEPS, DirectJob, JobKilledError
@@ -44,22 +46,66 @@ def check_each_once(batches: Iterator[pa.RecordBatch], count: int) -> None:
     assert seen == count
 
 
-def batch_rows(reader: DLedgerBatchReader) -> Iterator[pa.RecordBatch]:
-    for one in reader.partitions():
-        yield from reader.read(one)
+def batch_rows(reader: DLedgerBatchReader, while_read: AbstractContextManager[None]) -> Iterator[pa.RecordBatch]:
+    """The rows of each task; every task dies once within its first rows, and a node after the rows of the first one."""
+    for number, one in enumerate(reader.partitions()):
+        next(reader.read(one), None)
+        with while_read if number == 1 else nullcontext():
+            yield from reader.read(one)
+    assert number > 0
 
 
-def stream_rows(options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
-    """Micro-batches of a query that starts again after each of them."""
-    offset = DLedgerStreamReader(options).initialOffset()
+def stream_rows(options: DLedgerOptions, while_read: AbstractContextManager[None]) -> Iterator[pa.RecordBatch]:
+    """Micro-batches of a query whose driver dies within each of them, and reads it again; a node dies in the third."""
+    offset, number = DLedgerStreamReader(options).initialOffset(), 0
     while True:
         reader = DLedgerStreamReader(options)
         after = reader.latestOffset(offset, reader.getDefaultReadLimit())
         if after == offset:
+            assert number > 2
             return
-        for one in reader.partitions(offset, after):
-            yield from reader.read(one)
-        offset = after
+        for one in reader.partitions(offset, after)[:1]:
+            next(reader.read(one), None)
+        replayed = DLedgerStreamReader(options)
+        with while_read if number == 2 else nullcontext():
+            for one in replayed.partitions(offset, after):
+                yield from replayed.read(one)
+        offset, number = after, number + 1
+
+
+@contextmanager
+def killed(cluster: LocalCluster, role: str) -> Iterator[None]:
+    """Kill the leader or another node, from another thread so that requests are in flight, and start it again."""
+    leader = cluster.leader()
+    node = leader if role == "leader" else next(each for each in cluster.node_ids if each != leader)
+    thread = threading.Thread(target=cluster.kill, args=[node])
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        cluster.restart(node)
+
+
+def append(producer: Producer, numbers: range) -> None:
+    filler = b"x" * (BODY_BYTES - 10)
+    for at in range(numbers.start, numbers.stop, BATCH):
+        producer.append([b"%010d" % number + filler for number in range(at, at + BATCH)])
+
+
+def await_trim(client: Client, stored: int) -> None:
+    soon(lambda: client.bounds().first_index > stored, 300)
+
+
+FAULTS = {
+    3: ("prove", "leader"),
+    4: ("prove", "node"),
+    5: ("append", "leader"),
+    6: ("append", "node"),
+    7: ("trim", "leader"),
+    8: ("trim", "node"),
+}
+"""The step of a part in which a node is killed; in the parts before, the job dies at each of its STEPS."""
 
 
 @pytest.mark.integration
@@ -67,26 +113,35 @@ def stream_rows(options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
 def test_log_that_retention_shortens_is_read_from_its_first_entry(megabytes: int, tmp_path: Path) -> None:
     keep = (megabytes << 20) // 10
     total = (megabytes << 20) // BODY_BYTES // (PARTS * BATCH) * PARTS * BATCH
-    filler = b"x" * (BODY_BYTES - 10)
     with (
         LocalCluster(3, data_segment_bytes=keep // 16, retain_bytes=keep, **SLOW_ELECTIONS) as cluster,
         Client(cluster.peers, timeout_ms=60_000) as client,
     ):
-        job = DirectJob(client, tmp_path / "table")
+        job, producer = DirectJob(client, tmp_path / "table"), Producer(client, "writer")
+
+        def while_killed(part: int, step: str) -> AbstractContextManager[None]:
+            at, role = FAULTS.get(part, ("", ""))
+            return killed(cluster, role) if at == step else nullcontext()
+
         for part in range(PARTS):
-            first = part * total // PARTS
-            for at in range(first, first + total // PARTS, BATCH):
-                client.append([b"%010d" % number + filler for number in range(at, at + BATCH)])
-            if part in (4, 6):  # the leader, and the other time another node, while ranges are proved
-                killed = cluster.leader() if part == 4 else next(n for n in cluster.node_ids if n != cluster.leader())
-                cluster.kill(killed)
-                prove(job, client.bounds().end)
-                cluster.restart(killed)
-            elif part < PARTS - 1:  # the last part stays in the log alone
+            first, end = part * total // PARTS, (part + 1) * total // PARTS
+            middle = first + (end - first) // BATCH // 2 * BATCH
+            append(producer, range(first, middle))
+            with while_killed(part, "append"):
+                append(producer, range(middle, end))
+            if part == PARTS - 1:  # it stays in the log alone
+                break
+            stored = client.bounds().first_index
+            with while_killed(part, "prove"):
                 prove(job, client.bounds().end, STEPS[part] if part < len(STEPS) else None)
+            if FAULTS.get(part, ("", ""))[0] == "trim":
+                await_trim(client, stored)  # of the leader; the nodes delete at most ten segments in one round
+                with while_killed(part, "trim"):
+                    assert client.bounds().first_index > stored
         soon(lambda: client.bounds().first_index > total // 2, 300, every_s=0.5)
-        assert all(node.first_index > 0 for node in client.metadata().nodes)
+        assert soon(lambda: all(node.first_index > 0 for node in client.metadata().nodes))
         given = {"peers": cluster.peers, "archive": "true", "startingOffsets": "earliest", "pollMs": "1"}
-        check_each_once(batch_rows(DLedgerBatchReader(DLedgerOptions.for_reading(given))), total)
-        limited = {"maxOffsetsPerTrigger": str(total // 7)}
-        check_each_once(stream_rows(DLedgerOptions.for_reading(given | limited)), total)
+        reader = DLedgerBatchReader(DLedgerOptions.for_reading(given | {"minPartitions": "5"}))
+        check_each_once(batch_rows(reader, killed(cluster, "leader")), total)
+        limited = DLedgerOptions.for_reading(given | {"maxOffsetsPerTrigger": str(total // 7)})
+        check_each_once(stream_rows(limited, killed(cluster, "node")), total)

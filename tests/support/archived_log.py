@@ -76,7 +76,7 @@ class ArchivedGroup:
         self.table: str | None = None
         self.asked = 0
         self.pins: list[int] = []
-        self.pinned = False
+        self._pinned: set[str] = set()
         self.node_hangs = False
         self.chain: tuple[AncestorLog, ...] = ()
 
@@ -156,9 +156,13 @@ class ArchivedGroup:
     def split_points(self, start: int, end: int, positions: Any) -> list[int]:
         return [min(max(position // RECORD_BYTES, start), end) for position in positions]
 
-    def pin(self, _: str, start: int, seconds: float) -> None:
+    def pin(self, name: str, start: int, seconds: float) -> None:
         self.pins += [start] if seconds else []
-        self.pinned = seconds > 0
+        (self._pinned.add if seconds else self._pinned.discard)(name)
+
+    @property
+    def pinned(self) -> bool:
+        return bool(self._pinned)
 
     def wait_for_entries(self, *_: Any, **__: Any) -> frozenset[str]:
         return frozenset()
