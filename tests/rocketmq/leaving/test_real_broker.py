@@ -202,7 +202,8 @@ def check_source(source: Source, sent: list[list[str]], ends: list[list[str]]) -
     """Check that the source has everything that is checked after the conversion."""
     topics = {topic for topic, _ in source.queues}
     assert set(TOPICS) | {LONG_TOPIC} <= topics
-    assert not LMQ & topics, "a broker in DLedger mode does not write further queues"
+    written = LMQ if source.version == OLD else set[str]()
+    assert LMQ & topics == written, "5.3.3 in DLedger mode does not write further queues"
     found = {(*queue, at): row for queue, rows in source.queues.items() for at, row in rows.items()}
     plain = [fields for fields in sent if fields[1] in _PLAIN]
     rows = [found[topic, int(queue), int(at.split(",")[0])] for _, _, topic, queue, at, _ in plain]
@@ -313,7 +314,7 @@ def check_producers_continue(mq: RocketMQ, namesrv: str, asked: Connection, sour
         if queue[0] != "Batches":
             assert sorted(offsets) == list(range(ends[queue], ends[queue] + len(offsets)))
     for topic in LMQ:  # 40 of 1000 messages, half of them in each
-        assert asked.offset(MAX_OFFSET, topic, 0) == FURTHER // 50
+        assert asked.offset(MAX_OFFSET, topic, 0) == len(source.queues.get((topic, 0), {})) + FURTHER // 50
     return [int(fields[0]) for fields in sent if fields[1] == "work"]
 
 
@@ -424,7 +425,7 @@ def test_slave_in_controller_mode_takes_over_converted_master(source: Source, tm
         check_served(asked, source)
         work = check_producers_continue(mq, namesrv, asked, source)
         ends = {queue: asked.offset(MAX_OFFSET, *queue) for queue in source.queues if queue[0] in {*TOPICS, LONG_TOPIC}}
-        soon(lambda: all(slave.offset(MAX_OFFSET, *queue) == end for queue, end in ends.items()), 120, every_s=1)
+        soon(lambda: all(slave.offset(MAX_OFFSET, *queue) >= end for queue, end in ends.items()), 120, every_s=1)
         soon(lambda: all(slave.stored_offset(group, *queue) == at for (group, queue), at in source.stored.items()))
         asked.close()
         master.kill()
