@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections import Counter
@@ -40,8 +41,9 @@ from tests.support.soon import soon
 pytestmark = [pytest.mark.soak, pytest.mark.integration, pytest.mark.slow]
 OLD, NEW = "4.9.7", "5.3.3"
 """Versions in DLedger mode; the new one starts on converted directories of both."""
-COUNT, FURTHER = 50_000, 1000
-PENDING, PENDING_S, OPEN = 100, 90, 100
+MANY, SOME, FURTHER = 50_000, 4000, 1000
+"""Messages before a conversion, of which some have to be copied to a slave too, and after it."""
+PENDING, PENDING_S, PENDING_LEVEL, OPEN = 100, 90, 5, 100
 TOPICS = {"Orders": 4, "Clicks": 3, "Batches": 2, "Large": 1, "Multi": 2, "Later": 2, "Work": 2, "Transfers": 2}
 GROUPS = {
     "g_orders": ("Orders", 0.4),
@@ -74,6 +76,7 @@ class Source:
     """A stopped broker in DLedger mode, and what it served before."""
 
     version: str
+    count: int
     directory: Path
     conf: Path
     queues: dict[Queue, dict[int, bytes]] = field(default_factory=dict)
@@ -108,10 +111,10 @@ def settings(directory: Path, namesrv: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def made(version: str, root: Path) -> Source:
+def made(version: str, count: int, root: Path) -> Source:
     """Run a broker in DLedger mode, with producers and consumers, and stop it in the middle of their work."""
     mq, directory = RocketMQ(version, root), root / "broker"
-    source = Source(version, directory, root / "broker.conf")
+    source = Source(version, count, directory, root / "broker.conf")
     (raft,) = free_ports(1)
     dledger = {"enableDLegerCommitLog": "true", "dLegerGroup": "left", "dLegerSelfId": "n0"}
     dledger["dLegerPeers"] = f"n0-127.0.0.1:{raft}"
@@ -138,8 +141,8 @@ def produce_and_consume(mq: RocketMQ, namesrv: str, broker: Broker, asked: Conne
         return frame.code == 0
 
     soon(is_leader)
-    sent = mq.traffic("send", namesrv, 0, COUNT, LONG_TOPIC)
-    ends = mq.traffic("transactions", namesrv, COUNT, 5 * OPEN // 2, TRANSACTIONS)
+    sent = mq.traffic("send", namesrv, 0, source.count, LONG_TOPIC)
+    ends = mq.traffic("transactions", namesrv, source.count, 5 * OPEN // 2, TRANSACTIONS)
     if broker_takes_ipv6(broker):
         other = broker.connect("::1")
         for serial in range(50):
@@ -150,8 +153,9 @@ def produce_and_consume(mq: RocketMQ, namesrv: str, broker: Broker, asked: Conne
         total = sum(asked.offset(MAX_OFFSET, topic, queue) for queue in range((TOPICS | {LONG_TOPIC: 1})[topic]))
         limits.append(int(total * part))
     source.taken = taken(mq, namesrv, limits)
-    source.worked = worked(mq, namesrv, source.version, COUNT // 100, 20)
-    pending = mq.traffic("pending", namesrv, 2 * COUNT, PENDING, PENDING_S, "timers" if source.version == NEW else "")
+    source.worked = worked(mq, namesrv, source.version, source.count // 100, 20)
+    timers = "timers" if source.version == NEW else ""
+    pending = mq.traffic("pending", namesrv, 2 * source.count, PENDING, PENDING_S, timers)
     source.pending = [int(fields[0]) for fields in pending]
     source.open = [int(fields[0]) for fields in ends if fields[1] == "UNKNOW"]
     dump(asked, source)
@@ -208,7 +212,7 @@ def check_source(source: Source, sent: list[list[str]], ends: list[list[str]]) -
     plain = [fields for fields in sent if fields[1] in _PLAIN]
     rows = [found[topic, int(queue), int(at.split(",")[0])] for _, _, topic, queue, at, _ in plain]
     assert serials(rows) == [int(fields[0]) for fields in plain]
-    assert len(plain) == COUNT * 914 // 1000
+    assert len(plain) == source.count * 914 // 1000
     for group, taken in source.taken.items():
         topic = GROUPS[group][0]
         for queue, stored in ((queue, at) for (name, queue), at in source.stored.items() if name == group):
@@ -216,14 +220,14 @@ def check_source(source: Source, sent: list[list[str]], ends: list[list[str]]) -
             assert mine == list(range(stored)), (group, queue)
         assert 0 < len(taken) < sum(1 for _ in source.of(topic)), group
     later = serials([row for *_, row in source.of("Later")])
-    assert len(later) == COUNT // 100
+    assert len(later) == source.count // 100
     assert not set(later) & set(source.pending)
     committed = {int(fields[0]) for fields in ends if fields[1] == "COMMIT_MESSAGE"}
     assert set(serials([row for *_, row in source.of("Transfers")])) == committed
     for group, lines in source.worked.items():
         assert {"failed", "done"} == {fields[1] for fields in lines}
         assert any(topic == f"%RETRY%{group}" for topic, _ in source.queues)
-        assert len(lines) < 2 * COUNT // 100, "the group has stopped in the middle"
+        assert len(lines) < 2 * source.count // 100, "the group has stopped in the middle"
 
 
 def converted(source: Source, new: Path) -> dict[str, object]:
@@ -231,7 +235,7 @@ def converted(source: Source, new: Path) -> dict[str, object]:
     command = ("convert", source.directory, new, "--to", "commitlog", "--broker-conf", source.conf)
     run(*command, "--dry-run")
     report = json.loads(run(*command, "--replica-checked", "--verify", "--format", "json").stdout)
-    assert report["messages"] > COUNT
+    assert report["messages"] > source.count
     assert report["verified"]
     assert report["entries_left_out"] == 0
     lines = (new / "broker.conf.proposed").read_text().splitlines()
@@ -303,7 +307,7 @@ def check_clients_find(mq: RocketMQ, namesrv: str, source: Source) -> None:
 def check_producers_continue(mq: RocketMQ, namesrv: str, asked: Connection, source: Source) -> list[int]:
     """New messages get the next queue offsets. Return the serials of those of topic Work."""
     ends = {queue: asked.offset(MAX_OFFSET, *queue) for queue in source.queues if queue[0] in {*TOPICS, LONG_TOPIC}}
-    sent = mq.traffic("send", namesrv, 10 * COUNT, FURTHER, LONG_TOPIC)
+    sent = mq.traffic("send", namesrv, 10 * source.count, FURTHER, LONG_TOPIC)
     given = dict[Queue, list[int]]()
     for _, kind, topic, queue, offset, _ in sent:
         if kind in _PLAIN:
@@ -363,6 +367,13 @@ def check_delayed_arrive(asked: Connection, source: Source) -> None:
     assert Counter(arrived()) == Counter(source.pending)
 
 
+def delayed(directory: Path, level: int) -> int | None:
+    """The end of the delayed messages of a level that a broker has moved to their topics, by its file."""
+    path = directory / "config" / "delayOffset.json"
+    found = re.search(rf'[{{,]\s*"?{level}"?\s*:\s*(\d+)', path.read_text()) if path.is_file() else None
+    return None if found is None else int(found[1])
+
+
 def check_open_transactions(mq: RocketMQ, namesrv: str, asked: Connection, source: Source) -> None:
     """The broker asks for open transactions only, and commits each that the producer commits."""
     lines = mq.traffic("resolve", namesrv, TRANSACTIONS, len(source.open), QUIET_S)
@@ -384,10 +395,11 @@ def check_open_transactions(mq: RocketMQ, namesrv: str, asked: Connection, sourc
 
 @pytest.fixture(scope="module")
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Source:
-    return made(request.param, tmp_path_factory.mktemp(f"rocketmq-{request.param}"))
+    version, count = request.param
+    return made(version, count, tmp_path_factory.mktemp(f"rocketmq-{version}"))
 
 
-@pytest.mark.parametrize("source", [OLD, NEW], indirect=True)
+@pytest.mark.parametrize("source", [(OLD, MANY), (NEW, MANY)], ids=[OLD, NEW], indirect=True)
 def test_real_master_continues_where_real_dledger_broker_stopped(source: Source, tmp_path: Path) -> None:
     new = tmp_path / "new"
     proposed: Mapping[str, Any] = converted(source, new)
@@ -406,7 +418,7 @@ def test_real_master_continues_where_real_dledger_broker_stopped(source: Source,
         asked.close()
 
 
-@pytest.mark.parametrize("source", [NEW], indirect=True)
+@pytest.mark.parametrize("source", [(NEW, SOME)], ids=[NEW], indirect=True)
 def test_slave_in_controller_mode_takes_over_converted_master(source: Source, tmp_path: Path) -> None:
     new = tmp_path / "new"
     proposed: Mapping[str, Any] = converted(source, new)
@@ -427,6 +439,10 @@ def test_slave_in_controller_mode_takes_over_converted_master(source: Source, tm
         ends = {queue: asked.offset(MAX_OFFSET, *queue) for queue in source.queues if queue[0] in {*TOPICS, LONG_TOPIC}}
         soon(lambda: all(slave.offset(MAX_OFFSET, *queue) >= end for queue, end in ends.items()), 120, every_s=1)
         soon(lambda: all(slave.stored_offset(group, *queue) == at for (group, queue), at in source.stored.items()))
+        check_delayed_arrive(asked, source)
+        waiting = asked.offset(MAX_OFFSET, "SCHEDULE_TOPIC_XXXX", PENDING_LEVEL - 1)
+        soon(lambda: delayed(tmp_path / "slave", PENDING_LEVEL) == waiting, every_s=0.5)
+        time.sleep(5)  # a slave asks every three seconds which timers have ended
         asked.close()
         master.kill()
         soon(lambda: in_sync(controller, "left") == {2}, 180, every_s=1)
