@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,8 @@ TRAFFIC = Path(__file__).parent / "java" / "Traffic.java"
 LONG_TOPIC = "T" * 127
 SEND, PULL, QUERY, CONSUMER_OFFSET, CREATE_TOPIC = 10, 11, 12, 14, 17
 OFFSET_AT_TIME, MAX_OFFSET, MIN_OFFSET, VIEW = 29, 30, 31, 33
+SYNC_STATE = 1006
+"""Request to a controller: the sync state sets of brokers."""
 FOUND = 0
 START_S = 120.0
 QUIET = '<configuration><root level="WARN"/></configuration>\n'
@@ -159,8 +163,7 @@ class RocketMQ:
 
     version: str
     root: Path
-    running: list[Process] = field(default_factory=list)
-    _count: int = 0
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
     def class_path(self) -> str:
@@ -188,8 +191,7 @@ class RocketMQ:
         return found
 
     def home(self, name: str) -> Path:
-        self._count += 1
-        return self.root / f"home-{self._count}-{name}"
+        return self.root / f"home-{next(self._numbers)}-{name}"
 
     def start(
         self, name: str, main: str, *arguments: object, heap: str = "512m"
@@ -220,14 +222,14 @@ class RocketMQ:
             yield f"127.0.0.1:{port}"
 
     @contextmanager
-    def controller(self) -> Iterator[str]:
-        """The address of a controller that is alone."""
+    def controller(self, more: str = "") -> Iterator[str]:
+        """The address of a controller that is alone; ``more``: lines of its configuration."""
         port, raft = free_ports(2)
         conf = self.root / f"controller-{port}.conf"
         conf.write_text(
             f"controllerDLegerGroup=control\ncontrollerDLegerPeers=n0-127.0.0.1:{port}\ncontrollerDLegerSelfId=n0\n"
             f"controllerStorePath={self.root / f'controller-{raft}'}\nlistenPort={port}\n"
-            "scanNotActiveBrokerInterval=1000\nmappedFileSize=1048576\n"
+            f"scanNotActiveBrokerInterval=1000\nmappedFileSize=1048576\n{more}"
         )
         home, process = self.start("controller", "controller.ControllerStartup", "-c", conf, heap="256m")
         server = Process("controller", home, process)
@@ -244,6 +246,7 @@ class RocketMQ:
                 break
         conf = self.root / f"{name}-{port}.conf"
         given = {"brokerIP1": "127.0.0.1", "brokerIP2": "127.0.0.1"} | dict(settings)
+        given |= {"serverChannelMaxIdleTimeSeconds": 3600}  # else it ends a connection that waits for long consumers
         given |= {"listenPort": port, "haListenPort": ha_port}
         conf.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
         home, process = self.start(name, "broker.BrokerStartup", "-c", conf)
@@ -263,6 +266,15 @@ class RocketMQ:
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         return [line.split("\t") for line in lines.read_text().splitlines()]
+
+
+def in_sync(controller: str, broker_set: str) -> set[int]:
+    """The ids of the brokers of a set that have all messages, by the controller at an address."""
+    asked = Connection(int(controller.rpartition(":")[2]))
+    frame = asked.ask(SYNC_STATE, json.dumps([broker_set]).encode())
+    asked.close()
+    table = json.loads(frame.body)["replicasInfoTable"] if frame.code == 0 and frame.body else {}
+    return {int(each["brokerId"]) for each in table.get(broker_set, {}).get("inSyncReplicas", [])}
 
 
 def wait_for(process: Process, port: int) -> None:

@@ -55,8 +55,8 @@ public final class Traffic {
             case "pending" -> pending(Integer.parseInt(args[3]), Integer.parseInt(args[4]), args[5], args[6].equals("timers"));
             case "transactions" -> transactions(Integer.parseInt(args[3]), Integer.parseInt(args[4]), args[5]);
             case "take" -> take(args[3], args[4], Integer.parseInt(args[5]));
-            case "work" -> work(args[3], args[4], Integer.parseInt(args[5]), Integer.parseInt(args[6]), Integer.parseInt(args[7]));
-            case "resolve" -> resolve(args[3], Integer.parseInt(args[4]));
+            case "work" -> work(args[3], args[4], Integer.parseInt(args[5]), Integer.parseInt(args[6]));
+            case "resolve" -> resolve(args[3], Integer.parseInt(args[4]), Integer.parseInt(args[5]));
             case "ask" -> ask(Path.of(args[3]));
             default -> throw new IllegalArgumentException(args[0]);
         }
@@ -207,7 +207,7 @@ public final class Traffic {
         consumer.setAutoCommit(false);
         consumer.setVipChannelEnabled(false);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        consumer.setPullBatchSize(8);
+        consumer.setPullBatchSize(Math.max(8, Math.min(32, limit / 16)));
         consumer.subscribe(topic, "*");
         consumer.start();
         int taken = 0;
@@ -223,8 +223,8 @@ public final class Traffic {
         consumer.shutdown();
     }
 
-    /** A consumer that fails: a tenth of the messages so many times, another tenth at the first attempt. */
-    static void work(String group, String topic, int limit, int idleSeconds, int times) throws Exception {
+    /** A consumer that fails: a tenth of the messages always, another tenth at the first attempt. */
+    static void work(String group, String topic, int limit, int idleSeconds) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setNamesrvAddr(namesrv);
         consumer.setVipChannelEnabled(false);
@@ -241,7 +241,7 @@ public final class Traffic {
             last.set(System.nanoTime());
             MessageExt each = messages.get(0);
             int serial = Integer.parseInt(each.getUserProperty("serial"));
-            boolean fails = each.getReconsumeTimes() < (serial % 10 == 0 ? times : serial % 10 == 1 ? 1 : 0);
+            boolean fails = serial % 10 == 0 || serial % 10 == 1 && each.getReconsumeTimes() == 0;
             synchronized (out) {
                 out.println(serial + "\t" + (fails ? "failed" : "done") + "\t" + each.getReconsumeTimes());
             }
@@ -259,10 +259,11 @@ public final class Traffic {
         consumer.shutdown();
     }
 
-    /** Answers the broker's checks of open transactions: commits even serials, rolls odd ones back. */
-    static void resolve(String group, int count) throws Exception {
+    /** Answers the broker's checks of so many open transactions until none comes: commits even serials, rolls odd ones back. */
+    static void resolve(String group, int count, int quietSeconds) throws Exception {
         TransactionMQProducer producer = new TransactionMQProducer(group);
         Set<Integer> asked = ConcurrentHashMap.newKeySet();
+        AtomicLong last = new AtomicLong(System.nanoTime());
         producer.setTransactionListener(new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
@@ -276,6 +277,7 @@ public final class Traffic {
                     out.println("" + serial);
                 }
                 asked.add(serial);
+                last.set(System.nanoTime());
                 return serial % 2 == 0 ? LocalTransactionState.COMMIT_MESSAGE : LocalTransactionState.ROLLBACK_MESSAGE;
             }
         });
@@ -284,11 +286,11 @@ public final class Traffic {
         var client = producer.getDefaultMQProducerImpl().getMqClientFactory(); // a broker asks whom it knows
         client.updateTopicRouteInfoFromNameServer("Transfers");
         client.sendHeartbeatToAllBrokerWithLock();
-        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(120);
-        while (asked.size() < count && System.nanoTime() < end) {
+        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(300);
+        long quiet = TimeUnit.SECONDS.toNanos(quietSeconds); // an answer has no response: a lost one is asked for again
+        while (System.nanoTime() < end && (asked.size() < count || System.nanoTime() - last.get() < quiet)) {
             TimeUnit.MILLISECONDS.sleep(100);
         }
-        TimeUnit.SECONDS.sleep(3);
         producer.shutdown();
     }
 
