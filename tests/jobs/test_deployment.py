@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,10 @@ from tests.support.archived_log import append, entry
 from tests.support.object_store import KEY, SECRET, bucket_on_loopback
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.spark_jvm import short_lived_environment
+from tests.test_guides import blocks
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+HISTORY = CHECKOUT / "spark_connector" / "HISTORY.md"
 BIN = Path(sys.executable).parent
 SUBMIT = [str(BIN / "spark-submit"), "--master", "local[1]"]
 PACKAGES = ["--packages", f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION}"]
@@ -98,10 +101,16 @@ EXCLUDED = ("software.amazon.awssdk:bundle", "org.wildfly.openssl:wildfly-openss
 
 @pytest.mark.soak
 def test_archive_on_object_storage_is_written_by_spark_and_shows_no_secret(cluster: Any, tmp_path: Path) -> None:
+    """The command of the guide, with the files that it describes."""
     (tmp_path / "events").mkdir()
+    guide = HISTORY.read_text()
+    [line] = blocks(guide, "On object storage", "")
     packages = [PACKAGES[1], f"org.apache.hadoop:hadoop-aws:{HADOOP_VERSION}"]
+    printed = shlex.split(line)
+    assert printed[:3] == ["spark-submit", "--packages", ",".join(packages)]
     packages += [f"software.amazon.awssdk:{name}:{SDK_VERSION}" for name in SDK]
     with bucket_on_loopback() as bucket, Client(cluster.peers) as client:
+        assert [name for name in (*bucket.of_hadoop, *bucket.storage) if f"`{name}`" not in guide] == []
         client.append([b"three"] * 100)
         end = client.bounds().end
         events = {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false"}
@@ -110,10 +119,13 @@ def test_archive_on_object_storage_is_written_by_spark_and_shows_no_secret(clust
         properties.write_text("".join(f"{name} {value}\n" for name, value in (bucket.of_hadoop | events).items()))
         storage.write_text(json.dumps(bucket.storage))
         table = f"s3a://{bucket.name}/archive"
+        given = {"$DLEDGER_PEERS": cluster.peers, "s3a://bucket/history": table}
+        given |= {path.name: str(path) for path in (properties, storage)}
+        given["jobs/archive.py"] = str(CHECKOUT / "jobs" / "archive.py")
+        assert given.keys() <= set(printed)
         submit = [*SUBMIT, "--packages", ",".join(packages), "--exclude-packages", ",".join(EXCLUDED)]
-        program = [str(CHECKOUT / "jobs" / "archive.py"), "--peers", cluster.peers, "--table", table, "--write"]
-        asked = ["--storage", str(storage), "--until", str(end)]
-        code, lines = run([*submit, "--properties-file", str(properties), *program, *asked], tmp_path)
+        submit += [given.get(part, part) for part in printed[3:]]
+        code, lines = run([*submit, "--until", str(end)], tmp_path)
         summary = json.loads(lines[-1])
         assert (code, summary["status"], summary["archived_end"]) == (0, "ok", end), lines
         archive = client.metadata().archive
@@ -122,15 +134,15 @@ def test_archive_on_object_storage_is_written_by_spark_and_shows_no_secret(clust
         # deltalake writes to the same table: the row is found, and replaced by Spark.
         append(table, [entry(1)], "default", storage=bucket.storage)
         (tmp_path / "work").rmdir()
-        code, lines = run([*submit, "--properties-file", str(properties), *program, *asked[:2], "--verify"], tmp_path)
-        summary = json.loads(lines[-1])
-        assert (code, summary["status"]) == (0, "ok"), lines
+        code, verified = run([*submit, "--verify"], tmp_path)
+        summary = json.loads(verified[-1])
+        assert (code, summary["status"]) == (0, "ok"), verified
         assert ArchiveTable(table, bucket.storage).count("default", 0, end) == sum(
             one.rows for one in client.archived_ranges().ranges
         )
     stored = [path.read_text() for path in (tmp_path / "events").rglob("events_*")]
-    assert stored
-    shown = "\n".join([*lines, *stored])
+    assert len(stored) == 2
+    shown = "\n".join([*lines, *verified, *stored])
     assert [secret for secret in (KEY, SECRET) if secret in shown] == []
 
 

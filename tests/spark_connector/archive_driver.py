@@ -40,12 +40,12 @@ _WAIT_S = 500.0
 
 @dataclass(frozen=True)
 class Run:
-    """What a driver does.
+    """The task of a driver.
 
     Attributes:
         peers: of the log.
         directory: of archive, copy, checkpoint.
-        folder: of this run: its files say how far it is.
+        folder: of this run; its files show the progress.
         step: the step in which it is ended; ``write`` and ``prove`` are steps of the job, ``trim`` and ``read`` of a
             stream.
         until: end of the job.
@@ -151,14 +151,16 @@ class HoldingReader(DLedgerStreamReader):
 class HoldingSource(DLedgerDataSource):
     """``format("holding")``, with the options ``folder`` and ``step``."""
 
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._folder, self._step = self.options.pop("folder"), self.options.pop("step")
+
     @classmethod
     def name(cls) -> str:
         return "holding"
 
     def streamReader(self, schema: StructType) -> HoldingReader:
-        given = dict(self.options)
-        folder, step = given.pop("folder"), given.pop("step")
-        return HoldingReader(DLedgerOptions.for_reading(given), folder, step)
+        return HoldingReader(DLedgerOptions.for_reading(self.options), self._folder, self._step)
 
 
 def start_stream(spark: Any, run: Run) -> Any:

@@ -212,7 +212,8 @@ def test_victim_dies_while_a_stream_reads(spark: Any, history: History, step: st
     else:
         register(spark)
         query = start_stream(spark, run)
-        soon(lambda: query.exception() is not None or tasks_of(run), 300)
+        soon(lambda: not query.isActive or tasks_of(run), 300)
+        assert query.isActive, query.exception()
         killing = workers_killed(spark) if victim == "executor" else history.killing(victim)
         with killing as kill:
             if victim == "executor":
