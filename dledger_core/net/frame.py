@@ -220,6 +220,12 @@ class FrameDecoder:
         else:
             self._end += count
 
+    def end(self) -> None:
+        """Give back the charge of a payload that has not arrived completely; no more bytes come."""
+        if self._payloads is not None:
+            self._payloads.end()
+            self._payloads = None
+
     def raise_limit(
         self,
         max_bytes: int,

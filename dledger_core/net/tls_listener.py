@@ -161,7 +161,8 @@ class TlsListener:
         except asyncio.CancelledError:
             protocol.connection_lost(UnreachableError("the TLS handshake was ended", address))
             raise
-        self.results["completed"] += 1
+        else:
+            self.results["completed"] += 1
 
     def close(self) -> None:
         """Stop listening; handshakes in progress end."""

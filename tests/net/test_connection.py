@@ -1,7 +1,9 @@
 import asyncio
+import gc
 import itertools
 import sys
 import time
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -18,10 +20,12 @@ from dledger_core.errors import (
 from dledger_core.net.dialing import connect
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.limits.budget import Budget
 from dledger_core.net.limits.connection_limits import ConnectionLimits
 from dledger_core.net.limits.fair_queue import ALONE_TURN_S
 from dledger_core.net.listening import serve
 from dledger_core.net.protocol import PREFACE
+from tests.support.server_group import eventually
 
 
 class Recorder:
@@ -359,3 +363,25 @@ async def test_clients_of_one_address_above_limit_are_refused_and_peers_accepted
         await echo.handlers[0].until(lambda: echo.handlers[0].closed)
         third, _ = await echo.connect()
         assert third.is_open
+
+
+async def test_closed_connection_is_freed_at_once():
+    """A collection that finds thousands of closed connections delays the responses of the others."""
+    served = weakref.WeakSet()
+
+    def handler_for(connection):
+        served.add(connection)
+        return Recorder()
+
+    budget = Budget(1 << 20, retry_after_ms=1)
+    server = await serve("127.0.0.1", 0, accept=lambda hello: NODE, handler_for=handler_for, budget=budget)
+    try:
+        connections = [await connect("127.0.0.1", server.port, CLIENT, Recorder(), timeout_s=60) for _ in range(10)]
+        gc.collect()  # now only a complete collection, which is rare, would find them
+        for connection in connections:
+            connection.send({"t": 12, "r": 1}, b"x" * 100)
+            connection.close()
+            await connection.closed
+        await eventually(lambda: not served, timeout_s=10)
+    finally:
+        await server.close()

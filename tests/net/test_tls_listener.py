@@ -73,6 +73,20 @@ def test_silent_connections_end_for_handshakes_that_wait(made) -> None:
     run(test())
 
 
+def test_failed_handshake_does_not_count_as_completed(made) -> None:
+    async def test() -> None:
+        async with listening(made, HandshakeLimits()) as (port, listener):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"no handshake")
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 60)
+            writer.close()
+            await eventually(lambda: listener.results["failed"] == 1)
+            assert listener.results["completed"] == 0
+
+    run(test())
+
+
 def test_handshake_that_is_ended_before_it_begins_closes_its_socket(made, monkeypatch) -> None:
     async def test() -> None:
         async with listening(made, HandshakeLimits()) as (port, listener):
