@@ -67,15 +67,19 @@ class Connection:
         frame = self.ask(CONSUMER_OFFSET, consumerGroup=group, topic=topic, queueId=queue, setZeroIfNotFound="false")
         return int(frame.fields["offset"]) if frame.code == 0 else None
 
+    def pull(self, topic: str, queue: int, at: int) -> RemotingFrame:
+        """Up to 32 messages from a queue offset on."""
+        return self.ask(
+            PULL, consumerGroup="check", topic=topic, queueId=queue, queueOffset=at, maxMsgNums=32, sysFlag=4,
+            commitOffset=0, suspendTimeoutMillis=0, subscription="*", subVersion=0, expressionType="TAG",
+        )  # fmt: skip
+
     def queue(self, topic: str, queue: int) -> dict[int, bytes]:
         """Every message of a queue by its queue offset, as stored."""
         found = dict[int, bytes]()
         at, end = self.offset(MIN_OFFSET, topic, queue), self.offset(MAX_OFFSET, topic, queue)
         while at < end:
-            frame = self.ask(
-                PULL, consumerGroup="check", topic=topic, queueId=queue, queueOffset=at, maxMsgNums=32, sysFlag=4,
-                commitOffset=0, suspendTimeoutMillis=0, subscription="*", subVersion=0, expressionType="TAG",
-            )  # fmt: skip
+            frame = self.pull(topic, queue, at)
             assert frame.code == FOUND, (topic, queue, at, frame.code, frame.remark)
             following = int(frame.fields["nextBeginOffset"])
             rows = records(frame.body)

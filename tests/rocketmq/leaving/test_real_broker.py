@@ -21,6 +21,7 @@ from dledger_core.cluster import free_ports
 from dledger_core.rocketmq import decode_messages
 from tests.cli.command import run
 from tests.rocketmq.leaving.real_rocketmq import (
+    FOUND,
     LONG_TOPIC,
     MAX_OFFSET,
     MIN_OFFSET,
@@ -446,6 +447,7 @@ def test_slave_in_controller_mode_takes_over_converted_master(source: Source, tm
         asked.close()
         master.kill()
         soon(lambda: in_sync(controller, "left") == {2}, 180, every_s=1)
+        soon(lambda: slave.pull("Orders", 0, 0).code == FOUND, every_s=0.5)  # a slave refuses it
         check_served(slave, source)
         check_consumers_continue(mq, namesrv, slave, source)
         check_failing_consumers_continue(mq, namesrv, slave, source, work)
