@@ -37,7 +37,7 @@ from tests.support.spark_jvm import jvm_pid
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 
 VICTIMS = ("driver", "executor", "node", "leader")
-IN_TEST = [("prove", "leader"), ("trim", "driver")]
+IN_TEST = [("prove", "leader")]
 """The other cells are in ``make soak``: each is a run of Spark."""
 ROWS = 1000
 """Rows that are appended at a time: twice as many as the nodes keep."""
@@ -233,6 +233,7 @@ def test_victim_dies_while_a_stream_reads(spark: Any, history: History, step: st
     history.check_copy()
 
 
+@pytest.mark.soak
 def test_archive_and_log_are_one_log_after_all(
     spark: Any, history: History, capsys: pytest.CaptureFixture[str]
 ) -> None:
