@@ -193,13 +193,13 @@ def _run(
     spark: SparkSession, client: Client, table: ArchiveTable, options: ArchiveOptions, stopping: threading.Event
 ) -> Proved:
     register(spark)
-    write = _writer(spark, options, table) if options.write else None
+    write = table_writer(spark, options, table) if options.write else None
     if write is not None and not _exists(spark, table.uri):
         first = client.archivable_ranges().start
         write(first, first)  # makes the table, without rows
     table.check()
     at_once = max(2, 2 * spark.sparkContext.defaultParallelism)
-    proving = Proving(client, table, _digests(spark, options), write, at_once)
+    proving = Proving(client, table, table_digests(spark, options), write, at_once)
     if options.verify:
         return proving.verify()
     while True:
@@ -217,7 +217,7 @@ def _exists(spark: SparkSession, table: str) -> bool:
     return DeltaTable.isDeltaTable(spark, table)
 
 
-def _digests(spark: SparkSession, options: ArchiveOptions) -> Digests:
+def table_digests(spark: SparkSession, options: ArchiveOptions) -> Digests:
     """Return the function that computes digests in executors, a task for each range."""
     uri, storage, group = str(options.table), options.storage, options.group
 
@@ -237,7 +237,7 @@ def _digests(spark: SparkSession, options: ArchiveOptions) -> Digests:
     return digests
 
 
-def _writer(spark: SparkSession, options: ArchiveOptions, table: ArchiveTable) -> Write:
+def table_writer(spark: SparkSession, options: ArchiveOptions, table: ArchiveTable) -> Write:
     """Return the function that replaces rows of the table by those of the log, in one commit of Delta."""
 
     def write(start: int, end: int) -> None:

@@ -94,7 +94,7 @@ def _while_stages_run(spark: Any, act: Callable[[int], None]) -> Iterator[None]:
 @contextmanager
 def at_step(step: str, act: Callable[[int], None]) -> Iterator[None]:
     """Call ``act`` while the job writes rows (``write``), or while it computes their digests (``prove``)."""
-    make_writer, make_digests, written = archive._writer, archive._digests, threading.Event()
+    make_writer, make_digests, written = archive.table_writer, archive.table_digests, threading.Event()
 
     def writer(spark: Any, *given: Any) -> archive.Write:
         write = make_writer(spark, *given)
@@ -116,11 +116,11 @@ def at_step(step: str, act: Callable[[int], None]) -> Iterator[None]:
 
         return watched
 
-    archive._writer, archive._digests = writer, digests
+    archive.table_writer, archive.table_digests = writer, digests
     try:
         yield
     finally:
-        archive._writer, archive._digests = make_writer, make_digests
+        archive.table_writer, archive.table_digests = make_writer, make_digests
 
 
 # --- the stream ----------------------------------------------------------------------------------------------------
