@@ -231,7 +231,10 @@ class TableStream:
         from .source import UnitSource  # needs PySpark
 
         self._spark.dataSource.register(UnitSource)
-        options = {**self._plan.source, "startingOffsets": "earliest", "rules": self._plan.rules.to_json()}
+        # The planned start, or entries that retention deletes meanwhile would be missing without an error
+        # (test_entries_deleted_between_plan_and_stream_are_a_loss).
+        starts = {group: start for group, (start, _) in self._plan.ranges.items()}
+        options = {**self._plan.source, "startingOffsets": json.dumps(starts), "rules": self._plan.rules.to_json()}
         if self._plan.trigger == AVAILABLE_NOW:  # entries that are appended meanwhile are left to the next run
             ends = {group: end for group, (_, end) in self._plan.ranges.items()}
             options["endingOffsets"] = json.dumps(ends)

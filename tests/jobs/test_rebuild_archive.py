@@ -14,6 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from dledger_core import Client, LocalCluster
 from dledger_core.rocketmq import encode_messages
+from jobs import rebuild_consume_queue
+from jobs._rebuild.plan import plan_for
 from tests.jobs.conftest import Rebuild
 from tests.support.archiving import DirectJob
 from tests.support.slow_elections import SLOW_ELECTIONS
@@ -27,7 +29,7 @@ QUEUES = 2
 def cluster() -> Iterator[LocalCluster]:
     """Nodes that keep about 64 KiB of each log."""
     with LocalCluster(
-        3, groups=("a", "plain", "read"), data_segment_bytes=1 << 16, retain_bytes=1 << 16, **SLOW_ELECTIONS
+        3, groups=("a", "plain", "read", "late"), data_segment_bytes=1 << 16, retain_bytes=1 << 16, **SLOW_ELECTIONS
     ) as nodes:
         yield nodes
 
@@ -120,3 +122,24 @@ def test_retention_continues_after_a_finished_rebuild(
         assert (code, summary["rows"] > 0) == (0, True)
         append(client, 300, 300)  # more than the nodes keep
         soon(lambda: client.bounds().first_index > 300, every_s=0.5)
+
+
+def test_entries_deleted_between_plan_and_stream_are_a_loss(
+    cluster: LocalCluster, tmp_path: Path, run_rebuild: Rebuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark takes seconds to start. A stream from the first stored entry would leave them out, with exit code 0."""
+    with Client(cluster.peers, "late") as client:
+        append(client, 0, 100)
+
+        def planned(options: Any) -> Any:
+            plan = plan_for(options)
+            start, end = plan.ranges["late"]
+            append(client, 100, 50)  # a segment more than the nodes keep
+            soon(lambda: client.bounds().first_index > start, every_s=0.5)
+            assert client.bounds().first_index < end
+            return plan
+
+        monkeypatch.setattr(rebuild_consume_queue, "plan_for", planned)
+        code, summary = run_rebuild(peers=cluster.peers, groups="late", table=tmp_path / "table")
+        assert (code, summary["error"]) == (3, "DLEDGER_DATA_LOSS.RETENTION"), summary
+        assert not (tmp_path / "table").exists()
