@@ -43,7 +43,11 @@ if TYPE_CHECKING:
     from dledger_core import StoreReader
     from spark_connector.options import DLedgerOptions
 
-__all__ = ["RebuildOptions", "RebuildPlan", "check_assignable", "delay_levels_of", "plan_for"]
+__all__ = ["START_PIN", "RebuildOptions", "RebuildPlan", "check_assignable", "delay_levels_of", "plan_for"]
+
+START_PIN: Final = "dledger-rebuild"
+"""Keeps planned entries until Spark has started. One name for all runs: while it lasts, the log's start stays."""
+_START_PIN_S: Final = 60.0
 
 _T = TypeVar("_T")
 _DELAY: Final = re.compile(r"([0-9]{1,9})([smhd])")
@@ -301,6 +305,10 @@ def _of_servers(plan: RebuildPlan, options: RebuildOptions, peers: str) -> Rebui
                     first = f"the archive of group {group!r} begins at index {archive.ranges[0].start}"
                     notes.append(f"{first}: the queues lack the messages before it")
                 bounds, read = _with_archive(parsed, group)
+            elif not options.dry_run:
+                # Before the bounds are read again: what they name is kept until the stream has its own pin.
+                client.pin(START_PIN, bounds.first_index, _START_PIN_S)
+                bounds = client.bounds()
             if broker_end is None and bounds.first_index < bounds.end:
                 check_assignable(read(bounds.first_index, bounds.end, max_bytes=1).slice(0, 1), group)
         ranges[group] = bounds.first_index, max(bounds.first_index, bounds.end)

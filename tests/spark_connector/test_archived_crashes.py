@@ -167,7 +167,7 @@ def test_victim_dies_while_the_job_runs(
         assert state.end == start
         code, done, _ = run_job(capsys, *run.arguments)
     elif victim == "executor":
-        with workers_killed(spark) as kill, at_step(step, kill):
+        with workers_killed(spark, jvm_pid(spark)) as kill, at_step(step, kill):
             code, done, _ = run_job(capsys, *run.arguments)
     else:
         with history.killing(victim) as kill, at_step(step, kill):
@@ -178,12 +178,14 @@ def test_victim_dies_while_the_job_runs(
 
 
 @contextmanager
-def workers_killed(spark: Any) -> Iterator[Any]:
+def workers_killed(spark: Any, pid: int) -> Iterator[Any]:
     """Yield a function that kills the Python workers of a stage, twice at most, and check that tasks failed by it.
+
+    ``pid`` is the JVM's: only a task can find it, and the tasks that wait for the test have all cores.
 
     The first time may be too early: workers of the last stage wait for the next one. A task may fail twice.
     """
-    tracker, pid, times = spark.sparkContext.statusTracker(), jvm_pid(spark), dict[int, int]()
+    tracker, times = spark.sparkContext.statusTracker(), dict[int, int]()
 
     def kill(stage: int = -1) -> None:
         if times.get(stage, 0) < 2 and kill_workers_of_tasks(pid):
@@ -211,10 +213,11 @@ def test_victim_dies_while_a_stream_reads(spark: Any, history: History, step: st
                 os.kill(pid, signal.SIGKILL)
     else:
         register(spark)
+        pid = jvm_pid(spark)
         query = start_stream(spark, run)
         soon(lambda: not query.isActive or tasks_of(run), 300)
         assert query.isActive, query.exception()
-        killing = workers_killed(spark) if victim == "executor" else history.killing(victim)
+        killing = workers_killed(spark, pid) if victim == "executor" else history.killing(victim)
         with killing as kill:
             if victim == "executor":
                 if step == "trim":  # its next attempt finds in the archive what the first one was planned to read
