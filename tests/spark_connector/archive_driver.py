@@ -33,6 +33,7 @@ from jobs._session import spark_session
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerStreamReader
 from spark_connector.source import DLedgerDataSource
+from tests.spark_connector.spark_processes import while_stages_run
 from tests.support.spark_jvm import jvm_pid
 
 _WAIT_S = 500.0
@@ -73,25 +74,6 @@ class Run:
 
 
 @contextmanager
-def _while_stages_run(spark: Any, act: Callable[[int], None]) -> Iterator[None]:
-    """Call ``act`` with the number of each running stage, again and again, from another thread."""
-    tracker, ended = spark.sparkContext.statusTracker(), threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.05):
-            for stage in tracker.getActiveStageIds():
-                act(stage)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextmanager
 def at_step(step: str, act: Callable[[int], None]) -> Iterator[None]:
     """Call ``act`` while the job writes rows (``write``), or while it computes their digests (``prove``)."""
     make_writer, make_digests, written = archive.table_writer, archive.table_digests, threading.Event()
@@ -100,7 +82,7 @@ def at_step(step: str, act: Callable[[int], None]) -> Iterator[None]:
         write = make_writer(spark, *given)
 
         def watched(start: int, end: int) -> None:
-            with _while_stages_run(spark, act) if step == "write" and start < end else nullcontext():
+            with while_stages_run(spark, act) if step == "write" and start < end else nullcontext():
                 write(start, end)
             if start < end:
                 written.set()
@@ -111,7 +93,7 @@ def at_step(step: str, act: Callable[[int], None]) -> Iterator[None]:
         compute = make_digests(spark, *given)
 
         def watched(ranges: Sequence[tuple[int, int]]) -> Sequence[RowsDigest]:
-            with _while_stages_run(spark, act) if step == "prove" and written.is_set() else nullcontext():
+            with while_stages_run(spark, act) if step == "prove" and written.is_set() else nullcontext():
                 return compute(ranges)
 
         return watched

@@ -11,12 +11,15 @@ import re
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyspark
@@ -190,6 +193,44 @@ def kill_workers_of_tasks(pid: int) -> bool:
                     worker.kill()
                     killed = True
     return killed
+
+
+@contextmanager
+def while_stages_run(spark: Any, act: Callable[[int], None]) -> Iterator[None]:
+    """Call ``act`` with the number of each stage whose tasks run, again and again, from another thread."""
+    tracker, ended = spark.sparkContext.statusTracker(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.05):
+            for stage in tracker.getActiveStageIds():
+                act(stage)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def workers_killed(spark: Any, pid: int, stages: int = 1) -> Iterator[Callable[..., None]]:
+    """Yield a function that kills the Python workers of a stage, twice at most; check that tasks of ``stages`` failed.
+
+    ``pid`` is the JVM's: only a task can find it, and tasks that wait for the test have all cores. The first time may
+    be too early: workers of the last stage wait for the next one. A task may fail twice. Called without a stage, the
+    function kills the workers of all tasks, and nothing is checked.
+    """
+    tracker, times = spark.sparkContext.statusTracker(), Counter[int]()
+
+    def kill(stage: int = -1) -> None:
+        if times[stage] < 2 and kill_workers_of_tasks(pid):
+            times[stage] += 1
+
+    yield kill
+    seen = [info.numFailedTasks for stage in times if (info := tracker.getStageInfo(stage)) is not None]
+    assert sum(map(bool, seen)) >= stages or -1 in times
 
 
 def _run(command: Sequence[object], directory: Path, env: dict[str, str]) -> str:

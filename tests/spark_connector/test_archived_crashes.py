@@ -27,7 +27,7 @@ from dledger_core import Client, LocalCluster, Producer
 from jobs.archive import command
 from spark_connector import register
 from tests.spark_connector.archive_driver import Run, at_step, start_stream
-from tests.spark_connector.spark_processes import kill_workers_of_tasks
+from tests.spark_connector.spark_processes import workers_killed
 from tests.support.archiving import DirectJob
 from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
@@ -175,25 +175,6 @@ def test_victim_dies_while_the_job_runs(
     assert (code, done["archived_end"], done["findings"]) == (0, end, [])
     # After a driver that died between its write and its proof there is nothing to write.
     assert done["written_indexes"] == (0 if (step, victim) == ("prove", "driver") else end - start)
-
-
-@contextmanager
-def workers_killed(spark: Any, pid: int) -> Iterator[Any]:
-    """Yield a function that kills the Python workers of a stage, twice at most, and check that tasks failed by it.
-
-    ``pid`` is the JVM's: only a task can find it, and the tasks that wait for the test have all cores.
-
-    The first time may be too early: workers of the last stage wait for the next one. A task may fail twice.
-    """
-    tracker, times = spark.sparkContext.statusTracker(), dict[int, int]()
-
-    def kill(stage: int = -1) -> None:
-        if times.get(stage, 0) < 2 and kill_workers_of_tasks(pid):
-            times[stage] = times.get(stage, 0) + 1
-
-    yield kill
-    seen = [info.numFailedTasks for stage in times if (info := tracker.getStageInfo(stage)) is not None]
-    assert any(seen) or -1 in times
 
 
 @cells("trim", "read")

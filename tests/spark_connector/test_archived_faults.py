@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from dledger_core import Client, LocalCluster
 from jobs.archive import command
 from spark_connector import register
-from tests.spark_connector.spark_processes import kill_workers_of_tasks
+from tests.spark_connector.spark_processes import while_stages_run, workers_killed
 from tests.support.archiving import DirectJob
 from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
@@ -53,43 +51,6 @@ def numbers_in(spark: Any, peers: str, group: str) -> list[int]:
     return sorted(bodies.toArrow().column("number").to_pylist())
 
 
-@contextmanager
-def while_stages_run(spark: Any, act: Callable[[int], None]) -> Iterator[None]:
-    """Call ``act`` with the number of each stage whose tasks run, again and again, from another thread."""
-    tracker, ended = spark.sparkContext.statusTracker(), threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.1):
-            for stage in tracker.getActiveStageIds():
-                act(stage)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextmanager
-def workers_killed(spark: Any, stages: int) -> Iterator[None]:
-    """Kill the Python workers twice in each stage, and check that this made tasks of at least ``stages`` stages fail.
-
-    The first time may be too early: workers of the last stage wait for the next one. A task may fail twice.
-    """
-    tracker, pid, times = spark.sparkContext.statusTracker(), jvm_pid(spark), Counter[int]()
-
-    def kill(stage: int) -> None:
-        if times[stage] < 2 and kill_workers_of_tasks(pid):
-            times[stage] += 1
-
-    with while_stages_run(spark, kill):
-        yield
-    seen = [info.numFailedTasks for stage in times if (info := tracker.getStageInfo(stage)) is not None]
-    assert sum(map(bool, seen)) >= stages
-
-
 def begin_archive(client: Client, table: Path) -> None:
     """Append and prove the first entries: from here on retention waits for proofs."""
     append(client, 0, 1000)
@@ -105,12 +66,13 @@ def test_workers_killed_in_each_stage_change_no_row(
         append(client, 1000, COUNT - 1000)
         end = client.bounds().end
         arguments = ["--peers", cluster.peers, "--group", "killed", "--table", str(tmp_path / "table")]
-        with workers_killed(spark, 2):  # that writes, and that computes digests
+        # The stage that writes, and the one that computes digests.
+        with workers_killed(spark, jvm_pid(spark), 2) as kill, while_stages_run(spark, kill):
             code, done, _ = run(capsys, *arguments, "--until", str(end), "--write")
         assert (code, done["archived_end"], done["findings"]) == (0, end, [])
         append(client, COUNT, 2000)
         soon(lambda: client.bounds().first_index > end // 2, every_s=0.2)
-        with workers_killed(spark, 1):
+        with workers_killed(spark, jvm_pid(spark)) as kill, while_stages_run(spark, kill):
             assert numbers_in(spark, cluster.peers, "killed") == list(range(COUNT + 2000))
 
 
