@@ -138,6 +138,7 @@ def check_versions() -> None:
         raise ConfigError(f"{error.name} is not installed", sys.executable, _INSTALL) from None
     del delta
     _check_delta()
+    _check_spark_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not _under_spark_submit():
         os.environ["JAVA_HOME"] = str(find_java())
@@ -153,6 +154,16 @@ def _check_delta() -> None:
         raise ConfigError("delta-spark is not installed", sys.executable, _INSTALL) from None
     if found != DELTA_VERSION:
         raise ConfigError(f"delta-spark {DELTA_VERSION} is needed", sys.executable, _INSTALL, {"found": found})
+
+
+def _check_spark_home() -> None:
+    """Raise ConfigError for a SPARK_HOME of another Spark, which PySpark would start, with Delta's jar for its own."""
+    home = os.environ.get("SPARK_HOME")
+    jar = next(Path(home).glob("jars/spark-core_*.jar"), None) if home else None
+    found = None if jar is None else jar.stem.rpartition("-")[2]
+    if home and found and not found.startswith(f"{_spark_version()}."):
+        what = f"SPARK_HOME has Spark {found}, and PySpark is of {_spark_version()}"
+        raise ConfigError(what, home, "unset SPARK_HOME")
 
 
 def _spark_version() -> str:

@@ -50,6 +50,21 @@ def test_check_versions_rejects_another_delta(version: str | None, monkeypatch: 
     _session.check_versions()
 
 
+def test_check_versions_rejects_spark_home_of_another_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # no search for Java
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    _session.check_versions()  # nothing is known of it
+    (tmp_path / "jars").mkdir()
+    jar = tmp_path / "jars" / "spark-core_2.13-4.1.4.jar"
+    jar.touch()
+    with pytest.raises(ConfigError, match=r"Spark 4\.1\.4, and PySpark is of 4\.2") as caught:
+        _session.check_versions()
+    assert caught.value.remedy == "unset SPARK_HOME"
+    jar.rename(jar.with_name(f"spark-core_2.13-{pyspark.__version__}.jar"))
+    _session.check_versions()
+
+
 def test_check_versions_rejects_another_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "SYSTEM_JAVA", tmp_path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
