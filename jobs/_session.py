@@ -21,6 +21,7 @@ and the main thread waits for the work or the signal.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import sysconfig
 import tempfile
@@ -208,8 +209,15 @@ def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: 
             f"spark.jars.packages={_delta_package()}",
             "the first start fetches Delta's jars: connect to the network once, or set spark.jars.repositories",
         ) from None
-    if record is not None and not jars:
-        _record_jars(record, spark.conf.get("spark.jars", "") or "")
+    if not jars:
+        fetched = spark.conf.get("spark.jars", "") or ""
+        try:
+            check_jars(fetched)
+        except ConfigError:
+            spark.stop()
+            raise
+        if record is not None:
+            _record_jars(record, fetched)
     return spark
 
 
@@ -231,15 +239,31 @@ def _jars_record() -> Path:
 
 
 def recorded_jars(record: Path | None) -> str:
-    """Return the ``spark.jars`` that an earlier start recorded; empty without a record, or if a jar is not whole."""
+    """Return the ``spark.jars`` that an earlier start recorded; empty without a record, or if a jar was deleted.
+
+    Raises:
+        ConfigError: a jar is not whole.
+    """
     if record is None:
         return ""
     try:
         jars = record.read_text(encoding="utf-8").strip()
-        are_whole = all(path is not None and zipfile.is_zipfile(path) for path in map(local_path, jars.split(",")))
+        are_there = all(path is not None and path.is_file() for path in map(local_path, jars.split(",")))
     except (OSError, ValueError):  # no record, or one that is damaged or belongs to another user
         return ""
-    return jars if are_whole and _DELTA_JAR in jars else ""
+    if not are_there or _DELTA_JAR not in jars:
+        return ""
+    check_jars(jars)
+    return jars
+
+
+def check_jars(jars: str) -> None:
+    """Raise ConfigError for a jar of ``spark.jars`` that is not whole: Ivy keeps it, and Spark starts without it."""
+    for path in map(local_path, jars.split(",")):
+        if path is not None and path.is_file() and not zipfile.is_zipfile(path):
+            raise ConfigError(
+                "a jar is not whole", str(path), f"rm {shlex.quote(str(path))}; the next start fetches it"
+            )
 
 
 def _record_jars(record: Path, jars: str) -> None:

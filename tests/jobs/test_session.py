@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import traceback
 import zipfile
@@ -117,10 +118,16 @@ def test_recorded_jars_are_used_while_all_of_them_exist(tmp_path: Path, jars: li
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, -1])
-def test_recorded_jars_are_not_used_if_one_is_not_whole(tmp_path: Path, jars: list[Path], length: int) -> None:
+def test_jar_that_is_not_whole_is_named_until_its_remedy_is_typed(
+    tmp_path: Path, jars: list[Path], length: int
+) -> None:
     record, _ = recorded(tmp_path, jars)
     jars[1].write_bytes(jars[1].read_bytes()[:length])
-    assert not _session.recorded_jars(record)
+    with pytest.raises(ConfigError) as caught:
+        _session.recorded_jars(record)
+    assert caught.value.where == str(jars[1])
+    subprocess.run(caught.value.remedy.partition(";")[0], shell=True, check=True)
+    assert not _session.recorded_jars(record), "Spark fetches it"
 
 
 @pytest.mark.parametrize("record", [b"", b"\xff\xfe\x00", b"\0", b",", b"s3a://bucket/delta-spark.jar", b"x" * 5000])
