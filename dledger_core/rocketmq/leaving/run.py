@@ -116,6 +116,11 @@ class _Steps:
             raise StoreMismatchError(
                 "the destination is not empty", str(self._root), "name a directory that does not exist yet"
             )
+        wanted = self._job.request.id_map
+        if wanted is not None and not wanted.parent.is_dir():
+            raise ConfigError("the directory of --id-map does not exist", str(wanted.parent), "create it")
+        if wanted is not None and wanted.exists():
+            raise ConfigError("the file of --id-map exists", str(wanted), "name another file, or remove this one")
 
     def _begin(self) -> LeaveState:
         """Remove what a run of another source state has written, of which nothing has its name yet; read it all."""
