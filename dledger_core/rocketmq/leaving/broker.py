@@ -107,11 +107,15 @@ def broker_settings(broker: Path | None, conf: Path | None, data_file_bytes: int
 
     found = _size_in(broker, f"consumequeue/*/*/{_DIGITS}") or 6_000_000
     batches = _size_in(broker, f"batchconsumequeue/*/*/{_DIGITS}") or _BATCH_QUEUE_BYTES
+    batch_bytes = whole_number(properties, "mapperFileSizeBatchConsumeQueue", batches, conf)
+    if batch_bytes < BATCH_UNIT.itemsize:
+        what = f"mapperFileSizeBatchConsumeQueue = {batch_bytes} is less than a unit of {BATCH_UNIT.itemsize} bytes"
+        raise ConfigError(what, str(conf), "write a multiple of a unit, or remove the line for RocketMQ's default")
     queue_bytes = whole_number(properties, "mappedFileSizeConsumeQueue", found, conf)
     return BrokerSettings(
         whole_number(properties, "mappedFileSizeCommitLog", data_file_bytes, conf),
         -(-queue_bytes // UNIT_BYTES) * UNIT_BYTES,
-        whole_number(properties, "mapperFileSizeBatchConsumeQueue", batches, conf),
+        batch_bytes,
         key_file_size(conf, broker),
         _levels(values.get("messageDelayLevel"), conf),
         tuple(properties),

@@ -94,6 +94,14 @@ def test_files_of_batch_topics_have_size_of_source_without_configuration(tmp_pat
     assert sizes == {300_000 * 46}
 
 
+def test_file_of_batch_topics_holds_at_least_one_unit(tmp_path: Path) -> None:
+    source = written_by_broker(tmp_path / "broker", [batch(0, "AAB")])
+    conf = conf_in(tmp_path)
+    conf.write_text("mapperFileSizeBatchConsumeQueue=45\n")
+    with pytest.raises(ConfigError, match="less than a unit of 46 bytes"):
+        left(source, tmp_path / "new", conf)
+
+
 @pytest.mark.soak
 def test_run_with_batch_topics_resumes_after_kill_at_any_operation(tmp_path: Path) -> None:
     root, _ = in_dledger_mode(classic(tmp_path), tmp_path / "broker")
