@@ -26,6 +26,7 @@ import sysconfig
 import tempfile
 import time
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _INSTALL: Final = f"pip install 'pyspark~={SPARK_VERSION}.0' 'delta-spark=={DELTA_VERSION}'"
+_DELTA_JAR: Final = "delta-spark"
+"""In the name of the jar, without which the others are of no use."""
 _SETTINGS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -134,9 +137,22 @@ def check_versions() -> None:
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed", sys.executable, _INSTALL) from None
     del delta
+    _check_delta()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not _under_spark_submit():
         os.environ["JAVA_HOME"] = str(find_java())
+
+
+def _check_delta() -> None:
+    """Raise ConfigError for another delta-spark, which would fetch another jar; spark-submit has a jar of its own."""
+    if _under_spark_submit():
+        return
+    try:
+        found = metadata.version("delta-spark")
+    except metadata.PackageNotFoundError:
+        raise ConfigError("delta-spark is not installed", sys.executable, _INSTALL) from None
+    if found != DELTA_VERSION:
+        raise ConfigError(f"delta-spark {DELTA_VERSION} is needed", sys.executable, _INSTALL, {"found": found})
 
 
 def _spark_version() -> str:
@@ -204,16 +220,19 @@ def _jars_record() -> Path:
 
 
 def recorded_jars(record: Path | None) -> str:
-    """Return the value of ``spark.jars`` that an earlier start recorded; empty without one, or if a jar was deleted."""
-    if record is None or not record.is_file():
+    """Return the ``spark.jars`` that an earlier start recorded; empty without a record, or if a jar is not whole."""
+    if record is None:
         return ""
-    jars = record.read_text(encoding="utf-8").strip()
-    paths = [local_path(jar) for jar in jars.split(",")]
-    return jars if all(path is not None and path.is_file() for path in paths) else ""
+    try:
+        jars = record.read_text(encoding="utf-8").strip()
+        are_whole = all(path is not None and zipfile.is_zipfile(path) for path in map(local_path, jars.split(",")))
+    except (OSError, ValueError):  # no record, or one that is damaged or belongs to another user
+        return ""
+    return jars if are_whole and _DELTA_JAR in jars else ""
 
 
 def _record_jars(record: Path, jars: str) -> None:
-    if "delta-spark" in jars:
+    if _DELTA_JAR in jars:
         with suppress(OSError):  # a home that cannot be written: the next start fetches them again
             record.parent.mkdir(parents=True, exist_ok=True)
             made = record.with_name(f"{record.name}.{os.getpid()}")  # another job may start now

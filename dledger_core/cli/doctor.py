@@ -32,6 +32,7 @@ from dledger_core.client.verdict import GroupHealth, ask_health, reasons_of, sur
 from dledger_core.config import LIMITS, Peer, format_peers, parse_peers
 from dledger_core.connect import Client
 from dledger_core.environment import (
+    DELTA_SPARK_VERSIONS,
     DELTA_VERSION,
     JAVA_VERSIONS,
     SPARK_VERSION,
@@ -49,7 +50,6 @@ from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.quarantine import quarantine_reason
 
-_DELTA_JAR = f"*delta-spark_{SPARK_VERSION}_2.13*{DELTA_VERSION}.jar"
 _CONNECT_TIMEOUT_S = 2.0
 _TIMEOUT_MS = int(_CONNECT_TIMEOUT_S * 1000)
 _FREE_BYTES_MIN = 1 << 30
@@ -148,22 +148,23 @@ def _packages() -> Iterator[Check]:
 
 def _spark() -> Iterator[Check]:
     pyspark, delta = _version("pyspark"), _version("delta-spark")
-    is_default = bool(pyspark and pyspark.startswith(f"{SPARK_VERSION}."))
-    is_supported = bool(pyspark and pyspark.rpartition(".")[0] in SPARK_VERSIONS)
+    minor = ".".join((pyspark or SPARK_VERSION).split(".")[:2])
+    is_supported = pyspark is not None and minor in SPARK_VERSIONS
+    has_delta = minor in DELTA_SPARK_VERSIONS
     yield _pinned("PySpark", pyspark, " or ".join(SPARK_VERSIONS), is_supported, _WITH_SPARK)
-    if is_default or not is_supported:
+    if has_delta or not is_supported:
         yield _pinned("delta-spark", delta, DELTA_VERSION, delta == DELTA_VERSION, _WITH_DELTA)
     else:
-        remedy = f"ingest, the other jobs and the demo need PySpark {SPARK_VERSION} and delta-spark {DELTA_VERSION}"
-        yield Check("delta-spark", "note", delta or "not installed", remedy)
+        pair = f"PySpark {' or '.join(DELTA_SPARK_VERSIONS)} and delta-spark {DELTA_VERSION}"
+        yield Check("delta-spark", "note", delta or "not installed", f"ingest, the other jobs and the demo need {pair}")
     yield _java(needed=pyspark is not None)
     python = os.environ.get("PYSPARK_PYTHON")
     if python and shutil.which(python) != sys.executable:
         yield Check("PYSPARK_PYTHON", "wrong", python, f"export PYSPARK_PYTHON={sys.executable}")
-    jar = next((path for path in Path.home().glob(".ivy2*/**/" + _DELTA_JAR)), None)
+    jar = next(Path.home().glob(f".ivy2*/**/*delta-spark_{minor}_2.13*{DELTA_VERSION}.jar"), None)
     if jar:
         yield Check("Delta jar", "ok", str(jar))
-    else:
+    elif has_delta:
         yield Check("Delta jar", "note", "not in the Ivy cache", "Spark fetches it on first use; that needs a network")
 
 

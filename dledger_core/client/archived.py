@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
-from itertools import takewhile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -118,9 +117,23 @@ class ArchivedClient:
         """See ``OptionalOperations.offset_for_time``."""
         await self._known()
         time_ms = timestamp if isinstance(timestamp, int) else int(timestamp.timestamp() * 1000)
-        trimmed = list(takewhile(lambda one: one.start < self._first_index, self._ranges))
-        found = await asyncio.to_thread(self._archive.first, trimmed, "timestamp", time_ms) if trimmed else None
-        return found if found is not None else int(await self._log.offset_for_time(timestamp, min_commit=min_commit))
+        found = await self._first_at(0, time_ms)
+        if found is not None:
+            return found
+        index = int(await self._log.offset_for_time(timestamp, min_commit=min_commit))
+        # The node that responded may have deleted more than the others, or since, and did not see these entries
+        # (test_time_is_exact_where_one_node_has_trimmed_more).
+        before, first = self._first_index, max(node.first_index for node in (await self._log.metadata()).nodes)
+        if first <= before:
+            return index
+        await self._learn(first)
+        found = await self._first_at(before, time_ms)
+        return index if found is None else min(index, found)
+
+    async def _first_at(self, start: int, time_ms: int) -> int | None:
+        """Return the first index at or after a time in the ranges that the log has trimmed and that end after start."""
+        trimmed = [one for one in self._ranges if start < one.end and one.start < self._first_index]
+        return await asyncio.to_thread(self._archive.first, trimmed, "timestamp", time_ms) if trimmed else None
 
     async def _of_either(
         self,

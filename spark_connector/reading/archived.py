@@ -20,6 +20,7 @@ from dledger_core import (
     READ_SCHEMA,
     ArchivedRange,
     ArchiveState,
+    DLedgerError,
     IndexOutOfRangeError,
     LogRange,
     UnreachableError,
@@ -94,20 +95,32 @@ class ArchivedLog(ServerLog):
             found = range_with(self._window, index)
         return found
 
+    def _trimmed_range(self, index: int, error: DLedgerError) -> ArchivedRange:
+        """Return the range with an index that the log has trimmed meanwhile; raise ``error`` if it has another cause.
+
+        Retention goes on while a query is planned and read, because nothing is pinned.
+        """
+        if isinstance(error, UnreachableError):  # a node that hangs may still have it
+            first = self._first_stored()
+        else:
+            first = error.end if isinstance(error, RetentionError) else int(error.values.get("first_index", -1))
+        found = self._range_of(index) if index < first else None
+        if found is None:
+            raise error
+        self.stored_index = first
+        return found
+
     def record(self, index: int) -> RecordInfo:
         """See ``Log``; within a range of the archive the check is unknown, and the position is an estimate."""
         if self._is_stored(index):
             try:
                 return super().record(index)
-            except IndexOutOfRangeError as error:
-                if index >= int(error.values.get("first_index", -1)):
-                    raise
-                missing = error
+            except (IndexOutOfRangeError, UnreachableError) as error:
+                found = self._trimmed_range(index, error)
         else:
-            missing = IndexOutOfRangeError(f"index {index} is not stored", f"group {self.group!r}")
-        found = self._range_of(index)
-        if found is None:
-            raise missing
+            found = self._range_of(index)
+            if found is None:
+                raise IndexOutOfRangeError(f"index {index} is not stored", f"group {self.group!r}")
         count, size = found.end - found.start, found.nbytes
         position, end = (found.position + size * (at - found.start) // count for at in (index, index + 1))
         if index < found.end - 1:
@@ -117,7 +130,11 @@ class ArchivedLog(ServerLog):
     def split_points(self, part: Range, positions: Sequence[int]) -> Sequence[int]:
         """See ``Log``; the archive is divided between its ranges."""
         if part.start >= self.stored_index:
-            return super().split_points(part, positions)
+            try:
+                return super().split_points(part, positions)
+            except (IndexOutOfRangeError, UnreachableError) as error:
+                # The same nodes had it a moment ago (test_entries_trimmed_while_they_are_planned_are_read).
+                self._trimmed_range(part.start, error)
         borders = [(one.position, one.start) for one in self._ranges if part.start < one.start < part.end]
         borders = [(-1, part.start), *borders, (_AFTER_ALL, part.end)]
         return [min(borders, key=lambda border: abs(border[0] - goal))[1] for goal in positions]
@@ -125,7 +142,18 @@ class ArchivedLog(ServerLog):
     def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """See ``Log``."""
         found = self._archived.first(self._trimmed(), "timestamp", timestamp_ms)
-        return super().index_at_time(timestamp_ms, bounds) if found is None else found
+        if found is not None:
+            return found
+        index = super().index_at_time(timestamp_ms, bounds)
+        # The node that responded may have deleted more than the others, or since, and did not see these entries
+        # (test_time_is_exact_where_one_node_has_trimmed_more).
+        first = max(node.first_index for node in self._client.metadata().nodes)
+        unseen, at = list[ArchivedRange](), self.stored_index
+        while at < min(first, index) and (one := self._range_of(at)) is not None:
+            unseen.append(one)
+            at = one.end
+        found = self._archived.first(unseen, "timestamp", timestamp_ms) if unseen else None
+        return index if found is None else min(index, found)
 
     def index_at_term(self, term: int) -> int | None:
         """Return the first archived index with a row of a term or a later one; None if there is none."""
@@ -177,12 +205,7 @@ class ArchivedLog(ServerLog):
             try:
                 return super().read(part, start, replica, max_bytes, columns)
             except (RetentionError, UnreachableError) as error:
-                # Retention may also delete it meanwhile.
-                first = error.end if isinstance(error, RetentionError) else self._first_stored()
-                found = self._range_of(start) if start < first else None
-                if found is None:
-                    raise
-                self.stored_index = first
+                found = self._trimmed_range(start, error)
         else:
             found = self._range_of(start)
             if found is None:

@@ -21,6 +21,7 @@ from dledger_core.cli.certificate_checks import client_certificates, node_certif
 from dledger_core.cli.machine import Mount, judge_mount, memory_limit, mount_of
 from dledger_core.cli.options import Access
 from dledger_core.cluster import LocalCluster
+from dledger_core.environment import DELTA_VERSION
 from dledger_core.net.tls import TlsOptions
 from dledger_core.server.security.authentication import SecurityFiles
 from dledger_core.storage.files.file_system import OsFiles
@@ -123,6 +124,33 @@ def test_other_versions_of_pyspark_and_delta_are_wrong(tmp_path: Path) -> None:
     checks = checked(done)
     assert checks["PySpark"][:2] == ("wrong", "3.5.1")
     assert checks["delta-spark"][:2] == ("wrong", "3.2.0")
+
+
+@pytest.mark.parametrize(
+    ("pyspark", "delta", "result", "jar"),
+    [
+        ("4.1.4", "4.4.0", "ok", "note"),
+        ("4.1.4", "4.0.0", "wrong", "note"),
+        ("4.2.0", "4.4.0", "ok", "ok"),
+        ("4.2.0", "4.4.1", "wrong", "ok"),
+        ("4.3.0", "4.4.0", "note", None),
+    ],
+)
+def test_delta_is_checked_for_each_pyspark_that_it_has_a_jar_for(
+    pyspark: str, delta: str, result: str, jar: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.metadata
+
+    version, given = importlib.metadata.version, {"pyspark": pyspark, "delta-spark": delta}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: given.get(name) or version(name))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ivy2" / "jars").mkdir(parents=True)
+    (tmp_path / ".ivy2" / "jars" / f"io.delta_delta-spark_4.2_2.13-{DELTA_VERSION}.jar").touch()
+    checks = doctor()
+    assert checks["PySpark"][0] == "ok"
+    assert checks["delta-spark"][:2] == (result, delta)
+    assert result != "note" or f"PySpark 4.1 or 4.2 and delta-spark {DELTA_VERSION}" in checks["delta-spark"][2]
+    assert checks.get("Delta jar", (None,))[0] == jar
 
 
 def test_java_is_only_a_note_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:

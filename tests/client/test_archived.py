@@ -91,6 +91,14 @@ def test_entry_is_found_by_index_position_and_time(client: SyncLogClient) -> Non
         assert client.offset_for_time(entry(index)["timestamp"] // 1000) == index
 
 
+@pytest.mark.parametrize("index", [60, 120, 240, 285])
+def test_time_is_exact_where_one_node_has_trimmed_more(log: ArchivedGroup, client: SyncLogClient, index: int) -> None:
+    log.first_index = 50
+    client.bounds()
+    log.trim_before("offset_for_time", 280)
+    assert client.offset_for_time(entry(index)["timestamp"] // 1000) == index
+
+
 def test_entries_trimmed_meanwhile_are_read_from_the_archive(log: ArchivedGroup, client: SyncLogClient) -> None:
     log.first_index = 50
     found = client.tail(60, 300)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
+import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from dledger_core import ConfigError, environment
+from dledger_core.environment import DELTA_VERSION
 from jobs import _session
 from jobs._session import check_resume, parse_trigger
 from spark_connector.errors import CheckpointError, GroupGoneError, LogRecreatedError, OffsetBeyondEndError
@@ -26,6 +30,24 @@ def test_check_versions_rejects_another_pyspark(version: str, monkeypatch: pytes
     with pytest.raises(ConfigError) as caught:
         _session.check_versions()
     assert caught.value.values == {"found": version}
+
+
+@pytest.mark.parametrize("version", ["3.3.2", "4.0.0", "4.3.1", "4.4.1", None])
+def test_check_versions_rejects_another_delta(version: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(name: str) -> str:
+        assert name == "delta-spark"
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", installed)
+    with pytest.raises(ConfigError) as caught:
+        _session.check_versions()
+    assert caught.value.values == ({} if version is None else {"found": version})
+    assert f"'delta-spark=={DELTA_VERSION}'" in caught.value.remedy
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # spark-submit, whose user names the jar
+    _session.check_versions()
 
 
 def test_check_versions_rejects_another_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,16 +76,49 @@ def test_long_error_in_micro_batch_has_one_line() -> None:
             write(rows, number)
 
 
-def test_recorded_jars_are_used_while_all_of_them_exist(tmp_path: Path) -> None:
-    record, jars = tmp_path / "record", [tmp_path / name for name in ("delta.jar", "storage.jar")]
-    assert not _session.recorded_jars(None)
-    assert not _session.recorded_jars(record)
-    for jar in jars:
-        jar.touch()
+@pytest.fixture
+def jars(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / name for name in ("io.delta_delta-spark.jar", "storage.jar")]
+    for path in paths:
+        with zipfile.ZipFile(path, "w") as jar:
+            jar.writestr("content", "x" * 1000)
+    return paths
+
+
+def recorded(tmp_path: Path, jars: list[Path]) -> tuple[Path, str]:
     text = ",".join(f"file://{jar}" for jar in jars)
+    record = tmp_path / "record"
     record.write_text(f"{text}\n")
+    return record, text
+
+
+def test_recorded_jars_are_used_while_all_of_them_exist(tmp_path: Path, jars: list[Path]) -> None:
+    assert not _session.recorded_jars(None)
+    assert not _session.recorded_jars(tmp_path / "record")
+    record, text = recorded(tmp_path, jars)
     assert _session.recorded_jars(record) == text
     jars[1].unlink()
+    assert not _session.recorded_jars(record)
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, -1])
+def test_recorded_jars_are_not_used_if_one_is_not_whole(tmp_path: Path, jars: list[Path], length: int) -> None:
+    record, _ = recorded(tmp_path, jars)
+    jars[1].write_bytes(jars[1].read_bytes()[:length])
+    assert not _session.recorded_jars(record)
+
+
+@pytest.mark.parametrize("record", [b"", b"\xff\xfe\x00", b"\0", b",", b"s3a://bucket/delta-spark.jar", b"x" * 5000])
+def test_damaged_record_of_jars_is_none(tmp_path: Path, record: bytes) -> None:
+    path = tmp_path / "record"
+    path.write_bytes(record)
+    assert not _session.recorded_jars(path)
+
+
+def test_record_that_cannot_be_opened_or_lacks_delta_is_none(tmp_path: Path, jars: list[Path]) -> None:
+    assert not _session.recorded_jars(tmp_path)
+    assert not _session.recorded_jars(tmp_path / ("x" * 300))
+    record, _ = recorded(tmp_path, jars[1:])
     assert not _session.recorded_jars(record)
 
 

@@ -103,6 +103,15 @@ def test_task_reads_entries_that_were_trimmed_after_the_plan(log: ArchivedGroup)
     assert indexes(reader, planned) == ROWS
 
 
+@pytest.mark.parametrize("node_hangs", [False, True])
+@pytest.mark.parametrize("step", ["records", "split_points"])
+def test_entries_trimmed_while_they_are_planned_are_read(log: ArchivedGroup, step: str, node_hangs: bool) -> None:
+    log.first_index, log.node_hangs = 50, node_hangs
+    log.trim_before(step, 280)
+    reader = DLedgerBatchReader(options(minPartitions=3))
+    assert indexes(reader, reader.partitions()) == ROWS
+
+
 @pytest.mark.parametrize("trimmed_at", [0, 50])
 def test_trimmed_entries_are_read_while_a_node_hangs(
     log: ArchivedGroup, monkeypatch: pytest.MonkeyPatch, trimmed_at: int
@@ -187,6 +196,14 @@ def test_start_and_end_by_time_are_exact_in_the_archive(log: ArchivedGroup) -> N
     at = {index: entry(index)["timestamp"] // 1000 for index in (120, 240)}
     rows = read_rows(DLedgerBatchReader(options(startingTimestamp=at[120], endingTimestamp=at[240])))
     assert [row["index"] for row in rows] == list(range(120, 240))
+
+
+@pytest.mark.parametrize("index", [60, 120, 240, 285])
+def test_time_is_exact_where_one_node_has_trimmed_more(log: ArchivedGroup, index: int) -> None:
+    log.first_index = 50
+    log.trim_before("offset_for_time", 280)
+    rows = read_rows(DLedgerBatchReader(options(startingTimestamp=entry(index)["timestamp"] // 1000)))
+    assert [row["index"] for row in rows] == [each for each in ROWS if each >= index]
 
 
 def test_filters_of_term_and_index_narrow_the_archive(log: ArchivedGroup) -> None:

@@ -20,6 +20,8 @@ from dledger_core import (
     IndexOutOfRangeError,
     LogRange,
     LogSlice,
+    Metadata,
+    NodeStatus,
     Proof,
     RowsDigest,
     UnreachableError,
@@ -124,6 +126,19 @@ class ArchivedGroup:
 
     # --- what a reader asks
 
+    def metadata(self) -> Metadata:
+        return Metadata("n1", 3, (NodeStatus("n1", "", "leader", first_index=self.first_index), NodeStatus("n2", "")))
+
+    def trim_before(self, method: str, first_index: int) -> None:
+        """Trim entries when a method is called for the first time, before its response."""
+        answer = getattr(self, method)
+
+        def trimming(*given: Any, **more: Any) -> Any:
+            self.first_index = max(self.first_index, first_index)
+            return answer(*given, **more)
+
+        setattr(self, method, trimming)
+
     def bounds(self, **_: Any) -> LogRange:
         return LogRange(self.first_index, self.size, self.size - 1, self.log_uuid, self.chain)
 
@@ -154,6 +169,7 @@ class ArchivedGroup:
         return next(times, self.size)
 
     def split_points(self, start: int, end: int, positions: Any) -> list[int]:
+        self._check(start)
         return [min(max(position // RECORD_BYTES, start), end) for position in positions]
 
     def pin(self, name: str, start: int, seconds: float) -> None:
