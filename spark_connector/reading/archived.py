@@ -98,7 +98,7 @@ class ArchivedLog(ServerLog):
     def _trimmed_range(self, index: int, error: DLedgerError) -> ArchivedRange:
         """Return the range with an index that the log has trimmed meanwhile; raise ``error`` if it has another cause.
 
-        Retention goes on while a query is planned and read, because nothing is pinned.
+        Retention deletes entries while a query is planned and read, because nothing is pinned.
         """
         if isinstance(error, UnreachableError):  # a node that hangs may still have it
             first = self._first_stored()

@@ -28,7 +28,7 @@ _COUNT_MAX: Final = 32767
 
 
 def batch_sizes(located: Located) -> _I64:
-    """Return the number of messages that each record has by its property, 1 if it is no batch."""
+    """Return the number of messages that each record has by its property, 1 for a single message."""
     batched = (located.sys_flags & INNER_BATCH) != 0
     found = np.ones(located.count, np.int64)
     if batched.any():
