@@ -104,7 +104,7 @@ class BrokerParts:
         if inspection.stored is not None:  # Java records its commit index after a broker has filled the queues
             end, time = inspection.stored
             until = max(filter(None, (until, time)), default=None)
-        return [*self._ahead(end, until), *self._queues_of(inspection)]
+        return [*self._ahead(end, until), *self._queues_of(inspection), *self._empty_files()]
 
     def without_log(self) -> list[PartProblem]:
         """Return the differences from a log that is missing."""
@@ -114,6 +114,15 @@ class BrokerParts:
             what = f"the log is missing, and the consume queues have {units:,} units"
             found.append(PartProblem(f"{what}: {_RESTORE}", self.broker / _QUEUES, None, is_damage=True))
         return found
+
+    def _empty_files(self) -> list[PartProblem]:
+        """Return the files with which a broker does not start."""
+        found = [queue.empty_file for queue in (self.queues or {}).values() if queue.empty_file is not None]
+        if not found:
+            return []
+        names = _list([str(path.relative_to(self.broker)) for path in sorted(found)])
+        what = f"the last file of a consume queue is empty, and brokers do not start with it: move it away: {names}"
+        return [PartProblem(what, self.broker / _QUEUES, None, is_damage=True, count=len(found))]
 
     def _ahead(self, end: int, stored: datetime | None) -> list[PartProblem]:
         """Return the parts that name messages after the last one."""

@@ -112,6 +112,7 @@ class ArchivedLog(ServerLog):
 
     def record(self, index: int) -> RecordInfo:
         """See ``Log``; within a range of the archive the check is unknown, and the position is an estimate."""
+        found: ArchivedRange | None
         if self._is_stored(index):
             try:
                 return super().record(index)
@@ -201,6 +202,7 @@ class ArchivedLog(ServerLog):
             ArchiveDamagedError: the table does not have the rows that the log has recorded.
         """
         self._use_log(part.log)
+        found: ArchivedRange | None
         if self._is_stored(start):
             try:
                 return super().read(part, start, replica, max_bytes, columns)

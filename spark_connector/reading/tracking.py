@@ -301,7 +301,12 @@ class Tracker:
                 raise RetentionError.of(group, index, index + 1)
             return check.term
 
-        return first + bisect_left(range(first, bounds.end), term, key=term_of)
+        try:
+            return first + bisect_left(range(first, bounds.end), term, key=term_of)
+        except RetentionError:
+            if isinstance(log, ArchivedLog) and log.stored_index > first:  # the archive has them
+                return self.index_at_term(group, term, bounds)
+            raise
 
     def offset_at(self, ends: Mapping[str, int], bounds: Mapping[str, LogRange]) -> StreamOffset:
         """Return the offset at the given indexes, with term and check of the record before each."""

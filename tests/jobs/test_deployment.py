@@ -45,7 +45,9 @@ def arguments(job: str, peers: str, directory: Path) -> list[str]:
     return ["--peers", peers, "--table", str(directory / "table"), *checkpoint]
 
 
-def run(command: Sequence[str], directory: Path, python_path: str = "") -> tuple[int, list[str]]:
+def run(
+    command: Sequence[str], directory: Path, python_path: str = "", *, timeout_s: float = 400.0
+) -> tuple[int, list[str]]:
     """Run a program in an empty directory, with the Java and the interpreter that a user would name."""
     work = directory / "work"
     work.mkdir()
@@ -55,7 +57,7 @@ def run(command: Sequence[str], directory: Path, python_path: str = "") -> tuple
     environment |= short_lived_environment()
     environment["PATH"] = f"{BIN}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        [*command], capture_output=True, text=True, check=False, cwd=work, env=environment, timeout=400
+        [*command], capture_output=True, text=True, check=False, cwd=work, env=environment, timeout=timeout_s
     )
     lines = done.stdout.splitlines()  # spark-submit sends a program's stderr to its own stdout
     assert lines, done.stderr
@@ -96,10 +98,13 @@ HADOOP_VERSION = "3.5.0"
 SDK_VERSION = "2.35.4"
 """Of the AWS SDK that this Hadoop names, whose modules are a twentieth of its bundle."""
 SDK = ("s3", "s3-transfer-manager", "sts", "apache-client", "netty-nio-client")
+STARVED_S = 1200.0
+"""A run takes 20 s of a processor, of which a busy machine leaves it a twentieth."""
 EXCLUDED = ("software.amazon.awssdk:bundle", "org.wildfly.openssl:wildfly-openssl", "org.slf4j:slf4j-api")
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(2 * STARVED_S)
 def test_archive_on_object_storage_is_written_by_spark_and_shows_no_secret(cluster: Any, tmp_path: Path) -> None:
     """The command of the guide, with the files that it describes."""
     (tmp_path / "events").mkdir()
@@ -125,7 +130,7 @@ def test_archive_on_object_storage_is_written_by_spark_and_shows_no_secret(clust
         assert given.keys() <= set(printed)
         submit = [*SUBMIT, "--packages", ",".join(packages), "--exclude-packages", ",".join(EXCLUDED)]
         submit += [given.get(part, part) for part in printed[3:]]
-        code, lines = run([*submit, "--until", str(end)], tmp_path)
+        code, lines = run([*submit, "--until", str(end)], tmp_path, timeout_s=STARVED_S)
         summary = json.loads(lines[-1])
         assert (code, summary["status"], summary["archived_end"]) == (0, "ok", end), lines
         archive = client.metadata().archive
@@ -134,7 +139,7 @@ def test_archive_on_object_storage_is_written_by_spark_and_shows_no_secret(clust
         # deltalake writes to the same table: the row is found, and replaced by Spark.
         append(table, [entry(1)], "default", storage=bucket.storage)
         (tmp_path / "work").rmdir()
-        code, verified = run([*submit, "--verify"], tmp_path)
+        code, verified = run([*submit, "--verify"], tmp_path, timeout_s=STARVED_S)
         summary = json.loads(verified[-1])
         assert (code, summary["status"]) == (0, "ok"), verified
         assert ArchiveTable(table, bucket.storage).count("default", 0, end) == sum(

@@ -60,8 +60,17 @@ def without_queue(directory: Path) -> Path:
     return path
 
 
+def with_empty_queue_file(directory: Path) -> Path:
+    path, _ = broker(MIXED, directory)
+    [first] = (path / "consumequeue/Transfers/0").iterdir()
+    size = first.stat().st_size
+    (first.parent / f"{size:020d}").write_bytes(bytes(size))
+    return path
+
+
 MADE: dict[str, Callable[[Path], Path]] = {
     "The broker does not start: a data file is missing": damaged("lost_file"),
+    "The broker does not start: IllegalArgumentException in correctMinOffset": with_empty_queue_file,
     "Consumers fail at one message": damaged("flipped_body"),
     "After a power loss the log is shorter": damaged("lost_end"),
     "The index is damaged, the data is not": damaged_index,
@@ -78,7 +87,7 @@ def test_every_symptom_of_page_has_its_store() -> None:
     assert SYMPTOMS.keys() == MADE.keys()
 
 
-@pytest.mark.parametrize("symptom", MADE, ids=lambda title: title[:40])
+@pytest.mark.parametrize("symptom", MADE, ids=lambda title: title[:60])
 def test_command_of_page_prints_its_text(tmp_path: Path, symptom: str) -> None:
     command, printed = SYMPTOMS[symptom]
     path = MADE[symptom](tmp_path)

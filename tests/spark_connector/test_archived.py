@@ -217,6 +217,14 @@ def test_filters_of_term_and_index_narrow_the_archive(log: ArchivedGroup) -> Non
         assert [row["index"] for row in read_rows(reader)] == expected
 
 
+def test_term_is_exact_where_entries_are_trimmed_meanwhile(log: ArchivedGroup) -> None:
+    log.first_index = 50
+    log.trim_before("records", 280)
+    reader = FilteredBatchReader(options(filterPushdown="one_query"))
+    list(reader.pushFilters([GreaterThanOrEqual(("term",), 2)]))
+    assert [row["index"] for row in read_rows(reader)] == [index for index in ROWS if index >= 150]
+
+
 def test_without_or_after_the_end_of_an_archive_deleted_entries_are_a_loss(log: ArchivedGroup) -> None:
     log.recorded, log.table = [], None
     bounds = {"startingOffsets": json.dumps({GROUP: 100})}

@@ -31,7 +31,7 @@ from tests.spark_connector.spark_processes import workers_killed
 from tests.support.archiving import DirectJob
 from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
-from tests.support.soon import soon
+from tests.support.soon import awaited, soon
 from tests.support.spark_jvm import jvm_pid
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
@@ -72,9 +72,13 @@ class History:
         stored = self.client.bounds().first_index
         self.append()
         self.prove()
-        soon(lambda: self.client.bounds().first_index > stored, every_s=0.05)
+        self._await_first_index(stored + 1)
         kill()
-        soon(lambda: self.client.bounds().first_index >= beyond, every_s=0.1)
+        self._await_first_index(beyond)
+
+    def _await_first_index(self, least: int) -> None:
+        found = awaited(lambda: self.client.bounds().first_index >= least, 120.0, every_s=0.05)
+        assert found, (least, self.client.metadata())
 
     def run(self, step: str, until: int = 0) -> Run:
         folder = self.directory / f"run {self.runs}"

@@ -18,16 +18,16 @@ from dledger_core.rocketmq.leaving.rewrite import References
 from dledger_core.rocketmq.message.layout import DELAY_LEVELS_MS
 from dledger_core.rocketmq.store.broker_conf import broker_properties, whole_number
 from dledger_core.rocketmq.store.broker_json import topic_configs
-from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES, queues_in_rocksdb
+from dledger_core.rocketmq.store.consume_queue import BATCH_UNIT, UNIT_BYTES, queues_in_rocksdb
 from dledger_core.rocketmq.store.key_files import KeyFileSize, key_file_size
 from dledger_core.storage.files.file_system import Files
 
 _DIGITS: Final = "[0-9]" * 20
 _MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_BATCH_QUEUE_BYTES: Final = 300_000 * BATCH_UNIT.itemsize
 _OUT: Final = re.compile(r"dLeger|enableDLegerCommitLog|preferredLeaderId|storePathDLedgerCommitLog")
 _OWN: Final = re.compile(r"brokerId|brokerRole|storePathRootDir|storePathCommitLog")
 _NOT_CONVERTED: Final = {
-    "batchconsumequeue": "batch consume queues",
     "compaction": "compacted logs of compaction topics, which a broker compacts again from the CommitLog",
     "consumequeue_ext": "extensions of consume queues; the units have plain tags codes, which all brokers read",
     "tieredstore": "tiered storage",
@@ -41,6 +41,7 @@ class BrokerSettings:
     Attributes:
         commit_log_bytes: size of a CommitLog file.
         queue_bytes: size of a consume queue file.
+        batch_queue_bytes: size of a consume queue file of a batch topic.
         index: size of an index file.
         delay_levels_ms: ``messageDelayLevel``.
         properties: of the file; empty without one.
@@ -48,6 +49,7 @@ class BrokerSettings:
 
     commit_log_bytes: int
     queue_bytes: int
+    batch_queue_bytes: int
     index: KeyFileSize
     delay_levels_ms: tuple[int, ...]
     properties: tuple[Property, ...]
@@ -74,6 +76,7 @@ class BrokerSettings:
         sizes = {
             "mappedFileSizeCommitLog": self.commit_log_bytes,
             "mappedFileSizeConsumeQueue": self.queue_bytes,
+            "mapperFileSizeBatchConsumeQueue": self.batch_queue_bytes,
             "maxHashSlotNum": self.index.slots,
             "maxIndexNum": self.index.units,
         }
@@ -103,10 +106,16 @@ def broker_settings(broker: Path | None, conf: Path | None, data_file_bytes: int
         )
 
     found = _size_in(broker, f"consumequeue/*/*/{_DIGITS}") or 6_000_000
+    batches = _size_in(broker, f"batchconsumequeue/*/*/{_DIGITS}") or _BATCH_QUEUE_BYTES
+    batch_bytes = whole_number(properties, "mapperFileSizeBatchConsumeQueue", batches, conf)
+    if batch_bytes < BATCH_UNIT.itemsize:
+        what = f"mapperFileSizeBatchConsumeQueue = {batch_bytes} is less than a unit of {BATCH_UNIT.itemsize} bytes"
+        raise ConfigError(what, str(conf), "write a multiple of a unit, or remove the line for RocketMQ's default")
     queue_bytes = whole_number(properties, "mappedFileSizeConsumeQueue", found, conf)
     return BrokerSettings(
         whole_number(properties, "mappedFileSizeCommitLog", data_file_bytes, conf),
         -(-queue_bytes // UNIT_BYTES) * UNIT_BYTES,
+        batch_bytes,
         key_file_size(conf, broker),
         _levels(values.get("messageDelayLevel"), conf),
         tuple(properties),
@@ -131,8 +140,8 @@ def _levels(text: str | None, conf: Path | None) -> tuple[int, ...]:
         ) from None
 
 
-def other_queue_topics(broker: Path | None) -> frozenset[str]:
-    """Return the topics whose consume queues are not files of 20-byte units."""
+def batch_topics(broker: Path | None) -> frozenset[str]:
+    """Return the topics of type BatchCQ."""
     configs = (topic_configs(broker) or {}) if broker is not None else {}
     found = set()
     for topic, config in configs.items():
@@ -261,9 +270,12 @@ def write_checkpoint(path: Path, stored_ms: int, end: int, files: Files) -> None
 
 
 def link_file(source: Path, target: Path, copy: Callable[[Path, Path], None]) -> None:
-    """Link a file, or copy it: a broker never writes to a full CommitLog file again, so both can share it."""
+    """Link a file, or copy it: a broker never writes to a full CommitLog file again, so both can share it.
+
+    Of a symbolic link its file is linked: the destination must not depend on directories of the source.
+    """
     try:
-        target.hardlink_to(source)
+        target.hardlink_to(source.resolve())
     except OSError:  # a different file system, or one without hard links
         copy(source, target)
 

@@ -36,10 +36,11 @@ class Copy:
         settings = job.settings
         self._log = job.log_files()
         self._queues = job.queue_files(state.ends)
+        self._batches = job.batch_files({queue: slots.used for queue, slots in state.batches.items()})
         self._keys = KeyFiles(job.files, job.path("index"), settings.index, state.started_ms, state.keys)
         self._ids = None if job.id_part is None else IdMap(job.files, job.id_part, state.id_bytes)
         self._rewriter = job.rewriter(state.position, state.counters)
-        self._placement = Placement(job, state, state.used)
+        self._placement = Placement(job, state, state.used, state.batches)
 
     def run(self) -> None:
         """Copy everything that is left, and save the state in which the copy is complete."""
@@ -60,6 +61,8 @@ class Copy:
                 if unsaved > job.request.save_bytes or time.monotonic() - saved_at > _SAVE_S:
                     self._save(references)
                     saved_at, unsaved = time.monotonic(), 0
+            for placed in self._placement.rest():
+                self._batches.put(placed.queue, placed.slots, placed.units)
             state.phase = "rest"
             self._save(references)
 
@@ -67,8 +70,9 @@ class Copy:
         if messages.moved:
             self._log.write(messages)
             self._state.references_moved += messages.half_moved
-        for queue, at, units in self._placement.place(messages):
-            self._queues.put(queue, at, units)
+        for placed in self._placement.place(messages):
+            files = self._batches if placed.of_batches else self._queues
+            files.put(placed.queue, placed.slots, placed.units)
         self._keys.add(keys_of(messages.located, messages.positions))
         if self._ids is not None:
             self._ids.add(messages)
@@ -78,6 +82,7 @@ class Copy:
         state = self._state
         self._log.sync()
         self._queues.flush()
+        self._batches.flush()
         self._keys.flush()
         references.sync()
         if self._ids is not None:

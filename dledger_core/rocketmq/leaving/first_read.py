@@ -12,6 +12,7 @@ from dledger_core.record import MAGIC_DATA
 from dledger_core.rocketmq.convert.messages import QueueCounters
 from dledger_core.rocketmq.convert.parts import SourceCursor
 from dledger_core.rocketmq.convert.plan import Step
+from dledger_core.rocketmq.leaving.batch_queues import BatchTotals
 from dledger_core.rocketmq.leaving.broker import not_converted
 from dledger_core.rocketmq.leaving.entries import Part
 from dledger_core.rocketmq.leaving.job import Job
@@ -76,6 +77,8 @@ class _FirstRead:
             found = totals.queues.setdefault(queue, QueueRanges())
             found.add(units.offsets[rows])
             found.renumbered |= again
+        for queue, batches in units.batches():
+            totals.batches.setdefault(queue, BatchTotals()).add(batches)
         totals.in_no_queue += units.in_no_queue
         totals.of_other_queues += units.of_other_queues
         totals.messages += len(messages.positions)
@@ -91,6 +94,8 @@ class _FirstRead:
     def _start(self) -> int:
         """Decide about queues that are not plain; return the start of the new CommitLog."""
         filled = [self._check_queue(queue, ranges) for queue, ranges in self._totals.queues.items()]
+        for queue, batches in self._totals.batches.items():
+            self._check_batches(queue, batches)
         classic = self._job.entries.classic
         if classic is None:
             # A broker takes a pre-fill unit for a message at position 0: there must be none.
@@ -105,12 +110,29 @@ class _FirstRead:
             )
         return start
 
+    def _check_name(self, topic: str, queue_id: int) -> dict[str, object]:
+        """Return the values of an error about a queue, which can be a directory."""
+        where = {"topic": topic, "queue_id": queue_id}
+        if not is_file_name(topic) or queue_id < 0:
+            what = f"queue {queue_id} of topic {topic!r} cannot be a directory"
+            raise CorruptRecordError(what, str(self._job.source.path), "", where)
+        return where
+
+    def _check_batches(self, queue: Queue, batches: BatchTotals) -> None:
+        topic, queue_id = queue
+        where = self._check_name(topic, queue_id)
+        if batches.repeated and self._job.request.on_duplicate is None:
+            raise ConfigError(
+                f"queue {queue_id} of topic {topic} has offset {batches.first_repeated} twice",
+                str(self._job.source.path),
+                "choose with --on-duplicate first (the later batch gets no unit) or last (both, as the running broker)",
+                where,
+            )
+
     def _check_queue(self, queue: Queue, ranges: QueueRanges) -> bool:
         """Return whether a queue needs pre-fill units; raise if it cannot be written, or a decision is missing."""
         (topic, queue_id), request, source = queue, self._job.request, str(self._job.source.path)
-        where = {"topic": topic, "queue_id": queue_id}
-        if not is_file_name(topic) or queue_id < 0:
-            raise CorruptRecordError(f"queue {queue_id} of topic {topic!r} cannot be a directory", source, "", where)
+        where = self._check_name(topic, queue_id)
         doubled = ranges.doubled()
         if doubled is not None and request.on_duplicate is None:
             raise ConfigError(

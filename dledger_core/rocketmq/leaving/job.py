@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,14 @@ from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.convert.messages import QueueCounters
 from dledger_core.rocketmq.convert.plan import Step
 from dledger_core.rocketmq.convert.source import ConversionSource
-from dledger_core.rocketmq.leaving.broker import BrokerSettings, broker_settings, other_queue_topics
+from dledger_core.rocketmq.leaving.batch_queues import BatchSlots
+from dledger_core.rocketmq.leaving.broker import BrokerSettings, batch_topics, broker_settings
 from dledger_core.rocketmq.leaving.entries import Entries
 from dledger_core.rocketmq.leaving.log_files import LogFiles, ReferenceFile
 from dledger_core.rocketmq.leaving.plan import LeaveRequest, LeaveState, Queue, QueueSlots
 from dledger_core.rocketmq.leaving.queue_files import QueueFiles
 from dledger_core.rocketmq.leaving.rewrite import Messages, Rewriter, Units
-from dledger_core.rocketmq.store.consume_queue import UNIT
+from dledger_core.rocketmq.store.consume_queue import BATCH_UNIT, UNIT
 from dledger_core.storage.files.file_system import Files
 
 SUFFIX: Final = ".converting"
@@ -41,7 +42,7 @@ class Job:
         entries: the entries to convert.
         broker: the broker's directory; None = unknown.
         settings: of the broker.
-        other_topics: topics whose queues are not converted.
+        batch_topics: topics of type BatchCQ.
     """
 
     request: LeaveRequest
@@ -51,7 +52,7 @@ class Job:
     entries: Entries
     broker: Path | None
     settings: BrokerSettings
-    other_topics: frozenset[str]
+    batch_topics: frozenset[str]
 
     @property
     def root(self) -> Path:
@@ -80,6 +81,10 @@ class Job:
         """Return the new consume queues."""
         return QueueFiles(self.files, self.path("consumequeue"), self.settings.queue_bytes, ends)
 
+    def batch_files(self, ends: dict[Queue, int]) -> QueueFiles:
+        """Return the new consume queues of batch topics."""
+        return QueueFiles(self.files, self.path("batchconsumequeue"), self.settings.batch_queue_bytes, ends, BATCH_UNIT)
+
     def references(self, count: int, *, complete: bool = True) -> ReferenceFile:
         """Open the positions of messages that others refer to."""
         return ReferenceFile(self.files, self.root / REFERENCES, count, complete=complete)
@@ -95,7 +100,16 @@ class Job:
 
     def units(self, messages: Messages) -> Units:
         """Return the units of messages."""
-        return Units(messages, self.settings.delay_levels_ms, self.other_topics)
+        return Units(messages, self.settings.delay_levels_ms, self.batch_topics)
+
+
+class Placed(NamedTuple):
+    """Units of one queue with their slots, and whether its topic is of type BatchCQ."""
+
+    queue: Queue
+    slots: npt.NDArray[np.int64]
+    units: npt.NDArray[np.void]
+    of_batches: bool = False
 
 
 class Placement:
@@ -105,10 +119,17 @@ class Placement:
         job: the run.
         state: with the queues that the first read found.
         used: units placed so far of each queue that is not plain.
+        batches: state of the queues of batch topics; None = nothing is placed.
+
+    Attributes:
+        batches: state of the queues of batch topics.
     """
 
-    def __init__(self, job: Job, state: LeaveState, used: dict[Queue, int]) -> None:
+    def __init__(
+        self, job: Job, state: LeaveState, used: dict[Queue, int], batches: dict[Queue, BatchSlots] | None = None
+    ) -> None:
         self._job = job
+        self.batches: Final = {} if batches is None else batches
         mode = job.request.on_duplicate or "first"
         self._slots = {
             queue: QueueSlots(ranges, mode, used.get(queue, 0))
@@ -121,8 +142,8 @@ class Placement:
         """Units placed so far of each queue that is not plain."""
         return {queue: slots.used for queue, slots in self._slots.items()}
 
-    def place(self, messages: Messages) -> Iterator[tuple[Queue, npt.NDArray[np.int64], npt.NDArray[Any]]]:
-        """Yield each queue with the slots and units of these messages."""
+    def place(self, messages: Messages) -> Iterator[Placed]:
+        """Yield the slots and units of these messages, without the last one of each queue of a batch topic."""
         found = self._job.units(messages)
         for queue, rows, _ in found.by_queue():
             at = found.offsets[rows]
@@ -135,7 +156,15 @@ class Placement:
             units["physical_offset"] = found.positions[chosen]
             units["size"] = found.sizes[chosen]
             units["tags_code"] = found.tags_codes[chosen]
-            yield queue, at[kept], units
+            yield Placed(queue, at[kept], units)
+        for queue, batches in found.batches():
+            slots = self.batches.setdefault(queue, BatchSlots(self._job.request.on_duplicate or "first"))
+            yield Placed(queue, *slots.take(batches), of_batches=True)
+
+    def rest(self) -> Iterator[Placed]:
+        """Yield the last unit of each queue of a batch topic."""
+        for queue, slots in self.batches.items():
+            yield Placed(queue, *slots.rest(), of_batches=True)
 
 
 def job_of(request: LeaveRequest, source: ConversionSource, files: Files, on_step: Callable[[Step], None]) -> Job:
@@ -156,7 +185,7 @@ def job_of(request: LeaveRequest, source: ConversionSource, files: Files, on_ste
             other.path,
             "name the broker's configuration with --broker-conf, with the size of its files",
         )
-    return Job(request, source, files, on_step, entries, broker, settings, other_queue_topics(broker))
+    return Job(request, source, files, on_step, entries, broker, settings, batch_topics(broker))
 
 
 def _broker_of(request: LeaveRequest, source: ConversionSource) -> Path | None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from dledger_core.errors import StoreMismatchError
 from dledger_core.rocketmq.convert.messages import QueueCounters
 from dledger_core.rocketmq.convert.parts import SourceCursor
+from dledger_core.rocketmq.leaving.batch_queues import BatchSlots, BatchTotals
 from dledger_core.rocketmq.store.key_files import KeyFile
 from dledger_core.rocketmq.store.queue_slots import STAYS, moves_of, replay
 from dledger_core.storage.files.file_system import Files
@@ -253,6 +254,7 @@ class Totals:
 
     Attributes:
         queues: of each queue its ranges.
+        batches: of each queue of a batch topic its units.
         messages: number of messages.
         body_bytes: bytes of the messages.
         end_position: end of the CommitLog, if it starts at 0 or where its classic part does.
@@ -260,13 +262,14 @@ class Totals:
         hidden_dropped: see ``LeaveReport``.
         damaged_dropped: see ``LeaveReport``.
         in_no_queue: prepared and rolled-back messages.
-        of_other_queues: messages in queues of another kind.
+        of_other_queues: inner batches of topics that are not of type BatchCQ.
         keys: number of keys.
         last_stored_ms: store time of the last message.
         seconds: duration of the read.
     """
 
     queues: dict[Queue, QueueRanges] = field(default_factory=dict)
+    batches: dict[Queue, BatchTotals] = field(default_factory=dict)
     messages: int = 0
     body_bytes: int = 0
     end_position: int = 0
@@ -282,13 +285,19 @@ class Totals:
     @property
     def units(self) -> int:
         """Number of units, before any is left out."""
-        return sum(units for queue in self.queues.values() for _, units in queue.ranges)
+        return sum(units for queue in self.queues.values() for _, units in queue.ranges) + self.batch_units
+
+    @property
+    def batch_units(self) -> int:
+        """Number of units of batch topics, before any is left out."""
+        return sum(batches.units for batches in self.batches.values())
 
     def saved(self) -> dict[str, Any]:
         """Return the fields for JSON."""
-        plain = {name: getattr(self, name) for name in self.__slots__ if name != "queues"}
+        plain = {name: getattr(self, name) for name in self.__slots__ if name not in ("queues", "batches")}
         queues = [[*queue, found.renumbered, found.ranges] for queue, found in self.queues.items()]
-        return plain | {"queues": queues}
+        batches = [[*queue, asdict(found)] for queue, found in self.batches.items()]
+        return plain | {"queues": queues, "batches": batches}
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> Totals:
@@ -297,7 +306,8 @@ class Totals:
             (topic, queue_id): QueueRanges(ranges, renumbered)
             for topic, queue_id, renumbered, ranges in saved["queues"]
         }
-        return cls(**(saved | {"queues": queues}))
+        batches = {(topic, queue_id): BatchTotals(**found) for topic, queue_id, found in saved["batches"]}
+        return cls(**(saved | {"queues": queues, "batches": batches}))
 
 
 @dataclass(slots=True)
@@ -316,6 +326,7 @@ class LeaveState:
         counters: the next queue offsets of a native log.
         ends: slot after the last one of each queue.
         used: units placed so far of each queue that is not plain.
+        batches: slots so far of each queue of a batch topic.
         keys: header of the newest index file.
         references: number of messages in the file of references.
         references_moved: see ``LeaveReport``.
@@ -334,6 +345,7 @@ class LeaveState:
     counters: QueueCounters = field(default_factory=QueueCounters)
     ends: dict[Queue, int] = field(default_factory=dict)
     used: dict[Queue, int] = field(default_factory=dict)
+    batches: dict[Queue, BatchSlots] = field(default_factory=dict)
     keys: KeyFile = field(default_factory=KeyFile)
     references: int = 0
     references_moved: int = 0
@@ -350,6 +362,7 @@ class LeaveState:
             "counters": self.counters.saved(),
             "ends": [[*queue, end] for queue, end in self.ends.items()],
             "used": [[*queue, used] for queue, used in self.used.items()],
+            "batches": [[*queue, asdict(slots)] for queue, slots in self.batches.items()],
             "keys": self.keys.saved(),
         }
         files.replace(path, (json.dumps(plain | special) + "\n").encode())
@@ -375,6 +388,10 @@ class LeaveState:
                 counters=QueueCounters.restored(found["counters"]),
                 ends={(topic, queue_id): end for topic, queue_id, end in found["ends"]},
                 used={(topic, queue_id): used for topic, queue_id, used in found["used"]},
+                batches={
+                    (topic, queue_id): BatchSlots(**(slots | {"held": tuple(slots["held"])}))
+                    for topic, queue_id, slots in found["batches"]
+                },
                 keys=KeyFile(**found["keys"]),
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -385,7 +402,7 @@ class LeaveState:
             ) from error
 
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _PLAIN: Final = (
     "request",
     "stamp",

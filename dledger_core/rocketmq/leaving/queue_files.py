@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import segment_name
-from dledger_core.rocketmq.store.consume_queue import PREFILL, UNIT, UNIT_BYTES
+from dledger_core.rocketmq.store.consume_queue import PREFILL, UNIT
 from dledger_core.storage.files.file_system import Files
 
 Queue = tuple[str, int]
@@ -40,12 +40,14 @@ class QueueFiles:
         root: the ``consumequeue`` directory.
         file_bytes: size of a file.
         ends: the slot after the last one that is written, by queue.
+        unit: dtype of a unit; those of batch topics have no holes.
     """
 
     files: Files
     root: Path
     file_bytes: int
     ends: dict[Queue, int]
+    unit: np.dtype[np.void] = UNIT
     _waiting: dict[Queue, list[tuple[_I64, npt.NDArray[Any]]]] = field(default_factory=dict)
 
     def put(self, queue: Queue, slots: _I64, units: npt.NDArray[Any]) -> None:
@@ -54,7 +56,7 @@ class QueueFiles:
         Args:
             queue: topic and queue id.
             slots: int64, shape (n,).
-            units: dtype UNIT, shape (n,).
+            units: of the dtype, shape (n,).
         """
         if len(slots):
             self._waiting.setdefault(queue, []).append((slots, units))
@@ -71,7 +73,7 @@ class QueueFiles:
     def _runs(self, queue: Queue, slots: _I64, units: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Yield contiguous slots that follow each other; fill holes."""
         edges = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
-        per_file = self.file_bytes // UNIT_BYTES
+        per_file = self._per_file
         for begin, stop in itertools.pairwise(edges):
             first = int(slots[begin])
             end = self.ends.get(queue, first - first % per_file)
@@ -83,7 +85,7 @@ class QueueFiles:
             self.ends[queue] = max(end, first + len(run))
 
     def _write(self, queue: Queue, start: int, run: npt.NDArray[Any]) -> None:
-        per_file, at = self.file_bytes // UNIT_BYTES, 0
+        per_file, at = self._per_file, 0
         while at < len(run):
             slot = start + at
             count = min(per_file - slot % per_file, len(run) - at)
@@ -98,15 +100,19 @@ class QueueFiles:
         with closing(self.files.open(path, write=True, create=True)) as file:
             if file.size() < self.file_bytes:
                 file.truncate(self.file_bytes)
-            file.pwritev([units.astype(UNIT).tobytes()], offset)  # numpy joins in native byte order
+            file.pwritev([units.astype(self.unit).tobytes()], offset)  # numpy joins in native byte order
             file.datasync()
         if created:
             self.files.sync_dir(path.parent)
 
     def _place(self, queue: Queue, slot: int) -> tuple[Path, int]:
-        position = slot * UNIT_BYTES
-        offset = position % self.file_bytes
-        return self.root / queue[0] / str(queue[1]) / segment_name(position - offset), offset
+        file, row = divmod(slot, self._per_file)
+        path = self.root / queue[0] / str(queue[1]) / segment_name(file * self.file_bytes)
+        return path, row * self.unit.itemsize
+
+    @property
+    def _per_file(self) -> int:
+        return self.file_bytes // self.unit.itemsize
 
     def compare(self, queue: Queue, slots: _I64, units: npt.NDArray[Any]) -> None:
         """Raise CorruptRecordError unless the files have these units.
@@ -114,15 +120,15 @@ class QueueFiles:
         Args:
             queue: topic and queue id.
             slots: int64, shape (n,).
-            units: dtype UNIT, shape (n,).
+            units: of the dtype, shape (n,).
         """
-        per_file = self.file_bytes // UNIT_BYTES
+        per_file = self._per_file
         edges = np.flatnonzero((np.diff(slots) != 1) | (slots[1:] % per_file == 0)) + 1
         for rows in np.split(np.arange(len(slots)), edges):
             first, wanted = int(slots[rows[0]]), units[rows]
             path, offset = self._place(queue, first)
             with closing(self.files.open(path)) as file:
-                found = np.frombuffer(file.pread(len(rows) * UNIT_BYTES, offset), UNIT)
+                found = np.frombuffer(file.pread(len(rows) * self.unit.itemsize, offset), self.unit)
             same = found == wanted if len(found) == len(wanted) else np.zeros(1, np.bool_)
             if not bool(same.all()):
                 raise CorruptRecordError(

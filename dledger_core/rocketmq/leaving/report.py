@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dledger_core.rocketmq.leaving.job import Job
 from dledger_core.rocketmq.leaving.plan import LeaveReport, LeaveState, QueueRanges, QueueSlots
-from dledger_core.rocketmq.store.consume_queue import UNIT_BYTES
+from dledger_core.rocketmq.store.consume_queue import BATCH_UNIT, UNIT_BYTES
 
 
 def needed_bytes(job: Job, state: LeaveState) -> int:
@@ -14,7 +14,8 @@ def needed_bytes(job: Job, state: LeaveState) -> int:
     files = -(-totals.keys // max(1, settings.index.units - 1))
     classic = job.entries.classic
     copied = 0 if classic is None or _is_linked(job) else classic.data_bytes
-    return totals.body_bytes + totals.units * UNIT_BYTES + files * index + copied
+    units = totals.units * UNIT_BYTES + totals.batch_units * (BATCH_UNIT.itemsize - UNIT_BYTES)
+    return totals.body_bytes + units + files * index + copied
 
 
 def _is_linked(job: Job) -> bool:
@@ -26,13 +27,21 @@ def report_of(job: Job, state: LeaveState, *, resumed: bool) -> LeaveReport:
     totals, request = state.totals, job.request
     end = job.entries.end
     left_out = sum(_left_out(job, ranges) for ranges in totals.queues.values() if not ranges.is_plain)
+    if request.on_duplicate != "last":
+        left_out += sum(found.repeated for found in totals.batches.values())
     holes = sum(high - low for ranges in totals.queues.values() for low, high in ranges.holes())
     notes = list(state.notes)
     if totals.of_other_queues:
-        topics = ", ".join(sorted(job.other_topics)) or "unknown without the broker's config/topics.json"
+        known = "that config/topics.json does not have" if job.broker else "unknown without the broker's directory"
         notes.append(
-            f"not converted: the queues of {totals.of_other_queues} messages of batch topics ({topics}); consumers "
-            "do not get these messages, which are in the CommitLog"
+            f"not converted: the queues of {totals.of_other_queues} batches of topics of type BatchCQ {known}; "
+            "consumers do not get these messages, which are in the CommitLog"
+        )
+    shared = {queue: found for queue, found in totals.batches.items() if found.shared}
+    for (topic, queue_id), found in shared.items():
+        notes.append(
+            f"queue {queue_id} of topic {topic} has {found.shared} batches that have queue offsets of the next one, as "
+            "a broker in DLedger mode assigns them after a restart; consumers get both"
         )
     return LeaveReport(
         kind=job.source.kind,
@@ -44,7 +53,7 @@ def report_of(job: Job, state: LeaveState, *, resumed: bool) -> LeaveReport:
         control_dropped=totals.control_dropped,
         hidden_dropped=totals.hidden_dropped,
         damaged_dropped=sum(stop - start for start, stop in job.entries.dropped),
-        queues=len(totals.queues),
+        queues=len(totals.queues) + len(totals.batches),
         units=totals.units - left_out,
         duplicates_left_out=left_out,
         holes_filled=holes,

@@ -19,10 +19,13 @@ from dledger_core.errors import CorruptRecordError
 from dledger_core.record import place
 from dledger_core.rocketmq.convert.messages import QueueCounters, located_in, patch
 from dledger_core.rocketmq.convert.parts import Chunk
+from dledger_core.rocketmq.leaving.batch_queues import batch_sizes
+from dledger_core.rocketmq.leaving.queue_files import Queue
 from dledger_core.rocketmq.message.columns import binary_column, join_chunks
-from dledger_core.rocketmq.message.decode import expanded_queue_columns
+from dledger_core.rocketmq.message.decode import consume_queue_columns
 from dledger_core.rocketmq.message.layout import INNER_BATCH, PHYSICAL_OFFSET_DELTA, in_queue
 from dledger_core.rocketmq.message.records import Located
+from dledger_core.rocketmq.store.consume_queue import BATCH_UNIT
 from dledger_core.rocketmq.store.dispatch import NAMED_AGAIN, with_further_units
 
 _I64 = npt.NDArray[np.int64]
@@ -202,29 +205,28 @@ class Units:
     Args:
         messages: the messages.
         delay_levels_ms: the broker's ``messageDelayLevel``.
-        left_out: topics without consume queues of the usual kind.
+        batch_topics: topics of type BatchCQ, whose queues have another format.
     """
 
-    def __init__(self, messages: Messages, delay_levels_ms: tuple[int, ...], left_out: frozenset[str]) -> None:
+    def __init__(self, messages: Messages, delay_levels_ms: tuple[int, ...], batch_topics: frozenset[str]) -> None:
         located = messages.located
         bodies = binary_column(messages.data, located.sizes)
         names = ["topic", "queue_id", "queue_offset", "size", "tags_code", "dispatch_queues", "dispatch_offsets"]
-        columns, origin = expanded_queue_columns(bodies, names, delay_levels_ms=delay_levels_ms)
+        columns = consume_queue_columns(bodies, names, delay_levels_ms=delay_levels_ms)
         flags, positions = located.sys_flags, messages.positions
-        if origin is not None:  # inner batches: a unit per batch, from their topics' own kind of queue
-            first = np.flatnonzero(np.diff(origin, prepend=-1))
-            columns = columns.take(pa.array(first))
         queued = in_queue(flags)
         skipped = pa.nulls(len(positions), pa.string())
         table = pa.RecordBatch.from_arrays(
             [*columns.columns, pa.array(positions), skipped], names=[*names, "position", "skipped"]
         )
-        other = np.asarray((flags & INNER_BATCH) != 0)
-        if left_out:
-            other |= np.asarray(pc.is_in(table.column("topic"), pa.array(sorted(left_out), pa.string())))
+        batched = np.zeros(len(positions), np.bool_)
+        if batch_topics:
+            batched = np.asarray(pc.is_in(table.column("topic"), pa.array(sorted(batch_topics), pa.string())))
+        other = np.asarray((flags & INNER_BATCH) != 0) & ~batched
         self.in_no_queue = int((~queued).sum())
         self.of_other_queues = int((queued & other).sum())
-        table = table.filter(pa.array(queued & ~other))
+        self._batches = self._batch_units(table, located, np.flatnonzero(queued & batched))
+        table = table.filter(pa.array(queued & ~other & ~batched))
         units, _ = with_further_units(table, np.ones(table.num_rows, np.bool_))
         self._again = np.asarray(pc.equal(pc.fill_null(units.column("skipped"), ""), NAMED_AGAIN))
         self._topics = units.column("topic").dictionary_encode()
@@ -234,19 +236,45 @@ class Units:
         self.sizes = np.asarray(units.column("size"))
         self.tags_codes: _I64 = np.asarray(units.column("tags_code"))
 
-    def by_queue(self) -> list[tuple[tuple[str, int], _I64, bool]]:
+    def by_queue(self) -> list[tuple[Queue, npt.NDArray[np.intp], bool]]:
         """Return each queue (topic, queue id) with its rows in log order, and whether a message names it again."""
-        if not len(self.offsets):
-            return []
-        ids, numbers = np.unique(self._queue_ids, return_inverse=True)
-        codes = np.asarray(self._topics.indices).astype(np.int64) * len(ids) + numbers
-        order = np.argsort(codes, kind="stable")
-        edges = np.flatnonzero(np.diff(codes[order])) + 1
         found = []
-        names = self._topics.dictionary.to_pylist()
-        for rows in np.split(order, edges):
-            code = int(codes[rows[0]])
+        for queue, rows in _by_queue(self._topics, self._queue_ids):
             again = self._again[rows]
-            queue = names[code // len(ids)], int(ids[code % len(ids)])
             found.append((queue, rows[~again], bool(again.any())))
         return found
+
+    def batches(self) -> list[tuple[Queue, npt.NDArray[np.void]]]:
+        """Return the units of each queue of a batch topic, dtype BATCH_UNIT, in log order."""
+        return self._batches
+
+    @staticmethod
+    def _batch_units(
+        table: pa.RecordBatch, located: Located, rows: npt.NDArray[np.intp]
+    ) -> list[tuple[Queue, npt.NDArray[np.void]]]:
+        if not len(rows):
+            return []
+        units = np.zeros(len(rows), BATCH_UNIT)
+        chosen = table.take(pa.array(rows))
+        for name, column in {"physical_offset": "position", "size": "size", "tags_code": "tags_code"}.items():
+            units[name] = np.asarray(chosen.column(column))
+        units["queue_offset"] = np.asarray(chosen.column("queue_offset"))
+        units["stored_ms"] = located.number("store_timestamp")[rows]
+        units["messages"] = batch_sizes(located)[rows]
+        units["compacted_offset"] = -1  # none
+        topics, ids = chosen.column("topic").dictionary_encode(), np.asarray(chosen.column("queue_id"))
+        return [(queue, units[found]) for queue, found in _by_queue(topics, ids.astype(np.int64))]
+
+
+def _by_queue(topics: pa.DictionaryArray, queue_ids: _I64) -> list[tuple[Queue, npt.NDArray[np.intp]]]:
+    """Return each queue with its rows in order."""
+    if not len(queue_ids):
+        return []
+    ids, numbers = np.unique(queue_ids, return_inverse=True)
+    codes = np.asarray(topics.indices).astype(np.int64) * len(ids) + numbers
+    order = np.argsort(codes, kind="stable")
+    names, found = topics.dictionary.to_pylist(), []
+    for rows in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
+        code = int(codes[rows[0]])
+        found.append(((names[code // len(ids)], int(ids[code % len(ids)])), rows))
+    return found

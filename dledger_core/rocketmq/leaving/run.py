@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -66,16 +67,22 @@ def _run(job: Job) -> LeaveReport:
     with closing(lock):
         try:
             return _Steps(job).run()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            remedy = "free some space and run the same command again: it continues"
+            raise DiskFullError("the disk is full", str(job.root), remedy) from error
         finally:
             if _STATE not in (job.files.listdir(job.root) or ()):  # refused, or complete
                 job.files.unlink(job.root / _LOCK)
 
 
 def _check_apart(job: Job) -> None:
-    target = job.root.resolve()
-    for path in filter(None, (job.request.source, job.request.commitlog, job.broker)):
-        if path.resolve() in (target, *target.parents):
-            raise ConfigError("the destination is inside the source", str(job.root), "name a directory elsewhere")
+    for written, what in ((job.root, "destination"), (job.request.id_map, "file of --id-map")):
+        target = written and written.resolve()
+        for path in filter(None, (job.request.source, job.request.commitlog, job.broker)):
+            if target is not None and path.resolve() in (target, *target.parents):
+                raise ConfigError(f"the {what} is inside the source", str(written), "name a path elsewhere")
 
 
 class _Steps:
@@ -116,6 +123,11 @@ class _Steps:
             raise StoreMismatchError(
                 "the destination is not empty", str(self._root), "name a directory that does not exist yet"
             )
+        wanted = self._job.request.id_map
+        if wanted is not None and not wanted.parent.is_dir():
+            raise ConfigError("the directory of --id-map does not exist", str(wanted.parent), "create it")
+        if wanted is not None and wanted.exists():
+            raise ConfigError("the file of --id-map exists", str(wanted), "name another file, or remove this one")
 
     def _begin(self) -> LeaveState:
         """Remove what a run of another source state has written, of which nothing has its name yet; read it all."""

@@ -17,7 +17,7 @@ def verify(job: Job, state: LeaveState) -> None:
     Raises:
         CorruptRecordError: something differs.
     """
-    log, queues = job.log_files(), job.queue_files({})
+    log, queues, batches = job.log_files(), job.queue_files({}), job.batch_files({})
     rewriter = job.rewriter(state.start_position, QueueCounters())
     placement = Placement(job, state, {})
     count = done = 0
@@ -27,10 +27,12 @@ def verify(job: Job, state: LeaveState) -> None:
             if messages is None:
                 continue
             log.compare(messages)
-            for queue, at, units in placement.place(messages):
-                queues.compare(queue, at, units)
+            for placed in placement.place(messages):
+                (batches if placed.of_batches else queues).compare(placed.queue, placed.slots, placed.units)
             count, done = count + len(messages.positions), done + int(messages.sizes.sum())
             job.step("verify", count, done)
+    for placed in placement.rest():
+        batches.compare(placed.queue, placed.slots, placed.units)
     if (count, rewriter.position) != (state.totals.messages, state.position):
         raise CorruptRecordError(
             f"the source has {count} messages, and {state.totals.messages} before",

@@ -32,6 +32,19 @@ UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code
 """One slot of a consume queue file."""
 UNIT_BYTES: Final = UNIT.itemsize
 """Bytes of a unit in a file."""
+BATCH_UNIT: Final = np.dtype(
+    [
+        ("physical_offset", ">i8"),
+        ("size", ">i4"),
+        ("tags_code", ">i8"),
+        ("stored_ms", ">i8"),
+        ("queue_offset", ">i8"),
+        ("messages", ">i2"),
+        ("compacted_offset", ">i4"),
+        ("reserved", ">i4"),
+    ]
+)
+"""A unit of a topic of type BatchCQ: one for each record, whose messages have consecutive queue offsets."""
 PREFILL: Final = np.array((0, 0x7FFFFFFF, 0), UNIT)
 """RocketMQ's content of the slots before a queue's first unit."""
 
@@ -76,10 +89,13 @@ class QueueEnd:
     Attributes:
         slots: the slot after the last unit.
         position: physical offset of the last unit; -1 without one.
+        empty_file: the last file, if it has no unit and is not the only one; RocketMQ 4.9 and 5.3 do not start with it
+            (apache/rocketmq#10108), and a power loss may leave it.
     """
 
     slots: int
     position: int
+    empty_file: Path | None = None
 
 
 def queue_ends(directory: Path) -> dict[tuple[str, int], int]:
@@ -95,9 +111,13 @@ def queue_tails(directory: Path) -> dict[tuple[str, int], QueueEnd]:
     """
     depth = next((at for at, each in enumerate((directory, *directory.parents[:2])) if each.name in _QUEUE_ROOTS), 0)
     last: dict[tuple[str, int], Path] = {}
+    follows: set[tuple[str, int]] = set()
     for path in sorted(directory.glob("/".join(["*"] * (2 - depth) + ["[0-9]" * 20]))):
         if is_segment_name(path.name) and path.parent.name.isdecimal():
-            last[path.parent.parent.name, int(path.parent.name)] = path
+            queue = path.parent.parent.name, int(path.parent.name)
+            if queue in last:
+                follows.add(queue)
+            last[queue] = path
     ends = {}
     for queue, path in last.items():
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, with its topic
@@ -107,7 +127,7 @@ def queue_tails(directory: Path) -> dict[tuple[str, int], QueueEnd]:
             if len(filled):
                 ends[queue] = QueueEnd(base + int(filled[-1]) + 1, int(slots["physical_offset"][filled[-1]]))
             else:
-                ends[queue] = QueueEnd(base, -1)
+                ends[queue] = QueueEnd(base, -1, path if queue in follows else None)
     return ends
 
 

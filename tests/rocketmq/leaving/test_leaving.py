@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import json
 import os
 import re
-import shutil
 import struct
 import tarfile
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,21 +23,29 @@ import pyarrow as pa
 import pytest
 from click.testing import Result
 
-from dledger_core.errors import ConfigError, CorruptRecordError, DiskFullError, DLedgerError, StoreMismatchError
+from dledger_core import open_store
+from dledger_core.errors import (
+    ConfigError,
+    CorruptRecordError,
+    DiskFullError,
+    DLedgerError,
+    StoreBusyError,
+    StoreMismatchError,
+)
 from dledger_core.rocketmq import ClassicCommitLog, decode_messages, decode_units, java_hash
 from dledger_core.rocketmq import leaving as leaving_package
 from dledger_core.rocketmq.leaving import CommittedEntry, LeaveReport, LeaveRequest, leave
 from dledger_core.rocketmq.remoting.messages import WireEntry
 from dledger_core.rocketmq.store.key_files import KEY_UNIT
-from dledger_core.storage.files.file_system import OsFiles, write_checked
+from dledger_core.storage.files.file_system import File, OsFiles, write_checked
 from tests.cli.command import error_of, last_error, run, run_process
 from tests.client.fake_group import running_group
+from tests.contracts.small_file_stores import generation_b
 from tests.rocketmq import golden
 from tests.rocketmq.convert.stores import snapshot, store_of, unpacked
 from tests.rocketmq.convert.test_moved import OwnLog, message_bodies
 from tests.rocketmq.golden import MIXED, REUSED, THREE, members, messages
 from tests.rocketmq.remoting.fake_nodes import NAME, RunningGroup
-from tests.support.archives import unpack
 
 
 @cache
@@ -272,28 +281,6 @@ def test_live_nodes_end_conversion_and_other_log_is_refused(tmp_path: Path) -> N
     assert last_error(other.stderr).code == "STORE_MISMATCH"
 
 
-def test_batch_topics_are_named_as_not_converted(tmp_path: Path) -> None:
-    """Their queues have another directory and format; a broker does not start if they are among the plain ones."""
-    with tarfile.open(golden.TESTDATA / "rocketmq-rmq5-batch-queues.tar.xz") as archive:
-        unpack(archive, tmp_path)
-    old, root = tmp_path / "rmq5-batch-queues/n0", tmp_path / "broker"
-    log = ClassicCommitLog(old / "commitlog")
-    bodies = [body for batch in log.messages(0, log.end()) for body in batch["body"].to_pylist()]
-    own = OwnLog(root / "dledger-n0")
-    own.append([], k="log", u="0" * 32)
-    for at in range(0, len(bodies), 50):
-        own.append(bodies[at : at + 50])
-    keep_queue_offsets(own.close())
-    shutil.copytree(old / "config", root / "config")
-    report = left(root, tmp_path / "new")
-    topics = decode_messages(pa.array(bodies), ["topic"])["topic"].to_pylist()
-    assert report.messages == len(bodies)
-    [note] = [note for note in report.notes if "batch topics (batchcq)" in note]
-    assert f" {topics.count('batchcq')} messages " in note
-    assert set(units(tmp_path / "new")) == set(units(old))
-    assert not [path for path in (tmp_path / "new").rglob("*") if "batchcq" in path.name]
-
-
 def test_unchecked_replica_is_refused_except_by_dry_run(tmp_path: Path) -> None:
     source, conf = broker(REUSED, tmp_path)
     with pytest.raises(ConfigError, match="not compared"):
@@ -342,6 +329,18 @@ def test_store_without_preceding_commitlog_is_refused(tmp_path: Path) -> None:
     assert "--commitlog" in refused.value.remedy
     report = left(source / "dledger-n0", tmp_path / "new", conf, commitlog=source / "commitlog", dry_run=True)
     assert report.messages == 588
+
+
+def test_messages_of_generation_b_are_in_new_directory(tmp_path: Path) -> None:
+    source, _ = generation_b(tmp_path)
+    with pytest.raises(ConfigError, match="records no commit index"):
+        left(source, tmp_path / "new")
+    report = left(source, tmp_path / "new", until="end")
+    with open_store(source) as log:
+        old = log.messages(until="end").read_all()
+    found = decode_messages(pa.array(new_messages(tmp_path / "new").values(), pa.binary()), ["topic", "keys", "body"])
+    assert found.to_pylist() == old.select(["topic", "keys", "body"]).to_pylist()
+    assert (report.messages, report.verified) == (old.num_rows, True)
 
 
 def test_store_of_generation_b_without_messages_is_refused(tmp_path: Path) -> None:
@@ -421,28 +420,54 @@ class Killed(Exception):  # noqa: N818
     """The program ends here; what it wrote stays."""
 
 
+class DyingFile:
+    """An open file whose writes count as operations too; the program may be killed in the middle of one."""
+
+    def __init__(self, file: File, files: DyingFiles) -> None:
+        self._file, self._files = file, files
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._file, name)
+        return self._files.counted(found) if name in ("pwritev", "truncate", "datasync") else found
+
+    def pwritev(self, buffers: Any, offset: int) -> None:
+        data = b"".join(map(bytes, buffers))
+
+        def half() -> None:
+            self._file.pwritev([data[: len(data) // 2]], offset)
+
+        self._files.counted(self._file.pwritev, half)([data], offset)
+
+
 class DyingFiles(OsFiles):
     """The real file system, until the operation with this number, which happens or not; then the program is killed."""
 
     def __init__(self, at: int, *, after: bool = False) -> None:
         self.left, self.after, self.operations = at, after, 0
 
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name not in ("open", "replace", "rename", "mkdir", "unlink", "sync_dir"):
-            return found
-
-        def counted(*given: Any, **more: Any) -> Any:
+    def counted(self, found: Callable[..., Any], half: Callable[[], None] | None = None) -> Callable[..., Any]:
+        def count(*given: Any, **more: Any) -> Any:
             self.operations += 1
             number = self.operations
             if number == self.left and not self.after:
+                if half is not None:
+                    half()
                 raise Killed
             result = found(*given, **more)
             if number == self.left:
                 raise Killed
             return result
 
-        return counted
+        return count
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in ("open", "replace", "rename", "mkdir", "unlink", "sync_dir"):
+            return found
+        counted = self.counted(found)
+        if name != "open":
+            return counted
+        return lambda *given, **more: DyingFile(counted(*given, **more), self)
 
 
 def tree(directory: Path) -> dict[str, bytes]:
@@ -454,9 +479,7 @@ def tree(directory: Path) -> dict[str, bytes]:
     }
 
 
-def check_kills(tmp_path: Path, name: str, step: int) -> None:
-    source, conf = broker(name, tmp_path)
-
+def check_kills(tmp_path: Path, source: Path, conf: Path, step: int) -> None:
     def wanted(number: int | str) -> LeaveRequest:
         return LeaveRequest(
             source=source,
@@ -491,13 +514,13 @@ def check_kills(tmp_path: Path, name: str, step: int) -> None:
 
 
 def test_run_resumes_after_kill_at_some_operations(tmp_path: Path) -> None:
-    check_kills(tmp_path, REUSED, 23)
+    check_kills(tmp_path, *broker(REUSED, tmp_path), 23)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", [MIXED, REUSED])
 def test_run_resumes_after_kill_at_any_operation(tmp_path: Path, name: str) -> None:
-    check_kills(tmp_path, name, 1)
+    check_kills(tmp_path, *broker(name, tmp_path), 1)
 
 
 def test_changed_source_restarts_run(tmp_path: Path) -> None:
@@ -525,6 +548,66 @@ def test_id_map_has_old_and_new_id_of_each_moved_message(tmp_path: Path) -> None
     assert {before for before, _ in lines} >= {unit["msgId"] for unit in old}
     found = new_messages(tmp_path / "new")
     assert [int(after[-16:], 16) for _, after in lines] == [at for at in found if at >= 262144]
+
+
+def test_id_map_is_never_overwritten(tmp_path: Path) -> None:
+    source, conf = broker(REUSED, tmp_path)
+    existing = tmp_path / "ids.tsv"
+    existing.write_text("kept")
+    inside = source / "ids.tsv"
+    for path, what in (
+        (existing, "exists"),
+        (tmp_path / "missing/ids.tsv", "does not exist"),
+        (inside, "is inside the source"),
+    ):
+        with pytest.raises(ConfigError, match=f"of --id-map {what}"):
+            left(source, tmp_path / "new", conf, id_map=path, on_duplicate="first")
+    assert existing.read_text() == "kept"
+    assert not inside.exists()
+    assert not list((tmp_path / "new").glob("[!l]*"))
+
+
+def test_linked_classic_files_do_not_depend_on_source(tmp_path: Path) -> None:
+    """An owner whose CommitLog is in several directories makes one of symbolic links."""
+    source, conf = broker(MIXED, tmp_path)
+    (source / "commitlog").rename(tmp_path / "disk")
+    (source / "commitlog").mkdir()
+    for path in (tmp_path / "disk").iterdir():
+        (source / "commitlog" / path.name).symlink_to(path)
+    left(source, tmp_path / "new", conf)
+    first, file = (root / f"{0:020d}" for root in (tmp_path / "new/commitlog", tmp_path / "disk"))
+    assert not first.is_symlink()
+    assert first.stat().st_ino == file.stat().st_ino
+
+
+def test_second_process_with_same_destination_is_refused(tmp_path: Path) -> None:
+    source, conf = broker(REUSED, tmp_path)
+    (tmp_path / "new").mkdir()
+    with (
+        closing(OsFiles().lock(tmp_path / "new/lock.converting")),
+        pytest.raises(StoreBusyError, match="another process converts to this directory"),
+    ):
+        left(source, tmp_path / "new", conf, on_duplicate="first")
+
+
+def test_full_disk_in_the_middle_is_an_error_and_run_continues(tmp_path: Path) -> None:
+    source, conf = broker(REUSED, tmp_path)
+
+    class Full(OsFiles):
+        def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+            if path.parent.name == "index.converting":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return super().open(path, write=write, create=create)
+
+    wanted = LeaveRequest(
+        source=source, destination=tmp_path / "new", broker_conf=conf, replica_checked=True, on_duplicate="first"
+    )
+    with pytest.raises(DiskFullError, match="the disk is full") as full:
+        leave(wanted, files=Full())
+    assert "it continues" in full.value.remedy
+    assert not (tmp_path / "new/commitlog").exists()
+    report = leave(replace(wanted, verify=True))
+    assert (report.resumed, report.verified, report.messages) == (True, True, 229)
 
 
 def test_proposed_configuration_drops_dledger_and_keeps_rest(tmp_path: Path) -> None:

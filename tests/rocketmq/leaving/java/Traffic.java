@@ -12,6 +12,7 @@ import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
+import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -52,6 +53,7 @@ public final class Traffic {
         out = new PrintWriter(Files.newBufferedWriter(Path.of(args[2])), true);
         switch (args[0]) {
             case "send" -> send(Integer.parseInt(args[3]), Integer.parseInt(args[4]), args[5]);
+            case "batches" -> batches(Integer.parseInt(args[3]), Integer.parseInt(args[4]), args[5]);
             case "pending" -> pending(Integer.parseInt(args[3]), Integer.parseInt(args[4]), args[5], args[6].equals("timers"));
             case "transactions" -> transactions(Integer.parseInt(args[3]), Integer.parseInt(args[4]), args[5]);
             case "take" -> take(args[3], args[4], Integer.parseInt(args[5]));
@@ -81,8 +83,14 @@ public final class Traffic {
         }
     }
 
+    /** After three seconds a client closes the connection, and other requests on it fail: a busy machine needs longer. */
+    static void patient(ClientConfig client) {
+        client.setNamesrvAddr(namesrv);
+        client.setMqClientApiTimeout(60_000);
+    }
+
     static DefaultMQProducer started(DefaultMQProducer producer) throws Exception {
-        producer.setNamesrvAddr(namesrv);
+        patient(producer);
         producer.setSendMsgTimeout(60_000);
         producer.setRetryTimesWhenSendFailed(0);
         producer.setVipChannelEnabled(false);
@@ -156,6 +164,20 @@ public final class Traffic {
         return null;
     }
 
+    /** Messages of one topic in batches of 1 to BATCH messages. */
+    static void batches(int first, int count, String topic) throws Exception {
+        DefaultMQProducer producer = started(new DefaultMQProducer("p_batches"));
+        await(producer, topic);
+        for (int serial = first, size = 1; serial < first + count; size = size % BATCH + 1) {
+            List<Message> batch = new ArrayList<>();
+            for (; batch.size() < size && serial < first + count; serial++) {
+                batch.add(message(topic, serial, 60));
+            }
+            sent(serial - batch.size(), "" + batch.size(), producer.send(batch));
+        }
+        producer.shutdown();
+    }
+
     /** Messages that their topics get later: by delay level 5, or by the timer wheel. */
     static void pending(int first, int count, String seconds, boolean timers) throws Exception {
         DefaultMQProducer producer = started(new DefaultMQProducer("p_pending"));
@@ -203,7 +225,7 @@ public final class Traffic {
     /** A consumer that stops in the middle: it commits what it has, and takes no message more. */
     static void take(String group, String topic, int limit) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group);
-        consumer.setNamesrvAddr(namesrv);
+        patient(consumer);
         consumer.setAutoCommit(false);
         consumer.setVipChannelEnabled(false);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -226,7 +248,7 @@ public final class Traffic {
     /** A consumer that fails: a tenth of the messages always, another tenth at the first attempt. */
     static void work(String group, String topic, int limit, int idleSeconds) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
-        consumer.setNamesrvAddr(namesrv);
+        patient(consumer);
         consumer.setVipChannelEnabled(false);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setMaxReconsumeTimes(2);
