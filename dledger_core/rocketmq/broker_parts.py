@@ -121,7 +121,7 @@ class BrokerParts:
         if not found:
             return []
         names = _list([str(path.relative_to(self.broker)) for path in sorted(found)])
-        what = f"the last file of a consume queue is empty, and brokers do not start with it: move it away: {names}"
+        what = f"the last file of a consume queue is empty, and brokers may not start with it: move it away: {names}"
         return [PartProblem(what, self.broker / _QUEUES, None, is_damage=True, count=len(found))]
 
     def _ahead(self, end: int, stored: datetime | None) -> list[PartProblem]:

@@ -89,8 +89,8 @@ class QueueEnd:
     Attributes:
         slots: the slot after the last unit.
         position: physical offset of the last unit; -1 without one.
-        empty_file: the last file, if it has no unit and is not the only one; RocketMQ 4.9 and 5.3 do not start with it
-            (apache/rocketmq#10108), and a power loss may leave it.
+        empty_file: the last file, if it has no unit and is not the only one; a power loss may leave it, and
+            RocketMQ up to 5.3.3 may not start with it (apache/rocketmq#10108).
     """
 
     slots: int

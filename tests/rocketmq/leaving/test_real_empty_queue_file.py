@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ UNITS = 10
 QUEUE = ("Orders", 0)
 
 
-def test_real_broker_starts_once_empty_queue_file_is_moved_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [True, False], ids=["lost units", "all units"])
+def test_real_broker_starts_once_empty_queue_file_is_moved_away(tmp_path: Path, lost: bool) -> None:
+    """With a later message whose unit is lost it does not start; else it takes the empty place for a unit."""
     mq, directory = RocketMQ("5.3.3", tmp_path), tmp_path / "broker"
     settings = {
         "brokerName": "one", "brokerId": 0, "storePathRootDir": directory, "mappedFileSizeTimerLog": 1 << 20,
@@ -23,19 +26,27 @@ def test_real_broker_starts_once_empty_queue_file_is_moved_away(tmp_path: Path) 
     }  # fmt: skip
     with mq.broker("one", settings) as broker:
         asked = broker.connect()
-        asked.create_topic(QUEUE[0], 1)
+        for topic in ("Orders", "Other"):
+            asked.create_topic(topic, 1)
         assert [asked.send(*QUEUE, b"body", "KEYS\x01k\x02") for _ in range(UNITS)] == list(range(UNITS))
+        assert asked.send("Other", 0, b"body", "KEYS\x01k\x02") == 0
         asked.close()
     files = directory / "consumequeue/Orders/0"
     assert [path.name for path in files.iterdir()] == [f"{0:020d}"]
     empty = files / f"{UNITS * 20:020d}"
     empty.write_bytes(bytes(UNITS * 20))
-    with pytest.raises(AssertionError, match="has ended"), mq.broker("one", settings):
-        pass
     shown = " ".join(run("verify", directory, code=1).output.split())
     assert f"move it away: {empty.relative_to(directory)}" in shown
-    empty.unlink()
-    with mq.broker("one", settings) as broker:
-        asked = broker.connect()
-        assert asked.send(*QUEUE, b"body", "KEYS\x01k\x02") == UNITS == asked.offset(MAX_OFFSET, *QUEUE) - 1
-        asked.close()
+    if lost:
+        shutil.rmtree(directory / "consumequeue/Other")
+        with pytest.raises(AssertionError, match="has ended"), mq.broker("one", settings):
+            pass
+    copy = tmp_path / "copy"
+    shutil.copytree(directory, copy)
+    (copy / empty.relative_to(directory)).unlink()
+    for path, offset in ((copy, UNITS), (directory, UNITS + 1))[: 1 if lost else 2]:
+        given = {**settings, "storePathRootDir": path, "storePathCommitLog": path / "commitlog"}
+        with mq.broker("one", given) as broker:
+            asked = broker.connect()
+            assert asked.send(*QUEUE, b"body", "KEYS\x01k\x02") == offset == asked.offset(MAX_OFFSET, *QUEUE) - 1
+            asked.close()
