@@ -42,7 +42,7 @@ def batch_sizes(located: Located) -> _I64:
 
 @dataclass(slots=True)
 class BatchTotals:
-    """What the first read finds in one queue.
+    """Totals of one queue, from the first read.
 
     Attributes:
         units: number of units.
