@@ -193,11 +193,13 @@ def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: 
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings = _LOCAL | settings
     builder = SparkSession.builder.appName(app_name).config(map=settings).master(master).config(_STACK_TRACES, "true")
-    record = None if _has_own_settings() else _jars_record()
+    own_packages = [name for name in settings.get("spark.jars.packages", "").split(",") if name]
+    has_own_jars = bool(own_packages or settings.get("spark.jars"))
+    record = None if has_own_jars or _has_own_settings() else _jars_record()
     jars = recorded_jars(record)
     if announce:
         say("starting Spark" if jars else "starting Spark; its first start fetches Delta's jars")
-    builder = builder.config("spark.jars", jars) if jars else configure_spark_with_delta_pip(builder)
+    builder = builder.config("spark.jars", jars) if jars else configure_spark_with_delta_pip(builder, own_packages)
     try:
         with nullcontext() if verbose else held_back():
             spark = builder.getOrCreate()

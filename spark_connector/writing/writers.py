@@ -35,7 +35,7 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: DLedgerOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise OptionError("a log cannot be overwritten", "", "use .mode('append')")
+            raise OptionError("a log cannot be overwritten", "", "use .mode('append'), in SQL INSERT INTO")
         self._options = options
         self._shape = sink_shape(schema, options)
         # Chosen here, on the driver: every task, the commit and the abort receive a copy of it. An id per task would be
