@@ -85,7 +85,8 @@ def ready_messages(size: int) -> pa.RecordBatch:
     entries = {"index": numbers, "term": numbers, "position": numbers, "timestamp": times.cast(ARROW.field(4).type)}
     entries["body"] = random_messages(rows, size).cast(pa.binary())
     names = [name for name in MESSAGE_SCHEMA.names if name not in ENTRY_SCHEMA.names[:-1]]
-    (columns,) = decoded(pa.RecordBatch.from_pydict(entries), names, fail=False, group="messages")
+    (batch,) = decoded(pa.RecordBatch.from_pydict(entries), names, fail=False, group="messages")
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns |= {"group": pa.repeat("messages", rows), "queue_offset": pa.nulls(rows, pa.int64())}
     schema = MESSAGE_SCHEMA
     return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
