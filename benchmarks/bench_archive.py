@@ -33,9 +33,9 @@ from deltalake import write_deltalake
 from benchmarks.timing import seconds
 from dledger_core import Client, LocalCluster, RowsDigest, rows_digest
 from dledger_core.archive import ArchiveTable
-from spark_connector.columns import ENTRY_SCHEMA
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerBatchReader
+from spark_connector.schemas import ENTRY_SCHEMA
 
 BODY, BATCH, RANGE = 1000, 4000, 32_000
 MB = 1 << 20

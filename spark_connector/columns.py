@@ -1,56 +1,33 @@
 """Columns of the data source, and entries as rows with these columns.
 
-The schemas are Arrow's, the core's where it has them, with their DDL text for Spark. With ``decode = message``,
-RocketMQ messages become columns. Batches are converted as columns. Topics and tags are filtered before bodies are
-decompressed, so unwanted messages cost little. Bodies are decompressed in chunks, because a few megabytes may expand to
-gigabytes.
+The schemas are Arrow's, the core's where it has them, with their DDL text for Spark. Batches are converted as columns.
+The columns of messages are in ``messages``, which is imported only where ``decode = message`` asks for them: each
+Python process of Spark imports its modules again, and RocketMQ's are a tenth of the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from dledger_core import READ_SCHEMA, rocketmq
+from dledger_core import READ_SCHEMA
 from spark_connector.errors import SchemaError
+from spark_connector.options import DLedgerOptions
+from spark_connector.planning import Range
+from spark_connector.schemas import ENTRY_SCHEMA, MADE_HERE, STORED_BODY
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-from collections.abc import Iterator
-
-import pyarrow.compute as pc
-
-from dledger_core.rocketmq import Selected, decode_chunks, select_entries
-from spark_connector.errors import DecodeError
-from spark_connector.options import DLedgerOptions
-from spark_connector.planning import Range
-
 __all__ = [
-    "ENTRY_SCHEMA",
-    "MESSAGE_SCHEMA",
-    "STORED_BODY",
     "chosen_columns",
     "ddl_of",
-    "decoded",
     "rows_of",
     "schema_for",
 ]
-
-ENTRY_SCHEMA: Final = pa.schema([pa.field("group", pa.string()), *READ_SCHEMA])
-"""Columns with ``decode = none``."""
-
-_OF_ENTRIES: Final = ("body", "physical_offset")
-MESSAGE_SCHEMA: Final = pa.schema(
-    [*ENTRY_SCHEMA, *(field for field in rocketmq.MESSAGE_SCHEMA if field.name not in _OF_ENTRIES)]
-)
-"""Columns with ``decode = message``."""
-
-STORED_BODY: Final = pa.field("stored_body", pa.binary())
-"""With ``decode = message``, and only if a user-given schema names it: the bytes of an entry whose ``error`` is set."""
 
 _COMMITTED: Final = pa.field("committed", pa.bool_())
 """Of a Java group: true if a probe proved it, else null."""
@@ -58,7 +35,11 @@ _COMMITTED: Final = pa.field("committed", pa.bool_())
 
 def schema_for(decode: str, protocol: str = "dledger", columns: Sequence[str] | None = None) -> pa.Schema:
     """Return the columns for the options ``decode`` and ``protocol``, or ``columns`` of them in that order."""
-    schema = MESSAGE_SCHEMA if decode == "message" else ENTRY_SCHEMA
+    schema = ENTRY_SCHEMA
+    if decode == "message":
+        from spark_connector.messages import MESSAGE_SCHEMA
+
+        schema = MESSAGE_SCHEMA
     if protocol == "dledger-java":
         schema = schema.append(_COMMITTED)
     return schema if columns is None else pa.schema([_offered(schema).field(name.lower()) for name in columns])
@@ -140,20 +121,13 @@ def chosen_columns(schema: StructType, offered: pa.Schema) -> tuple[str, ...]:
     return names
 
 
-OPENED_BYTES_MAX: Final = 32 << 20
-"""Limit of the decompressed bodies of one chunk; a single body may exceed it."""
-
-
-_MADE_HERE: Final = ("group", "committed")
-
-
 def needed_columns(schema: pa.Schema, options: DLedgerOptions) -> tuple[str, ...] | None:
     """Return the columns that rows in ``schema`` need of a node; None for complete entries, whose bodies they need."""
     if not {"body", STORED_BODY.name}.isdisjoint(schema.names):
         return None
-    names = [name for name in schema.names if name not in _MADE_HERE]
+    names = [name for name in schema.names if name not in MADE_HERE]
     if options.decode == "message":
-        filtered = [column for column, _ in _filters(options)]
+        filtered = [column for column, _ in options.message_filters]
         names += [*filtered, "topic"] if filtered else []
         names += ["error"] if options.on_decode_error == "fail" else []
         if set(names) <= set(ENTRY_SCHEMA.names):
@@ -172,16 +146,12 @@ def rows_of(batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema:
         options: the query's options.
         schema: the columns.
     """
-    names = ["index", "term", "position", "timestamp", "body"]
-    if "body" not in batch.schema.names:
-        chunks = iter([_of_decoded(batch, part, options) if options.decode == "message" else batch])
-    elif options.decode == "message":
-        of_messages = [name for name in schema.names if name not in (*names[:-1], *_MADE_HERE)]
-        selected = wanted(batch.select(names), options)
-        batch, fail = selected.entries, options.on_decode_error == "fail"
-        chunks = selected.only(decoded(batch, of_messages, fail=fail, group=part.group)) if batch.num_rows else iter(())
+    if options.decode == "message":
+        from spark_connector.messages import rows_of_messages
+
+        chunks = rows_of_messages(batch, schema.names, options, part.group)
     else:
-        chunks = iter([batch.select(names)])
+        chunks = iter([batch.select(READ_SCHEMA.names) if "body" in batch.schema.names else batch])
     for chunk in chunks:
         rows, columns = chunk.num_rows, {name: chunk.column(name) for name in chunk.schema.names}
         if "group" in schema.names:
@@ -194,111 +164,3 @@ def rows_of(batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema:
             proved = pc.less_equal(columns["index"], pa.scalar(part.min_commit, pa.int64()))
             columns["committed"] = pc.if_else(proved, pa.scalar(True), pa.scalar(None, pa.bool_()))
         yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
-
-
-def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> Selected:
-    """Return the entries whose messages pass the topics and tags of the options and the pushed filters.
-
-    A body that is not a message stays: ``onDecodeError`` decides about it.
-
-    Args:
-        batch: entries with the column ``body``.
-        options: the query's options.
-    """
-    named = _filters(options)
-    if not named or not batch.num_rows:
-        return Selected(batch)
-    columns = list({"topic", *(column for column, _ in named)})
-    return select_entries(batch, columns, lambda _, found: _passing(found, named), opened_bytes_max=OPENED_BYTES_MAX)
-
-
-_Filters = Sequence[tuple[str, tuple[str, ...]]]
-
-
-def _filters(options: DLedgerOptions) -> _Filters:
-    """Return the columns of messages that the query filters, with their values."""
-    given = (("topic", options.topics), ("tags", options.tags), *options.pushed_values)
-    return [(column, values) for column, values in given if values]
-
-
-def _passing(found: pa.RecordBatch, filters: _Filters) -> Any:
-    """Return which messages pass all filters, or are bodies that are not messages; null means no."""
-    keep: Any = None
-    for column, values in filters:
-        fits = pc.is_in(found.column(column), pa.array(values, pa.string()))
-        keep = fits if keep is None else pc.and_(keep, fits)
-    return pc.or_(keep, found.column("topic").is_null())
-
-
-def _of_decoded(rows: pa.RecordBatch, part: Range, options: DLedgerOptions) -> pa.RecordBatch:
-    """Return the rows of messages that pass; with ``onDecodeError=fail`` raise as ``decoded`` does."""
-    filters, fail = _filters(options), options.on_decode_error == "fail"
-    if filters:
-        good = pc.fill_null(_passing(rows, filters), False)
-        indexes = rows.column("index")
-        of_entries, rows = rows.filter(pc.is_in(indexes, indexes.filter(good))), rows.filter(good)
-    else:
-        of_entries = rows
-    if fail:
-        _check(of_entries.column("error"), of_entries, part.group)
-    return rows
-
-
-def decoded(
-    batch: pa.RecordBatch,
-    names: list[str],
-    *,
-    fail: bool,
-    group: str,
-    opened_bytes_max: int = OPENED_BYTES_MAX,
-) -> Iterator[pa.RecordBatch]:
-    """Yield rows: columns of a batch, plus those of its messages, which replace ``body``; inner batches expanded.
-
-    Args:
-        batch: entries with the column ``body``.
-        names: columns of the messages, perhaps with STORED_BODY; without ``body`` none is decompressed.
-        fail: raise if a body is not a message or cannot be decompressed.
-        group: the log, for the error.
-        opened_bytes_max: limit of the decompressed bodies of one chunk.
-
-    Raises:
-        DecodeError: such a body was found.
-    """
-    of_messages = [name for name in names if name != STORED_BODY.name]
-    needs_error = (fail or STORED_BODY.name in names) and "error" not in names
-    asked = [*of_messages, "error"] if needs_error else of_messages
-    for chunk, found in decode_chunks(batch, asked, opened_bytes_max=opened_bytes_max):
-        if fail:
-            _check(found.column("error"), chunk, group)
-        columns = {name: chunk.column(name) for name in chunk.schema.names}
-        columns |= {name: found.column(name) for name in of_messages}
-        if STORED_BODY.name in names:
-            columns[STORED_BODY.name] = _stored_bodies(batch, chunk.column("position"), found.column("error"))
-        yield pa.RecordBatch.from_pydict(columns)
-
-
-def _stored_bodies(batch: pa.RecordBatch, positions: pa.Array, errors: pa.Array) -> pa.Array:
-    """Return for each entry its body in its first row with an error, else null.
-
-    In each such row of an inner batch a few bytes would become gigabytes.
-    """
-    wrong = np.flatnonzero(errors.is_valid())
-    entries, firsts = np.unique(np.asarray(positions)[wrong], return_index=True)
-    rows = np.full(len(errors), -1)
-    rows[wrong[firsts]] = np.searchsorted(np.asarray(batch.column("position")), entries)
-    return batch.column("body").take(pa.array(rows, mask=rows < 0))
-
-
-def _check(errors: pa.Array, entries: pa.RecordBatch, group: str) -> None:
-    wrong = len(errors) - errors.null_count
-    if wrong:
-        at = pc.index(errors.is_valid(), True).as_py()
-        name = "position" if entries.column("index").null_count else "index"  # a CommitLog has positions only
-        value = entries.column(name)[at].as_py()
-        entry = f"entry {value}" if name == "index" else f"the message at position {value}"
-        raise DecodeError(
-            f"{entry} cannot be decoded as a message: {errors[at].as_py()}",
-            f"group {group!r}",
-            "set onDecodeError=column to get such entries as rows with the column error, or start after this one",
-            {name: value, "such_entries_nearby": wrong},
-        )

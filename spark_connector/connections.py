@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from dledger_core import Client, JavaOptions, StoreMismatchError, StoreReader, open_store
-from dledger_core.rocketmq import locate
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 
@@ -134,6 +133,7 @@ def store_for(path: str, *, opaque: bool = False) -> StoreReader:
     Raises:
         OptionError: there is no store, there are several, or a classic CommitLog precedes it.
     """
+    from dledger_core.rocketmq import locate  # nodes do not need it
 
     def made(since: StoreReader | None) -> StoreReader:
         # An older view is not closed here, because another thread may read from it; its files close with it.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -179,6 +179,8 @@ def _time(text: str) -> int:
 
 
 Text = Annotated[str, _of_text(_not_empty)]
+Filters = Sequence[tuple[str, tuple[str, ...]]]
+"""Columns of messages, each with the values that pass."""
 Peers = Annotated[str, _of_text(_peers)]
 Group = Annotated[str, _of_text(check_group_name)]
 Groups = Annotated[tuple[str, ...], _of_text(parse_groups)]
@@ -362,6 +364,12 @@ class DLedgerOptions(BaseModel):
     parallelism: int | None = None
     pushed_values: tuple[tuple[str, tuple[str, ...]], ...] = ()
     recorded_start: StreamOffset | None = None
+
+    @property
+    def message_filters(self) -> Filters:
+        """Columns of messages that the query filters, with their values."""
+        given = (("topic", self.topics), ("tags", self.tags), *self.pushed_values)
+        return [(column, values) for column, values in given if values]
 
     @property
     def tls(self) -> TlsOptions | None:

@@ -22,7 +22,6 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.planning import core_count
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader, FilteredBatchReader
 from spark_connector.reading.tables import TABLES, TableReader
-from spark_connector.writing.writers import DLedgerBatchWriter, DLedgerStreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,6 +67,8 @@ class DLedgerDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make the batch writer: one transaction for each group."""
         options = DLedgerOptions.for_writing(self.options)
+        from spark_connector.writing.writers import DLedgerBatchWriter  # readers do not need RocketMQ's modules
+
         return DLedgerBatchWriter(options, schema, overwrite)
 
     @brief
@@ -75,6 +76,8 @@ class DLedgerDataSource(DataSource):
         """Make the stream writer: one transaction for each micro-batch and group."""
         options = DLedgerOptions.for_writing(self.options, stream=True)
         checkpoint = self.options.get("checkpointlocation", "")
+        from spark_connector.writing.writers import DLedgerStreamWriter
+
         return DLedgerStreamWriter(options, schema, overwrite, self.label(), checkpoint)
 
     def label(self) -> str:

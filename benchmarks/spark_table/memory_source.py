@@ -22,8 +22,10 @@ from pyspark.sql.datasource import (
 )
 
 from dledger_core.rocketmq import encode_messages
-from spark_connector.columns import ENTRY_SCHEMA, MESSAGE_SCHEMA, ddl_of, decoded
+from spark_connector.columns import ddl_of
+from spark_connector.messages import MESSAGE_SCHEMA, decoded
 from spark_connector.reading.admission import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from spark_connector.schemas import ENTRY_SCHEMA
 
 BATCH_BYTES = 4 << 20
 RECORD_OVERHEAD = 48

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from spark_connector import ddl_of
-from spark_connector.columns import MESSAGE_SCHEMA, STORED_BODY
+from spark_connector.messages import MESSAGE_SCHEMA
+from spark_connector.schemas import STORED_BODY
 
 from .._table_history import batch_metadata
 

@@ -41,7 +41,6 @@ from dledger_core import (
     UnreachableError,
 )
 from dledger_core.client import RECORD_COLUMNS, EntryCheck, OpenTransaction, check_of, record_at
-from dledger_core.rocketmq import CommitLogView
 from spark_connector.connections import client_for, forget_client, store_for
 from spark_connector.errors import (
     LossPolicy,
@@ -525,6 +524,8 @@ class ClassicLog(_FileLog):
     """
 
     def __init__(self, options: DLedgerOptions, directory: Path, store: StoreLog | None = None) -> None:
+        from dledger_core.rocketmq import CommitLogView  # nodes do not need it
+
         self._options = options
         for name in _OF_INDEXES:
             if name in options.model_fields_set and (store is None or name != "isolation"):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dledger_core import StoreMismatchError
-from dledger_core.rocketmq import check_continues, commit_log_files, locate
 from spark_connector.connections import store_for
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
@@ -20,6 +19,8 @@ def names_of(options: DLedgerOptions) -> Sequence[str]:
     """Return the names of a query's logs, for ``open_log``: a mixed log is two, a CommitLog and a store."""
     if not options.path:
         return options.groups
+    from dledger_core.rocketmq import locate  # nodes do not need it
+
     location = locate(Path(options.path))
     return ["", PRECEDING] if location.store is not None and location.commitlog is not None else [""]
 
@@ -36,6 +37,8 @@ def open_log(
 
 
 def _open_directory(options: DLedgerOptions, group: str) -> Log:
+    from dledger_core.rocketmq import check_continues, commit_log_files, locate
+
     location = locate(Path(options.path))
     if location.commitlog is None:
         return StoreLog(options)

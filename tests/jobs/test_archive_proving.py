@@ -360,7 +360,7 @@ def test_table_that_is_no_archive_or_cannot_be_read_is_refused_by_name(
 
 
 def test_table_of_decoded_messages_is_refused(tmp_path: Path) -> None:
-    from spark_connector.columns import MESSAGE_SCHEMA
+    from spark_connector.messages import MESSAGE_SCHEMA
 
     extra = {name: "string" for name in MESSAGE_SCHEMA.names if name not in FIELDS}
     with pytest.raises(ArchiveTableError, match="decode"):

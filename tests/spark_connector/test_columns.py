@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +14,9 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapTy
 
 from dledger_core.rocketmq import encode_messages
 from spark_connector import ddl_of
-from spark_connector.columns import MESSAGE_SCHEMA, chosen_columns, decoded, schema_for
+from spark_connector.columns import chosen_columns, schema_for
 from spark_connector.errors import DecodeError, SchemaError
+from spark_connector.messages import MESSAGE_SCHEMA, decoded
 from spark_connector.reading.readers import DLedgerBatchReader
 from tests.rocketmq.test_inner_batches import batch
 from tests.spark_connector.engine import options_of
@@ -204,3 +207,10 @@ def test_compressed_bodies_are_decompressed_in_chunks() -> None:
         indexes += columns["index"].to_pylist()
         del columns
     assert indexes == list(range(40))
+
+
+def test_process_that_reads_from_nodes_does_not_import_rocketmq() -> None:
+    """Each Python process of Spark imports the connector again, at every start of a query."""
+    code = "import sys, spark_connector.source; print([name for name in sys.modules if '.rocketmq' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

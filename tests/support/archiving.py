@@ -11,7 +11,7 @@ from deltalake import write_deltalake
 from dledger_core import Client, RowsDigest, rows_digest
 from dledger_core.archive import ArchiveTable
 from jobs._archive.proving import Proving
-from spark_connector.columns import ENTRY_SCHEMA
+from spark_connector.schemas import ENTRY_SCHEMA
 
 STEPS = ("write", "written", "prove")
 """Places at which a job can be killed: before its first write, after it, and before its first proof of rows."""
