@@ -194,8 +194,7 @@ def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: 
         settings = _LOCAL | settings
     builder = SparkSession.builder.appName(app_name).config(map=settings).master(master).config(_STACK_TRACES, "true")
     own_packages = [name for name in settings.get("spark.jars.packages", "").split(",") if name]
-    has_own_jars = bool(own_packages or settings.get("spark.jars"))
-    record = None if has_own_jars or _has_own_settings() else _jars_record()
+    record = None if _has_own_jars(settings) else _jars_record()
     jars = recorded_jars(record)
     if announce:
         say("starting Spark" if jars else "starting Spark; its first start fetches Delta's jars")
@@ -223,10 +222,12 @@ def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: 
     return spark
 
 
-def _has_own_settings() -> bool:
-    """Whether the user has settings for Spark, whose jars and packages Spark must merge with Delta's."""
+def _has_own_jars(settings: Mapping[str, str]) -> bool:
+    """Whether the caller or the user may name jars or packages, which Spark must merge with Delta's."""
     import pyspark
 
+    if settings.get("spark.jars") or settings.get("spark.jars.packages"):
+        return True
     home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
     defaults = Path(os.environ.get("SPARK_CONF_DIR") or Path(home) / "conf") / "spark-defaults.conf"
     return "PYSPARK_SUBMIT_ARGS" in os.environ or defaults.exists()
