@@ -24,17 +24,18 @@ from dledger_core.rocketmq.leaving import CommittedEntry, LeaveReport, LeaveRequ
 class ConversionWatch:
     """Show each step, and stop the conversion after the step in which a signal arrived.
 
-    The first phase only reads and has no steps: a signal interrupts it at once.
+    The first phases only read and have no steps: a signal interrupts them at once.
     """
 
     def __init__(self, progress: Progress, stack: ExitStack, *, dry_run: bool) -> None:
         self._progress, self._stack = progress, stack
-        self._titles = {"check": "checking", "copy": "reading" if dry_run else "copying", "verify": "verifying"}
+        copy = "reading" if dry_run else "copying"
+        self._titles = {"compare": "comparing", "check": "checking", "copy": copy, "verify": "verifying"}
         self._stop: threading.Event | None = None
 
     def __call__(self, step: Step) -> None:
         """Take a step of the conversion."""
-        if self._stop is None and step.phase != "check":
+        if self._stop is None and step.phase not in ("compare", "check"):
             self._stop = self._stack.enter_context(stop_requests())
         if self._stop is not None and self._stop.is_set():
             raise click.Abort
@@ -179,10 +180,19 @@ class _RangeType(click.ParamType[tuple[int, int]]):
     help="Live nodes of the group, whose commit index ends the conversion.",
 )
 @option(
+    "--replica",
+    "replicas",
+    type=EXISTING_DIRECTORY,
+    multiple=True,
+    metavar="DIR",
+    section=_COMMITLOG,
+    help="Another replica, stopped: compare SOURCE with it first; name all of them. Required unless --dry-run.",
+)
+@option(
     "--replica-checked",
     is_flag=True,
     section=_COMMITLOG,
-    help="Confirm that an audit compared this replica with the others; required unless --dry-run.",
+    help="Instead of --replica: an audit has compared SOURCE with the other replicas.",
 )
 @option(
     "--on-duplicate",

@@ -142,7 +142,7 @@ class Report:
 class Step:
     """Progress of a conversion; ``total_bytes`` is an estimate."""
 
-    phase: Literal["check", "copy", "verify"]
+    phase: Literal["compare", "check", "copy", "verify"]
     entries: int
     done_bytes: int
     total_bytes: int

@@ -366,7 +366,7 @@ def _kind_of(reader: StoreReader, meta: LogMeta | None) -> Kind:
     return reader.writer
 
 
-class _WithoutMeta(OsFiles):
+class WithoutMeta(OsFiles):
     """The file system as Java sees it: without the files in ``meta``."""
 
     def read(self, path: Path) -> bytes | None:
@@ -383,7 +383,7 @@ def _open_reader(store: Path, files: Files, bodies: BodyFormat | None) -> tuple[
     meta = reader.meta
     if meta is None or meta.profile == "A":
         return reader, meta, False
-    java = open_store(store, bodies=bodies, files=_WithoutMeta())
+    java = open_store(store, bodies=bodies, files=WithoutMeta())
     end = int(reader.last_index) + 1
     if java.last_index >= end and int(java.raw(end, end + 1, 1).headers["flags"][0]) == 0:
         reader.close()

@@ -51,6 +51,7 @@ class LeaveRequest:
         broker_conf: the broker's configuration; None = RocketMQ's defaults and the sizes of the source's files.
         until: ``committed`` leaves out entries after the recorded commit index, ``end`` takes all; None = refuse them.
         committed: the last committed entry of a live majority; None = the one that the source records.
+        replicas: stores of the other replicas, or their brokers' directories, to compare the source with.
         replica_checked: the caller has compared the replicas.
         on_duplicate: which message of a doubled queue offset its queue keeps; None = refuse.
         fill_holes: write pre-fill units for queue offsets without a message.
@@ -69,6 +70,7 @@ class LeaveRequest:
     broker_conf: Path | None = None
     until: Literal["committed", "end"] | None = None
     committed: CommittedEntry | None = None
+    replicas: tuple[Path, ...] = ()
     replica_checked: bool = False
     on_duplicate: OnDuplicate | None = None
     fill_holes: bool = False
@@ -82,7 +84,7 @@ class LeaveRequest:
 
     def saved(self) -> dict[str, Any]:
         """Return the fields that determine the result, for JSON."""
-        left_out = ("dry_run", "verify", "save_bytes", "replica_checked")
+        left_out = ("dry_run", "verify", "save_bytes", "replicas", "replica_checked")
         found = {name: value for name, value in asdict(self).items() if name not in left_out}
         for name in ("source", "destination", "commitlog", "broker_conf", "id_map"):
             found[name] = found[name] and str(found[name].absolute())
@@ -99,6 +101,9 @@ class LeaveReport:
         messages: in the new CommitLog.
         last_index: of the last converted entry; -1 = none.
         ends_because: why the conversion ends there.
+        replicas_compared: other replicas with which the source was compared; 0 = the caller has compared them.
+        entries_compared: converted entries that equal those of a majority.
+        entries_on_few_replicas: converted entries that too few replicas have for a majority, and none differently.
         entries_left_out: entries after ``last_index``.
         control_dropped: control entries and no-ops, which a CommitLog does not have.
         hidden_dropped: entries of orphaned attempts and open transactions.
@@ -125,6 +130,9 @@ class LeaveReport:
     messages: int
     last_index: int
     ends_because: str
+    replicas_compared: int
+    entries_compared: int
+    entries_on_few_replicas: int
     entries_left_out: int
     control_dropped: int
     hidden_dropped: int
@@ -144,6 +152,25 @@ class LeaveReport:
     resumed: bool
     dry_run: bool
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Result of the comparison with the other replicas.
+
+    Attributes:
+        replicas: their number; 0 = the caller has compared them.
+        proven: entries that equal those of a majority.
+        alone: entries that too few replicas have for a majority, and none differently.
+        seconds: duration.
+        notes: differences of replicas that a majority outvotes, and parts that were not compared.
+    """
+
+    replicas: int = 0
+    proven: int = 0
+    alone: int = 0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -320,6 +347,7 @@ class LeaveState:
         started_ms: time of the start, which names index files.
         totals: of the first read.
         notes: of the checks.
+        compared: with the other replicas.
         cursor: the point at which reading continues.
         position: end of the last message.
         start_position: of the CommitLog.
@@ -339,6 +367,7 @@ class LeaveState:
     started_ms: int
     totals: Totals
     notes: list[str]
+    compared: Compared = field(default_factory=Compared)
     cursor: SourceCursor = field(default_factory=SourceCursor)
     position: int = 0
     start_position: int = 0
@@ -358,6 +387,7 @@ class LeaveState:
         special = {
             "version": _VERSION,
             "totals": self.totals.saved(),
+            "compared": asdict(self.compared),
             "cursor": asdict(self.cursor),
             "counters": self.counters.saved(),
             "ends": [[*queue, end] for queue, end in self.ends.items()],
@@ -384,6 +414,7 @@ class LeaveState:
             return cls(
                 **{name: found[name] for name in _PLAIN},
                 totals=Totals.restored(found["totals"]),
+                compared=Compared(**(found["compared"] | {"notes": tuple(found["compared"]["notes"])})),
                 cursor=SourceCursor(**found["cursor"]),
                 counters=QueueCounters.restored(found["counters"]),
                 ends={(topic, queue_id): end for topic, queue_id, end in found["ends"]},
@@ -402,7 +433,7 @@ class LeaveState:
             ) from error
 
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _PLAIN: Final = (
     "request",
     "stamp",

@@ -30,7 +30,8 @@ def report_of(job: Job, state: LeaveState, *, resumed: bool) -> LeaveReport:
     if request.on_duplicate != "last":
         left_out += sum(found.repeated for found in totals.batches.values())
     holes = sum(high - low for ranges in totals.queues.values() for low, high in ranges.holes())
-    notes = list(state.notes)
+    compared = state.compared
+    notes = [*state.notes, *compared.notes]
     if totals.of_other_queues:
         known = "that config/topics.json does not have" if job.broker else "unknown without the broker's directory"
         notes.append(
@@ -43,12 +44,16 @@ def report_of(job: Job, state: LeaveState, *, resumed: bool) -> LeaveReport:
             f"queue {queue_id} of topic {topic} has {found.shared} batches that have queue offsets of the next one, as "
             "a broker in DLedger mode assigns them after a restart; consumers get both"
         )
+    seconds = compared.seconds + totals.seconds * (4 if request.verify else 3)
     return LeaveReport(
         kind=job.source.kind,
         destination=str(job.root),
         messages=totals.messages,
         last_index=end.index - 1,
         ends_because=end.because,
+        replicas_compared=compared.replicas,
+        entries_compared=compared.proven,
+        entries_on_few_replicas=compared.alone,
         entries_left_out=end.left_out,
         control_dropped=totals.control_dropped,
         hidden_dropped=totals.hidden_dropped,
@@ -63,7 +68,7 @@ def report_of(job: Job, state: LeaveState, *, resumed: bool) -> LeaveReport:
         end_position=totals.end_position,
         keys=totals.keys,
         needed_bytes=needed_bytes(job, state),
-        estimated_seconds=round(totals.seconds * (4 if request.verify else 3), 1) if request.dry_run else None,
+        estimated_seconds=round(seconds, 1) if request.dry_run else None,
         verified=request.verify and not request.dry_run,
         resumed=resumed,
         dry_run=request.dry_run,

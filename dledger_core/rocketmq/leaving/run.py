@@ -18,6 +18,7 @@ from dledger_core.rocketmq.leaving.copying import Copy
 from dledger_core.rocketmq.leaving.first_read import read_first
 from dledger_core.rocketmq.leaving.job import REFERENCES, SUFFIX, Job, job_of
 from dledger_core.rocketmq.leaving.plan import LeaveReport, LeaveRequest, LeaveState
+from dledger_core.rocketmq.leaving.replicas import compare_replicas
 from dledger_core.rocketmq.leaving.report import needed_bytes, report_of
 from dledger_core.rocketmq.leaving.verifying import verify
 from dledger_core.rocketmq.store.broker_conf import read_broker_conf
@@ -50,13 +51,19 @@ def leave(
 
 
 def _run(job: Job) -> LeaveReport:
+    if job.request.replicas and job.request.replica_checked:
+        raise ConfigError("--replica and --replica-checked exclude each other", "", "leave one of them out")
     if job.request.dry_run:
-        return report_of(job, read_first(job), resumed=False)
-    if not job.request.replica_checked:
+        compared = compare_replicas(job)
+        state = read_first(job)
+        state.compared = compared
+        return report_of(job, state, resumed=False)
+    if not job.request.replicas and not job.request.replica_checked:
         raise ConfigError(
             "this replica was not compared with the others",
             str(job.source.path),
-            "audit the stopped replicas with jobs/audit_replicas.py, then add --replica-checked",
+            "name the stopped ones, each with --replica DIR; where their files cannot be read here, compare them with "
+            "jobs/audit_replicas.py and add --replica-checked",
         )
     _check_apart(job)
     job.files.mkdir(job.root)
@@ -80,9 +87,10 @@ def _run(job: Job) -> LeaveReport:
 def _check_apart(job: Job) -> None:
     for written, what in ((job.root, "destination"), (job.request.id_map, "file of --id-map")):
         target = written and written.resolve()
-        for path in filter(None, (job.request.source, job.request.commitlog, job.broker)):
+        for path in filter(None, (job.request.source, job.request.commitlog, job.broker, *job.request.replicas)):
             if target is not None and path.resolve() in (target, *target.parents):
-                raise ConfigError(f"the {what} is inside the source", str(written), "name a path elsewhere")
+                inside = "a replica" if path in job.request.replicas else "the source"
+                raise ConfigError(f"the {what} is inside {inside}", str(written), "name a path elsewhere")
 
 
 class _Steps:
@@ -104,6 +112,9 @@ class _Steps:
                 "the directory contains another incomplete conversion", str(self._root), _RUN_AGAIN
             )
         state = found if found is not None and resumed else self._begin()
+        if job.request.replicas and not state.compared.replicas:  # it was begun with --replica-checked
+            state.compared = compare_replicas(job)
+            self._save(state)
         if state.phase == "copy":
             Copy(job, state, lambda: self._save(state)).run()
         if state.phase == "rest":
@@ -136,7 +147,9 @@ class _Steps:
                 path = self._root / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self._check_space(self._job.entries.log_bytes)
+        compared = compare_replicas(self._job)
         state = read_first(self._job)
+        state.compared = compared
         self._check_space(needed_bytes(self._job, state))
         self._save(state)
         return state

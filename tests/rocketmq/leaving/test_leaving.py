@@ -45,6 +45,7 @@ from tests.rocketmq import golden
 from tests.rocketmq.convert.stores import snapshot, store_of, unpacked
 from tests.rocketmq.convert.test_moved import OwnLog, message_bodies
 from tests.rocketmq.golden import MIXED, REUSED, THREE, members, messages
+from tests.rocketmq.leaving.dying_files import DyingFiles, Killed
 from tests.rocketmq.remoting.fake_nodes import NAME, RunningGroup
 
 
@@ -414,113 +415,6 @@ def test_full_disk_is_reported_before_anything_is_written(tmp_path: Path, monkey
     with pytest.raises(DiskFullError):
         left(source, tmp_path / "new", conf, on_duplicate="first")
     assert not list((tmp_path / "new").glob("commitlog*"))
-
-
-class Killed(Exception):  # noqa: N818
-    """The program ends here; what it wrote stays."""
-
-
-class DyingFile:
-    """An open file whose writes count as operations too; the program may be killed in the middle of one."""
-
-    def __init__(self, file: File, files: DyingFiles) -> None:
-        self._file, self._files = file, files
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._file, name)
-        return self._files.counted(found) if name in ("pwritev", "truncate", "datasync") else found
-
-    def pwritev(self, buffers: Any, offset: int) -> None:
-        data = b"".join(map(bytes, buffers))
-
-        def half() -> None:
-            self._file.pwritev([data[: len(data) // 2]], offset)
-
-        self._files.counted(self._file.pwritev, half)([data], offset)
-
-
-class DyingFiles(OsFiles):
-    """The real file system, until the operation with this number, which happens or not; then the program is killed."""
-
-    def __init__(self, at: int, *, after: bool = False) -> None:
-        self.left, self.after, self.operations = at, after, 0
-
-    def counted(self, found: Callable[..., Any], half: Callable[[], None] | None = None) -> Callable[..., Any]:
-        def count(*given: Any, **more: Any) -> Any:
-            self.operations += 1
-            number = self.operations
-            if number == self.left and not self.after:
-                if half is not None:
-                    half()
-                raise Killed
-            result = found(*given, **more)
-            if number == self.left:
-                raise Killed
-            return result
-
-        return count
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name not in ("open", "replace", "rename", "mkdir", "unlink", "sync_dir"):
-            return found
-        counted = self.counted(found)
-        if name != "open":
-            return counted
-        return lambda *given, **more: DyingFile(counted(*given, **more), self)
-
-
-def tree(directory: Path) -> dict[str, bytes]:
-    """Content of all files; index files without their time."""
-    return {
-        "index" if path.parent.name == "index" else str(path.relative_to(directory)): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
-
-
-def check_kills(tmp_path: Path, source: Path, conf: Path, step: int) -> None:
-    def wanted(number: int | str) -> LeaveRequest:
-        return LeaveRequest(
-            source=source,
-            destination=tmp_path / f"new-{number}",
-            broker_conf=conf,
-            replica_checked=True,
-            on_duplicate="first",
-            save_bytes=40_000,
-            id_map=tmp_path / f"ids-{number}",
-        )
-
-    counting = DyingFiles(-1)
-    leave(wanted("x"), files=counting)
-    expected, ids = tree(tmp_path / "new-x"), (tmp_path / "ids-x").read_bytes()
-    left_out = "broker.conf.proposed"
-    expected.pop(left_out)
-    resumed = 0
-    for at in range(1, counting.operations + 1, step):
-        with pytest.raises(Killed):
-            leave(wanted(at), files=DyingFiles(at, after=at % 2 == 0))
-        new = tmp_path / f"new-{at}"
-        if (new / "commitlog").exists() and not (new / "state.converting").exists():
-            found = tree(new)
-        else:
-            resumed += leave(wanted(at)).resumed
-            found = tree(new)
-        found.pop(left_out)
-        found.pop("lock.converting", None)
-        assert found == expected, f"killed at operation {at}"
-        assert (tmp_path / f"ids-{at}").read_bytes() == ids
-    assert resumed > counting.operations // step // 2
-
-
-def test_run_resumes_after_kill_at_some_operations(tmp_path: Path) -> None:
-    check_kills(tmp_path, *broker(REUSED, tmp_path), 23)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", [MIXED, REUSED])
-def test_run_resumes_after_kill_at_any_operation(tmp_path: Path, name: str) -> None:
-    check_kills(tmp_path, *broker(name, tmp_path), 1)
 
 
 def test_changed_source_restarts_run(tmp_path: Path) -> None:
