@@ -186,13 +186,13 @@ class _RangeType(click.ParamType[tuple[int, int]]):
     multiple=True,
     metavar="DIR",
     section=_COMMITLOG,
-    help="Another replica, stopped: compare SOURCE with it first; name all of them. Required unless --dry-run.",
+    help="Stopped replica with which SOURCE is compared first; name all others. A dry run needs none.",
 )
 @option(
     "--replica-checked",
     is_flag=True,
     section=_COMMITLOG,
-    help="Instead of --replica: an audit has compared SOURCE with the other replicas.",
+    help="Instead of --replica: confirm that an audit compared SOURCE with the other replicas.",
 )
 @option(
     "--on-duplicate",

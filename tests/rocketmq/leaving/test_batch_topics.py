@@ -20,7 +20,8 @@ from dledger_core.rocketmq.store.consume_queue import BATCH_UNIT
 from tests.jobs.broker_store import write_broker_store
 from tests.rocketmq import golden
 from tests.rocketmq.convert.test_moved import OwnLog
-from tests.rocketmq.leaving.test_leaving import check_kills, keep_queue_offsets, left, units
+from tests.rocketmq.leaving.test_kills import check_kills, kill_by_exception, killed_processes
+from tests.rocketmq.leaving.test_leaving import keep_queue_offsets, left, units
 from tests.rocketmq.test_inner_batches import batch
 from tests.support.archives import unpack
 
@@ -103,14 +104,15 @@ def test_file_of_batch_topics_holds_at_least_one_unit(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_run_with_batch_topics_resumes_after_kill_at_any_operation(tmp_path: Path) -> None:
+def test_run_with_batch_topics_resumes_after_kill_of_its_process(tmp_path: Path) -> None:
     root, _ = in_dledger_mode(classic(tmp_path), tmp_path / "broker")
-    check_kills(tmp_path, root, conf_in(tmp_path), 1)
+    with killed_processes() as kill:
+        check_kills(tmp_path, root, conf_in(tmp_path), 1, kill)
 
 
 def test_run_with_batch_topics_resumes_after_kill_at_some_operations(tmp_path: Path) -> None:
     root, _ = in_dledger_mode(classic(tmp_path), tmp_path / "broker")
-    check_kills(tmp_path, root, conf_in(tmp_path), 41)
+    check_kills(tmp_path, root, conf_in(tmp_path), 41, kill_by_exception)
 
 
 def written_by_broker(directory: Path, records: list[bytes], attributes: dict[str, str] | None = None) -> Path:
