@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -244,20 +245,28 @@ class RocketMQ:
     @contextmanager
     def broker(self, name: str, settings: Mapping[str, object]) -> Iterator[Broker]:
         """A broker with these settings and free ports."""
-        while True:
-            port, ha_port = free_ports(2)
-            if ha_port != port - 2:  # its second port
-                break
-        conf = self.root / f"{name}-{port}.conf"
-        given = {"brokerIP1": "127.0.0.1", "brokerIP2": "127.0.0.1"} | dict(settings)
-        given |= {"serverChannelMaxIdleTimeSeconds": 3600}  # else it ends a connection that waits for long consumers
-        given |= {"listenPort": port, "haListenPort": ha_port}
-        conf.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
+        given = {**settings, **free_listeners()}
+        conf = self.root / f"{name}-{given['listenPort']}.conf"
+        conf.write_text(configuration(given))
+        with self.configured(name, conf) as broker:
+            yield broker
+
+    @contextmanager
+    def configured(self, name: str, conf: Path) -> Iterator[Broker]:
+        """A broker with a file of settings, which has its port."""
+        given = dict(line.split("=", 1) for line in conf.read_text().splitlines() if line and line[0] != "#")
         home, process = self.start(name, "broker.BrokerStartup", "-c", conf)
-        broker = Broker(name, home, process, port)
+        broker = Broker(name, home, process, int(given["listenPort"]))
         with self.ending(broker):
             broker.connect().close()
             yield broker
+
+    def write_admin(self, path: Path) -> None:
+        """Write ``mqadmin`` as a script that runs the class which RocketMQ's own script runs."""
+        home = self.home("mqadmin")
+        words = [*self._command(home, "128m"), "org.apache.rocketmq.tools.command.MQAdminStartup"]
+        path.write_text(f'#!/bin/sh\nROCKETMQ_HOME={home} exec {shlex.join(words)} "$@"\n')
+        path.chmod(0o755)
 
     def traffic(self, command: str, namesrv: str, *arguments: object, timeout_s: float = 600.0) -> list[list[str]]:
         """Run the program of RocketMQ's own clients; return the fields of its lines."""
@@ -270,6 +279,21 @@ class RocketMQ:
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         return [line.split("\t") for line in lines.read_text().splitlines()]
+
+
+def free_listeners() -> dict[str, object]:
+    """The settings of a broker's ports, with free ones."""
+    while True:
+        port, ha_port = free_ports(2)
+        if ha_port != port - 2:  # its second port
+            return {"listenPort": port, "haListenPort": ha_port}
+
+
+def configuration(settings: Mapping[str, object]) -> str:
+    """The file of a broker's settings, with those of a broker on this machine."""
+    given = {"brokerIP1": "127.0.0.1", "brokerIP2": "127.0.0.1"} | dict(settings)
+    given |= {"serverChannelMaxIdleTimeSeconds": 3600}  # else it ends a connection that waits for long consumers
+    return "".join(f"{key}={value}\n" for key, value in given.items())
 
 
 def in_sync(controller: str, broker_set: str) -> set[int]:

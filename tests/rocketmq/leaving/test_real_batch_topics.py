@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from dledger_core.cluster import free_ports
 from tests.cli.command import run
-from tests.rocketmq.leaving.real_rocketmq import MAX_OFFSET, MIN_OFFSET, Broker, Connection, RocketMQ
+from tests.rocketmq.leaving.real_rocketmq import (
+    FOUND,
+    MAX_OFFSET,
+    MIN_OFFSET,
+    Broker,
+    Connection,
+    RocketMQ,
+    in_sync,
+    records,
+)
 from tests.rocketmq.leaving.test_batch_topics import batch_units
 from tests.support.soon import soon
 
@@ -53,9 +65,45 @@ def leads(broker: Broker, asked: Connection) -> bool:
     return True
 
 
-def test_consumers_of_batch_topic_continue_on_converted_directory(tmp_path: Path) -> None:
-    mq, directory, new = RocketMQ(VERSION, tmp_path), tmp_path / "broker", tmp_path / "new"
-    conf, (raft,) = tmp_path / "broker.conf", free_ports(1)
+@dataclass
+class Left:
+    """A converted directory, and what was sent and taken before.
+
+    Attributes:
+        directory: which no broker has used.
+        proposed: the settings of its broker.
+        before: the queue offsets of the batches before DLedger mode, by queue.
+        during: of those in DLedger mode.
+        taken: the messages that the group has taken.
+        stored: the offsets of the group.
+    """
+
+    directory: Path
+    proposed: dict[str, str]
+    before: dict[int, list[range]]
+    during: dict[int, list[range]]
+    taken: list[list[str]]
+    stored: dict[int, int | None]
+
+    @property
+    def batches(self) -> dict[int, list[range]]:
+        return {queue: self.before[queue] + self.during[queue] for queue in QUEUES}
+
+    @property
+    def ends(self) -> dict[int, int]:
+        return {queue: batches[-1].stop for queue, batches in self.batches.items()}
+
+    def settings(self, directory: Path, namesrv: str) -> dict[str, object]:
+        """The proposed settings, for a copy of the directory; of a slave consumers may read too."""
+        paths = {"storePathRootDir": directory, "storePathCommitLog": directory / "commitlog"}
+        return {**self.proposed, **paths, "namesrvAddr": namesrv, "slaveReadEnable": "true"}
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Left:
+    root = tmp_path_factory.mktemp("left")
+    mq, directory, new = RocketMQ(VERSION, root), root / "broker", root / "new"
+    conf, (raft,) = root / "broker.conf", free_ports(1)
     dledger = {"enableDLegerCommitLog": "true", "dLegerGroup": "left", "dLegerSelfId": "n0"}
     dledger["dLegerPeers"] = f"n0-127.0.0.1:{raft}"
     with mq.name_server() as namesrv:
@@ -74,40 +122,119 @@ def test_consumers_of_batch_topic_continue_on_converted_directory(tmp_path: Path
             soon(lambda: leads(broker, asked), 120, every_s=1)
             during = sent(mq, namesrv, COUNT)
             asked.close()
-        batches = {queue: before[queue] + during[queue] for queue in QUEUES}
-        recorded = {queue: units["messages"].tolist() for (_, queue), units in batch_units(directory).items()}
-        assert recorded == {
-            queue: [len(batch) for batch in before[queue]] + [1] * len(during[queue]) for queue in QUEUES
-        }, "5.3.3 in DLedger mode records 1 as the size of each batch"
+    assert sizes_in(directory) == sizes_from_dledger_mode(before, during), "5.3.3 in DLedger mode records 1"
+    command = ("convert", directory, new, "--to", "commitlog", "--broker-conf", conf, "--replica-checked")
+    report = json.loads(run(*command, "--verify", "--format", "json").stdout)
+    assert report["verified"]
+    assert not [note for note in report["notes"] if "BatchCQ" in note]
+    lines = (new / "broker.conf.proposed").read_text().splitlines()
+    proposed = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+    return Left(new, proposed, before, during, taken, stored)
 
-        command = ("convert", directory, new, "--to", "commitlog", "--broker-conf", conf, "--replica-checked")
-        report = json.loads(run(*command, "--verify", "--format", "json").stdout)
-        assert report["verified"]
-        assert not [note for note in report["notes"] if "BatchCQ" in note]
-        written = {queue: units for (_, queue), units in batch_units(new).items()}
-        for queue in QUEUES:
-            assert written[queue]["messages"].tolist() == [len(batch) for batch in batches[queue]]
-            assert written[queue]["queue_offset"].tolist() == [batch.start for batch in batches[queue]]
-        lines = (new / "broker.conf.proposed").read_text().splitlines()
-        proposed = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
-        with mq.broker("left", {**proposed, "namesrvAddr": namesrv}) as broker:
+
+def sizes_in(directory: Path) -> dict[int, list[int]]:
+    """The recorded number of messages of each batch, by queue."""
+    return {queue: units["messages"].tolist() for (_, queue), units in batch_units(directory).items()}
+
+
+def sizes_from_dledger_mode(before: dict[int, list[range]], during: dict[int, list[range]]) -> dict[int, list[int]]:
+    """The numbers that RocketMQ records for batches of before and in DLedger mode."""
+    return {queue: [len(batch) for batch in before[queue]] + [1] * len(during[queue]) for queue in QUEUES}
+
+
+def pulled(asked: Connection, queue: int, end: int) -> list[int]:
+    """The queue offsets of the batches that a consumer gets, one pull after the other, at most ten times all."""
+    found, at = list[int](), 0
+    while at < end and len(found) < 10 * COUNT:
+        frame = asked.pull(TOPIC, queue, at)
+        assert frame.code == FOUND, (queue, at, frame)
+        found += [int.from_bytes(record[20:28], "big") for record in records(frame.body)]
+        at = int(frame.fields["nextBeginOffset"])
+    return found
+
+
+def check_group_continues(left: Left, rest: list[list[str]], batches: dict[int, list[range]]) -> None:
+    """Check that a group gets each message that it has not taken once; it gets batches as a whole."""
+    for queue, known in batches.items():
+        offset = left.stored[queue]
+        assert offset is not None
+        begin = next(batch.start for batch in known if offset in batch)
+        got = Counter(int(at) for each, at, _ in rest if int(each) == queue)
+        assert got == Counter(range(begin, known[-1].stop))
+
+
+def test_consumers_of_batch_topic_continue_on_converted_master_and_slave(left: Left, tmp_path: Path) -> None:
+    """The slave has a copy of the converted directory from before the master's first start."""
+    mq, master, slave = RocketMQ(VERSION, tmp_path), tmp_path / "master", tmp_path / "slave"
+    written = {queue: units for (_, queue), units in batch_units(left.directory).items()}
+    for queue, batches in left.batches.items():
+        assert written[queue]["messages"].tolist() == [len(batch) for batch in batches]
+        assert written[queue]["queue_offset"].tolist() == [batch.start for batch in batches]
+    for copy in (master, slave):
+        shutil.copytree(left.directory, copy)
+    with ExitStack() as stack:
+        namesrv = stack.enter_context(mq.name_server())
+        with mq.broker("left", left.settings(master, namesrv)) as broker:
+            given = left.settings(slave, namesrv) | {"brokerId": 1, "brokerRole": "SLAVE"}
+            follower = stack.enter_context(mq.broker("slave", given)).connect()
             asked = broker.connect()
-            ends = {queue: batches[queue][-1].stop for queue in QUEUES}
-            assert ends_of(asked) == ends
+            assert ends_of(asked) == ends_of(follower) == left.ends
             assert [asked.offset(MIN_OFFSET, TOPIC, queue) for queue in QUEUES] == [0, 0]
-            assert {queue: asked.stored_offset(GROUP, TOPIC, queue) for queue in QUEUES} == stored
+            assert {queue: asked.stored_offset(GROUP, TOPIC, queue) for queue in QUEUES} == left.stored
             after = sent(mq, namesrv, 2 * COUNT)
+            batches = {queue: left.batches[queue] + after[queue] for queue in QUEUES}
             for queue in QUEUES:
-                assert after[queue][0].start == ends[queue], "the next queue offset"
-                assert sum(map(len, batches[queue] + after[queue])) == after[queue][-1].stop
+                assert after[queue][0].start == left.ends[queue], "the next queue offset"
+                assert sum(map(len, batches[queue])) == after[queue][-1].stop
+            soon(lambda: ends_of(follower) == ends_of(asked), every_s=0.5)
+            for queue, known in batches.items():
+                for each in (asked, follower):
+                    assert pulled(each, queue, known[-1].stop) == [batch.start for batch in known]
             rest = mq.traffic("take", namesrv, GROUP, TOPIC, 1 << 30)
             asked.close()
-        every = {int(serial) for *_, serial in taken + rest}
+        every = {int(serial) for *_, serial in left.taken + rest}
         assert every == set(range(3 * COUNT)), "no message is lost"
+        check_group_continues(left, rest, batches)
+        from_slave = mq.traffic("take", namesrv, "g_slave", TOPIC, 1 << 30)
+        assert Counter(int(serial) for *_, serial in from_slave) == Counter(range(3 * COUNT))
+        follower.close()
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["copy", "empty"])
+def test_elected_slave_with_copy_continues_batch_topic_and_empty_one_not(
+    left: Left, tmp_path: Path, copied: bool
+) -> None:
+    """An empty slave builds the queues itself, as in DLedger mode: consumers get batches again."""
+    mq, master, slave = RocketMQ(VERSION, tmp_path), tmp_path / "master", tmp_path / "slave"
+    for copy in (master, slave) if copied else (master,):
+        shutil.copytree(left.directory, copy)
+    with ExitStack() as stack:
+        namesrv, controller = stack.enter_context(mq.name_server()), stack.enter_context(mq.controller())
+        more = {"enableControllerMode": "true", "controllerAddr": controller, "brokerHeartbeatInterval": 500}
+        given = [left.settings(path, namesrv) | more for path in (master, slave)]
+        for each in given:
+            del each["brokerId"], each["brokerRole"]
+        first = stack.enter_context(mq.broker("master", given[0]))
+        soon(lambda: in_sync(controller, "left") == {1}, 120, every_s=0.5)
+        second = stack.enter_context(mq.broker("slave", given[1]))
+        soon(lambda: in_sync(controller, "left") == {1, 2}, 300, every_s=0.5)
+        asked = second.connect()
+        wanted = left.ends if copied else {queue: left.during[queue][-1].start + 1 for queue in QUEUES}
+        soon(lambda: ends_of(asked) == wanted, every_s=0.5)
+        sizes = sizes_in(master) if copied else sizes_from_dledger_mode(left.before, left.during)
+        assert sizes_in(slave) == sizes
+        starts = {queue: [batch.start for batch in left.batches[queue]] for queue in QUEUES}
         for queue in QUEUES:
-            known = batches[queue] + after[queue]
-            offset = stored[queue]
-            assert offset is not None
-            begin = next(batch.start for batch in known if offset in batch)  # a consumer gets batches as a whole
-            got = Counter(int(at) for each, at, _ in rest if int(each) == queue)
-            assert got == Counter(range(begin, known[-1].stop))
+            found = pulled(asked, queue, wanted[queue])
+            assert (found == starts[queue]) is copied
+            assert set(found) == set(starts[queue])
+        first.kill()
+        soon(lambda: in_sync(controller, "left") == {2}, 180, every_s=0.5)
+        soon(lambda: leads(second, asked), 120, every_s=1)
+        after = sent(mq, namesrv, 2 * COUNT)
+        for queue in QUEUES:
+            assert after[queue][0].start == wanted[queue], "a copy continues, an empty one assigns offsets again"
+        rest = mq.traffic("take", namesrv, GROUP, TOPIC, 1 << 30 if copied else 4 * COUNT)
+        if copied:
+            check_group_continues(left, rest, {queue: left.batches[queue] + after[queue] for queue in QUEUES})
+        asked.close()
