@@ -182,7 +182,7 @@ class _Replicas:
         return agreement
 
     def _progress(self, before: int) -> Callable[[int], None]:
-        """Return what reports progress, after this number of entries."""
+        """Return a function that reports progress after this number of entries."""
         total, every = self._job.source.data_bytes, self._job.entries.end.index - self._all[0].start
 
         def report(entries: int) -> None:

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import struct
 import tarfile
 import zlib
@@ -556,13 +557,17 @@ def test_missing_queue_offsets_need_decision(tmp_path: Path) -> None:
 
 def test_commands_of_guide_work(tmp_path: Path) -> None:
     source, conf = broker(MIXED, tmp_path)
+    for node in ("n1", "n2"):
+        shutil.copytree(source, tmp_path / node / "broker")
     source.rename(tmp_path / "broker")
-    guide = (Path(leaving_package.__file__).parent / "README.md").read_text()
-    commands = re.findall(r"^ +dledger (convert .*)$", guide, re.MULTILINE)
+    conf.rename(tmp_path / "broker.conf")
+    guide = (Path(leaving_package.__file__).parent / "README.md").read_text().replace("\\\n", "")
+    commands = re.findall(r"^dledger (convert .*)$", guide, re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
-        done = run(*command.replace("/data/", f"{tmp_path}/").replace(" broker.conf", f" {conf}").split())
+        done = run(*command.replace("/mnt/", "/data/").replace("/data/", f"{tmp_path}/").split())
         assert "588" in done.stdout
+        assert re.search(r"replicas compared\W+2\b", done.stdout)
     assert (tmp_path / "broker-new/commitlog" / f"{0:020d}").exists()
 
 

@@ -87,10 +87,9 @@ class Machines:
         programs = self.root / "bin"
         programs.mkdir()
         self.mq.write_admin(programs / "mqadmin")
-        for name, arguments in (("dledger", "-m dledger_core.cli"), ("dledger-audit", "-m jobs.audit_replicas")):
-            program = programs / name
-            program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {arguments} "$@"\n')
-            program.chmod(0o755)
+        program = programs / "dledger"
+        program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m dledger_core.cli "$@"\n')
+        program.chmod(0o755)
         raft = free_ports(len(NODES))
         peers = ";".join(f"{node}-127.0.0.1:{port}" for node, port in zip(NODES, raft, strict=True))
         for node in NODES:
@@ -149,7 +148,7 @@ class Machines:
 
     def _shell(self, command: str) -> str:
         """Run a line. Clients of RocketMQ give up after some seconds: on a busy machine an owner types it again."""
-        environment = os.environ | {"NAMESRV": self.namesrv, "SPARK_MASTER": "local[1]", "TZ": "UTC"}
+        environment = os.environ | {"NAMESRV": self.namesrv, "TZ": "UTC"}
         environment["PATH"] = f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}"
         for _ in range(TRIES):
             done = subprocess.run(
@@ -276,9 +275,9 @@ def check_guide(machines: Machines, root: Path) -> None:
     check_kept(root, ends, stored["Orders", "g_orders"])
     before = [snapshot(broker) for broker in brokers]
 
-    [audited] = machines.follow("2")
-    assert re.findall(r'"verdict": "(\w+)"', audited) == ["CONSISTENT"]
-    tried, written = machines.follow("3")
+    [tried] = machines.follow("2")
+    assert re.search(r"replicas compared\W+2\b", tried)
+    [written] = machines.follow("3")
     assert "dry run: nothing was written" in tried
     assert "needed bytes" in tried
     assert "estimated seconds" in tried
