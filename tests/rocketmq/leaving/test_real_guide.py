@@ -41,7 +41,6 @@ CLUSTER_INFO = 106
 """Request to a name server: the brokers of all clusters."""
 LINE = re.compile(r"(?P<command>.+?)(?:\s+# on (?P<machine>n\d|each machine))?")
 START = re.compile(r"nohup mqbroker -c (\S+) &")
-FAILED = re.compile(r"Exception|Error")
 TRIES = 10
 
 
@@ -158,7 +157,7 @@ class Machines:
             )  # fmt: skip
             kept = [(self.root / name).read_text() for name in re.findall(r"> (\w+\.before)", command)]
             printed = done.stdout + done.stderr
-            if not ("mqadmin" in command and FAILED.search("".join([printed, *kept]))):
+            if not ("mqadmin" in command and "Exception" in "".join([printed, *kept])):
                 break
         wanted = (0, 1) if command.startswith("diff ") else (0,)
         assert done.returncode in wanted, (command, printed[-3000:])
@@ -277,7 +276,7 @@ def check_guide(machines: Machines, root: Path) -> None:
     before = [snapshot(broker) for broker in brokers]
 
     [audited] = machines.follow("2")
-    assert re.findall(r'"verdict": "(\w+)"', audited) == ["CONSISTENT"]
+    assert set(re.findall(r'"verdict": "(\w+)"', audited)) == {"CONSISTENT"}
     tried, written = machines.follow("3")
     assert "dry run: nothing was written" in tried
     assert "needed bytes" in tried
