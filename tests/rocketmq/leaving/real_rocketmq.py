@@ -262,9 +262,11 @@ class RocketMQ:
             yield broker
 
     def write_admin(self, path: Path) -> None:
-        """Write ``mqadmin`` as a script that runs the class which RocketMQ's own script runs."""
+        """Write ``mqadmin`` as a script that runs the class which RocketMQ's own script runs, with its option."""
         home = self.home("mqadmin")
-        words = [*self._command(home, "128m"), "org.apache.rocketmq.tools.command.MQAdminStartup"]
+        java, *words = self._command(home, "128m")
+        logging = f"-Drmq.logback.configurationFile={home / 'conf/logback_tools.xml'}"
+        words = [java, logging, *words, "org.apache.rocketmq.tools.command.MQAdminStartup"]
         path.write_text(f'#!/bin/sh\nROCKETMQ_HOME={home} exec {shlex.join(words)} "$@"\n')
         path.chmod(0o755)
 
