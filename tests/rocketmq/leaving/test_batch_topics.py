@@ -20,7 +20,7 @@ from dledger_core.rocketmq.store.consume_queue import BATCH_UNIT
 from tests.jobs.broker_store import write_broker_store
 from tests.rocketmq import golden
 from tests.rocketmq.convert.test_moved import OwnLog
-from tests.rocketmq.leaving.test_kills import check_kills, kill_by_exception, killed_processes
+from tests.rocketmq.leaving.test_kills import PARTS, check_kills, kill_by_exception, killed_processes
 from tests.rocketmq.leaving.test_leaving import keep_queue_offsets, left, units
 from tests.rocketmq.test_inner_batches import batch
 from tests.support.archives import unpack
@@ -104,10 +104,11 @@ def test_file_of_batch_topics_holds_at_least_one_unit(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_run_with_batch_topics_resumes_after_kill_of_its_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_run_with_batch_topics_resumes_after_kill_of_its_process(tmp_path: Path, part: int) -> None:
     root, _ = in_dledger_mode(classic(tmp_path), tmp_path / "broker")
     with killed_processes() as kill:
-        check_kills(tmp_path, root, conf_in(tmp_path), 1, kill)
+        check_kills(tmp_path, root, conf_in(tmp_path), PARTS, kill, 1 + part)
 
 
 def test_run_with_batch_topics_resumes_after_kill_at_some_operations(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from tests.rocketmq.leaving.killed_run import PATHS
 from tests.rocketmq.leaving.test_leaving import broker
 
 Kill = Callable[[LeaveRequest, int, bool], None]
+PARTS = 8
+"""Each operation costs a killed and a complete run, so all of them would take longer than a test may."""
 
 
 def tree(directory: Path) -> dict[str, bytes]:
@@ -55,7 +57,9 @@ def killed_processes() -> Iterator[Kill]:
         given.close()
 
 
-def check_kills(tmp_path: Path, source: Path, conf: Path, step: int, kill: Kill) -> None:
+def check_kills(tmp_path: Path, source: Path, conf: Path, step: int, kill: Kill, first: int = 1) -> None:
+    """Kill a run at the operations ``first``, ``first + step`` and so on, and resume it."""
+
     def wanted(number: int | str) -> LeaveRequest:
         return LeaveRequest(
             source=source,
@@ -73,7 +77,7 @@ def check_kills(tmp_path: Path, source: Path, conf: Path, step: int, kill: Kill)
     left_out = "broker.conf.proposed"
     expected.pop(left_out)
     resumed = 0
-    for at in range(1, counting.operations + 1, step):
+    for at in range(first, counting.operations + 1, step):
         kill(wanted(at), at, at % 2 == 0)
         new = tmp_path / f"new-{at}"
         if (new / "commitlog").exists() and not (new / "state.converting").exists():
@@ -93,7 +97,8 @@ def test_run_resumes_after_kill_at_some_operations(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", [MIXED, REUSED])
-def test_run_resumes_after_kill_of_its_process_at_any_operation(tmp_path: Path, name: str) -> None:
+def test_run_resumes_after_kill_of_its_process_at_any_operation(tmp_path: Path, name: str, part: int) -> None:
     with killed_processes() as kill:
-        check_kills(tmp_path, *broker(name, tmp_path), 1, kill)
+        check_kills(tmp_path, *broker(name, tmp_path), PARTS, kill, 1 + part)
