@@ -20,7 +20,9 @@ and the main thread waits for the work or the signal.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import shlex
 import sys
 import sysconfig
@@ -30,11 +32,12 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib import metadata
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import uuid4
 
 from dledger_core import ConfigError, DLedgerError
 from dledger_core.cli import say, stop_requests
@@ -55,6 +58,12 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 _INSTALL: Final = f"pip install 'pyspark~={SPARK_VERSION}.0' 'delta-spark=={DELTA_VERSION}'"
 _DELTA_JAR: Final = "delta-spark"
 """In the name of the jar, without which the others are of no use."""
+_MISSING: Final = re.compile(r"(?:unresolved dependency: |download failed: )([\w.#;\-]+)")
+_NAMES_JARS: Final = re.compile(
+    r"spark\.jars(?:\.packages|\.excludes)?[\s=:]|--(?:jars|packages|exclude-packages|properties-file)\b"
+)
+_PACKAGES: Final = re.compile(r"^[ \t]*spark\.jars\.packages[ \t]*[=: \t][ \t]*(\S.*)$", re.MULTILINE)
+_ACCESS_ERROR: Final = re.compile(r"Server access error at url .*")
 _SETTINGS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -110,7 +119,7 @@ def spark_session(
                 if _under_spark_submit():
                     spark = _start_submitted(app_name, defaults)
                 else:
-                    spark = _start(app_name, defaults, verbose=verbose, announce=announce)
+                    spark = _start(app_name, defaults, stop, verbose=verbose, announce=announce)
             try:
                 if stop.is_set():
                     raise StoppedError
@@ -182,10 +191,9 @@ def _under_spark_submit() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: bool) -> SparkSession:
+def _start(app_name: str, settings: dict[str, Any], stop: Event, *, verbose: bool, announce: bool) -> SparkSession:
     """Start Spark's JVM below this process, with Delta's recorded jars or through ``spark.jars.packages``."""
     from delta import configure_spark_with_delta_pip
-    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     master = settings.get("spark.master", os.environ.get("SPARK_MASTER", "local[*]"))
@@ -193,44 +201,119 @@ def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: 
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings = _LOCAL | settings
     builder = SparkSession.builder.appName(app_name).config(map=settings).master(master).config(_STACK_TRACES, "true")
-    own_packages = [name for name in settings.get("spark.jars.packages", "").split(",") if name]
-    record = None if _has_own_jars(settings) else _jars_record()
-    jars = recorded_jars(record)
-    if announce:
-        say("starting Spark" if jars else "starting Spark; its first start fetches Delta's jars")
-    builder = builder.config("spark.jars", jars) if jars else configure_spark_with_delta_pip(builder, own_packages)
-    try:
-        with nullcontext() if verbose else held_back():
-            spark = builder.getOrCreate()
-    except PySparkRuntimeError as error:
-        if error.getCondition() != "JAVA_GATEWAY_EXITED":
-            raise
-        raise ConfigError(
-            "Spark did not start, see its messages above",
-            f"spark.jars.packages={_delta_package()}",
-            "the first start fetches Delta's jars: connect to the network once, or set spark.jars.repositories",
-        ) from None
-    if not jars:
-        fetched = spark.conf.get("spark.jars", "") or ""
-        try:
-            check_jars(fetched)
-        except ConfigError:
-            spark.stop()
-            raise
-        if record is not None:
-            _record_jars(record, fetched)
+    packages = own_packages(settings)
+    record = None if has_own_jars(settings) else _jars_record()
+    with ExitStack() as stack:
+        jars = recorded_jars(record)
+        if not jars and record is not None:
+            stack.enter_context(only_one_fetches(record, stop, announce=announce))
+            jars = recorded_jars(record)  # another job may have fetched them meanwhile
+        if announce:
+            say("starting Spark" if jars else "starting Spark; its first start fetches Delta's jars")
+        builder = builder.config("spark.jars", jars) if jars else configure_spark_with_delta_pip(builder, packages)
+        spark = _start_jvm(builder, verbose=verbose)
+        if not jars:
+            fetched = spark.conf.get("spark.jars", "") or ""
+            try:
+                check_jars(fetched)
+                if _DELTA_JAR not in fetched:
+                    _require_delta(spark, settings, f"add {_delta_package()} to --packages of PYSPARK_SUBMIT_ARGS")
+            except ConfigError:
+                spark.stop()
+                raise
+            if record is not None:
+                _record_jars(record, fetched)
     return spark
 
 
-def _has_own_jars(settings: Mapping[str, str]) -> bool:
-    """Whether the caller or the user may name jars or packages, which Spark must merge with Delta's."""
-    import pyspark
+def _start_jvm(builder: SparkSession.Builder, *, verbose: bool) -> SparkSession:
+    from pyspark.errors import PySparkRuntimeError
 
+    with nullcontext() if verbose else held_back() as messages:
+        try:
+            return builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            if error.getCondition() != "JAVA_GATEWAY_EXITED":
+                raise
+            failure = None if messages is None else _fetch_failure(messages.text())
+            if messages is not None and failure is not None:
+                messages.forget()
+            raise failure or ConfigError(
+                "Spark did not start, see its messages above",
+                os.environ["JAVA_HOME"],
+                "correct the setting that they name; dledger doctor checks Java and Spark",
+            ) from None
+
+
+def _fetch_failure(messages: str) -> ConfigError | None:
+    """Return the error if the messages name jars that Ivy could not fetch."""
+    missing = dict.fromkeys(_MISSING.findall(messages))
+    if not missing:
+        return None
+    causes = _ACCESS_ERROR.findall(messages)
+    return ConfigError(
+        f"Spark's first start cannot fetch {', '.join(missing)}",
+        "Maven's repositories",
+        "run it once with a network, or name a repository: export "
+        "PYSPARK_SUBMIT_ARGS='--repositories https://HOST/maven2 pyspark-shell'",
+        {"cause": causes[0]} if causes else {},
+    )
+
+
+@contextmanager
+def only_one_fetches(record: Path, stop: Event, *, announce: bool) -> Iterator[None]:
+    """Keep other jobs of this user from fetching the same jars until the block ends: Ivy's cache has no lock.
+
+    Raises:
+        StoppedError: a signal arrived meanwhile.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):  # a home that cannot be written, or a file system without locks
+            record.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(record.with_suffix(".lock").open("a"))
+            waits = False
+            while not _locked(file.fileno()):
+                if stop.is_set():
+                    raise StoppedError
+                if announce and not waits:
+                    say("waiting for another job, which fetches Delta's jars")
+                waits = True
+                time.sleep(_POLL_S)
+        yield
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock a file if no other process has locked it; raise OSError where there are no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def has_own_jars(settings: Mapping[str, str]) -> bool:
+    """Whether the caller or the user names jars or packages, which Spark must merge with Delta's."""
     if settings.get("spark.jars") or settings.get("spark.jars.packages"):
         return True
+    return any(_NAMES_JARS.search(text) for text in (os.environ.get("PYSPARK_SUBMIT_ARGS", ""), _spark_defaults()))
+
+
+def own_packages(settings: Mapping[str, str]) -> list[str]:
+    """Return the packages of the caller, or of the user's file: the session's setting takes the place of that one."""
+    found = settings.get("spark.jars.packages") or "".join(_PACKAGES.findall(_spark_defaults())[-1:])
+    return [name.strip() for name in found.split(",") if name.strip()]
+
+
+def _spark_defaults() -> str:
+    """Return the content of the user's ``spark-defaults.conf``; empty if there is none."""
+    import pyspark
+
     home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
-    defaults = Path(os.environ.get("SPARK_CONF_DIR") or Path(home) / "conf") / "spark-defaults.conf"
-    return "PYSPARK_SUBMIT_ARGS" in os.environ or defaults.exists()
+    directory = Path(os.environ.get("SPARK_CONF_DIR") or Path(home) / "conf")
+    try:
+        return (directory / "spark-defaults.conf").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _jars_record() -> Path:
@@ -273,7 +356,7 @@ def _record_jars(record: Path, jars: str) -> None:
     if _DELTA_JAR in jars:
         with suppress(OSError):  # a home that cannot be written: the next start fetches them again
             record.parent.mkdir(parents=True, exist_ok=True)
-            made = record.with_name(f"{record.name}.{os.getpid()}")  # another job may start now
+            made = record.with_name(f"{record.name}.{uuid4().hex}")  # another job may start now
             made.write_text(jars, encoding="utf-8")
             made.replace(record)
 
@@ -292,13 +375,22 @@ def _start_submitted(app_name: str, settings: dict[str, str]) -> SparkSession:
             conf.setIfMissing(key, value)
     spark = SparkSession.builder.config(conf=conf.setIfMissing("spark.app.name", app_name)).getOrCreate()
     try:
+        _require_delta(spark, settings, f"spark-submit --packages {_delta_package()} ...")
+    except ConfigError:
+        spark.stop()
+        raise
+    return spark
+
+
+def _require_delta(spark: SparkSession, settings: Mapping[str, str], remedy: str) -> None:
+    """Raise ConfigError if the session lacks Delta's jar."""
+    try:
         spark.read.format("delta").load(f"{settings['spark.sql.warehouse.dir']}/absent")
     except Exception as error:  # noqa: BLE001  (no such table: fine)
         if "DATA_SOURCE_NOT_FOUND" in str(error):
-            spark.stop()
-            remedy = f"spark-submit --packages {_delta_package()} ..."
-            raise ConfigError("Delta's jar is missing: spark-submit needs --packages", "", remedy) from None
-    return spark
+            raise ConfigError(
+                "Delta's jar is missing: the packages that Spark got do not name it", "", remedy
+            ) from None
 
 
 _POLL_S: Final = 0.1

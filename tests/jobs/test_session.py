@@ -144,6 +144,39 @@ def test_record_that_cannot_be_opened_or_lacks_delta_is_none(tmp_path: Path, jar
     assert not _session.recorded_jars(record)
 
 
+@pytest.mark.parametrize(
+    ("settings", "arguments", "defaults", "has_own", "packages"),
+    [
+        ({}, "", "", False, []),
+        ({"spark.jars": "own.jar"}, "", "", True, []),
+        ({"spark.jars.packages": "a:b:1,c:d:2"}, "", "spark.jars.packages x:y:3", True, ["a:b:1", "c:d:2"]),
+        ({}, "--repositories https://host/maven2 pyspark-shell", "", False, []),
+        ({}, "--conf spark.jars.repositories=https://host/maven2 pyspark-shell", "", False, []),
+        ({}, "--packages a:b:1 pyspark-shell", "", True, []),
+        ({}, "--conf spark.jars=own.jar pyspark-shell", "", True, []),
+        ({}, "--properties-file own.conf pyspark-shell", "", True, []),
+        ({}, "", "# mine\nspark.ui.enabled false\n", False, []),
+        ({}, "", "spark.jars own.jar\n", True, []),
+        ({}, "", "spark.ui.enabled false\nspark.jars.packages=a:b:1, c:d:2 \n", True, ["a:b:1", "c:d:2"]),
+        ({}, "", "spark.jars.packages    a:b:1", True, ["a:b:1"]),
+    ],
+)
+def test_jars_of_user_are_found(
+    settings: dict[str, str],
+    arguments: str,
+    defaults: str,
+    has_own: bool,
+    packages: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
+    if defaults:
+        (tmp_path / "spark-defaults.conf").write_text(defaults)
+    assert (_session.has_own_jars(settings), _session.own_packages(settings)) == (has_own, packages)
+
+
 SHOW_JARS = """
 import sys
 from jobs._session import spark_session
