@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Final
 
-__all__ = ["held_back"]
+__all__ = ["HeldBack", "held_back"]
 
 _STDERR: Final = 2
 _DRAIN_S: Final = 1.0
@@ -24,20 +24,23 @@ _POLL_S: Final = 0.01
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Keep back what processes write to stderr that start in this block; write it if the block fails."""
+def held_back() -> Iterator[HeldBack | None]:
+    """Keep back what processes write to stderr that start in this block; write it if the block fails.
+
+    Yields the messages; None if the program was started without stderr.
+    """
     try:
         terminal = os.dup(_STDERR)
-    except OSError:  # the program was started without stderr
-        yield
+    except OSError:
+        yield None
         return
     sys.stderr.flush()
     reading, writing = os.pipe()
     os.dup2(writing, _STDERR)
     os.close(writing)
-    relay = _Relay(reading, terminal)
+    relay = HeldBack(reading, terminal)
     try:
-        yield
+        yield relay
     except BaseException:
         relay.show()
         raise
@@ -47,7 +50,7 @@ def held_back() -> Iterator[None]:
         os.dup2(terminal, _STDERR)
 
 
-class _Relay:
+class HeldBack:
     """Reads a pipe to its end: keeps its bytes at first, and writes them to a file from ``pass_on`` on."""
 
     def __init__(self, reading: int, target: int) -> None:
@@ -55,6 +58,17 @@ class _Relay:
         self._kept: list[bytes] | None = []
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="jvm-messages", daemon=True).start()
+
+    def text(self) -> str:
+        """Return the bytes that were kept."""
+        self._drain()
+        with self._lock:
+            return b"".join(self._kept or ()).decode(errors="replace")
+
+    def forget(self) -> None:
+        """Forget them: an error says what they mean."""
+        with self._lock:
+            self._kept = []
 
     def show(self) -> None:
         """Write the bytes that were kept."""

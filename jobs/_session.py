@@ -21,16 +21,14 @@ and the main thread waits for the work or the signal.
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import sysconfig
 import tempfile
 import time
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from threading import Event
@@ -40,10 +38,21 @@ from dledger_core import ConfigError, DLedgerError
 from dledger_core.cli import say, stop_requests
 from dledger_core.config import parse_duration
 from dledger_core.environment import DELTA_SPARK_VERSIONS, DELTA_VERSION, SPARK_VERSION, find_java
-from spark_connector import local_path, planned_offset
+from spark_connector import planned_offset
 from spark_connector.reading.tracking import Tracker
 
 from ._cli import StoppedError, find_failure
+from ._delta_jars import (
+    DELTA_JAR,
+    check_jars,
+    fetch_failure,
+    has_own_jars,
+    jars_record,
+    only_one_fetches,
+    own_packages,
+    record_jars,
+    recorded_jars,
+)
 from ._jvm_messages import held_back
 
 if TYPE_CHECKING:
@@ -53,8 +62,6 @@ if TYPE_CHECKING:
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _INSTALL: Final = f"pip install 'pyspark~={SPARK_VERSION}.0' 'delta-spark=={DELTA_VERSION}'"
-_DELTA_JAR: Final = "delta-spark"
-"""In the name of the jar, without which the others are of no use."""
 _SETTINGS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -110,7 +117,7 @@ def spark_session(
                 if _under_spark_submit():
                     spark = _start_submitted(app_name, defaults)
                 else:
-                    spark = _start(app_name, defaults, verbose=verbose, announce=announce)
+                    spark = _start(app_name, defaults, stop, verbose=verbose, announce=announce)
             try:
                 if stop.is_set():
                     raise StoppedError
@@ -182,10 +189,9 @@ def _under_spark_submit() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: bool) -> SparkSession:
+def _start(app_name: str, settings: dict[str, Any], stop: Event, *, verbose: bool, announce: bool) -> SparkSession:
     """Start Spark's JVM below this process, with Delta's recorded jars or through ``spark.jars.packages``."""
     from delta import configure_spark_with_delta_pip
-    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     master = settings.get("spark.master", os.environ.get("SPARK_MASTER", "local[*]"))
@@ -193,89 +199,48 @@ def _start(app_name: str, settings: dict[str, Any], *, verbose: bool, announce: 
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings = _LOCAL | settings
     builder = SparkSession.builder.appName(app_name).config(map=settings).master(master).config(_STACK_TRACES, "true")
-    own_packages = [name for name in settings.get("spark.jars.packages", "").split(",") if name]
-    record = None if _has_own_jars(settings) else _jars_record()
-    jars = recorded_jars(record)
-    if announce:
-        say("starting Spark" if jars else "starting Spark; its first start fetches Delta's jars")
-    builder = builder.config("spark.jars", jars) if jars else configure_spark_with_delta_pip(builder, own_packages)
-    try:
-        with nullcontext() if verbose else held_back():
-            spark = builder.getOrCreate()
-    except PySparkRuntimeError as error:
-        if error.getCondition() != "JAVA_GATEWAY_EXITED":
-            raise
-        raise ConfigError(
-            "Spark did not start, see its messages above",
-            f"spark.jars.packages={_delta_package()}",
-            "the first start fetches Delta's jars: connect to the network once, or set spark.jars.repositories",
-        ) from None
-    if not jars:
-        fetched = spark.conf.get("spark.jars", "") or ""
-        try:
-            check_jars(fetched)
-        except ConfigError:
-            spark.stop()
-            raise
-        if record is not None:
-            _record_jars(record, fetched)
+    packages = own_packages(settings)
+    record = None if has_own_jars(settings) else jars_record()
+    with ExitStack() as stack:
+        jars = recorded_jars(record)
+        if not jars and record is not None:
+            stack.enter_context(only_one_fetches(record, stop, announce=announce))
+            jars = recorded_jars(record)  # another job may have fetched them meanwhile
+        if announce:
+            say("starting Spark" if jars else "starting Spark; its first start fetches Delta's jars")
+        builder = builder.config("spark.jars", jars) if jars else configure_spark_with_delta_pip(builder, packages)
+        spark = _start_jvm(builder, verbose=verbose)
+        if not jars:
+            fetched = spark.conf.get("spark.jars", "") or ""
+            try:
+                check_jars(fetched)
+                if DELTA_JAR not in fetched:
+                    _require_delta(spark, settings, f"add {_delta_package()} to --packages of PYSPARK_SUBMIT_ARGS")
+            except ConfigError:
+                spark.stop()
+                raise
+            if record is not None:
+                record_jars(record, fetched)
     return spark
 
 
-def _has_own_jars(settings: Mapping[str, str]) -> bool:
-    """Whether the caller or the user may name jars or packages, which Spark must merge with Delta's."""
-    import pyspark
+def _start_jvm(builder: SparkSession.Builder, *, verbose: bool) -> SparkSession:
+    from pyspark.errors import PySparkRuntimeError
 
-    if settings.get("spark.jars") or settings.get("spark.jars.packages"):
-        return True
-    home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
-    defaults = Path(os.environ.get("SPARK_CONF_DIR") or Path(home) / "conf") / "spark-defaults.conf"
-    return "PYSPARK_SUBMIT_ARGS" in os.environ or defaults.exists()
-
-
-def _jars_record() -> Path:
-    """Return the file with the paths of the jars of these versions of Spark and Delta."""
-    import pyspark
-
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "dledger" / f"delta-{metadata.version('delta-spark')}-spark-{pyspark.__version__}.jars"
-
-
-def recorded_jars(record: Path | None) -> str:
-    """Return the ``spark.jars`` that an earlier start recorded; empty without a record, or if a jar was deleted.
-
-    Raises:
-        ConfigError: a jar is not whole.
-    """
-    if record is None:
-        return ""
-    try:
-        jars = record.read_text(encoding="utf-8").strip()
-        are_there = all(path is not None and path.is_file() for path in map(local_path, jars.split(",")))
-    except (OSError, ValueError):  # no record, or one that is damaged or belongs to another user
-        return ""
-    if not are_there or _DELTA_JAR not in jars:
-        return ""
-    check_jars(jars)
-    return jars
-
-
-def check_jars(jars: str) -> None:
-    """Raise ConfigError for a jar of ``spark.jars`` that is not whole: Ivy keeps it, and Spark starts without it."""
-    for path in map(local_path, jars.split(",")):
-        if path is not None and path.is_file() and not zipfile.is_zipfile(path):
-            raise ConfigError(
-                "a jar is not whole", str(path), f"rm {shlex.quote(str(path))}; the next start fetches it"
-            )
-
-
-def _record_jars(record: Path, jars: str) -> None:
-    if _DELTA_JAR in jars:
-        with suppress(OSError):  # a home that cannot be written: the next start fetches them again
-            record.parent.mkdir(parents=True, exist_ok=True)
-            made = record.with_name(f"{record.name}.{os.getpid()}")  # another job may start now
-            made.write_text(jars, encoding="utf-8")
-            made.replace(record)
+    with nullcontext() if verbose else held_back() as messages:
+        try:
+            return builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            if error.getCondition() != "JAVA_GATEWAY_EXITED":
+                raise
+            failure = None if messages is None else fetch_failure(messages.text())
+            if messages is not None and failure is not None:
+                messages.forget()
+            raise failure or ConfigError(
+                "Spark did not start, see its messages above",
+                os.environ["JAVA_HOME"],
+                "correct the setting that they name; dledger doctor checks Java and Spark",
+            ) from None
 
 
 def _start_submitted(app_name: str, settings: dict[str, str]) -> SparkSession:
@@ -292,13 +257,22 @@ def _start_submitted(app_name: str, settings: dict[str, str]) -> SparkSession:
             conf.setIfMissing(key, value)
     spark = SparkSession.builder.config(conf=conf.setIfMissing("spark.app.name", app_name)).getOrCreate()
     try:
+        _require_delta(spark, settings, f"spark-submit --packages {_delta_package()} ...")
+    except ConfigError:
+        spark.stop()
+        raise
+    return spark
+
+
+def _require_delta(spark: SparkSession, settings: Mapping[str, str], remedy: str) -> None:
+    """Raise ConfigError if the session lacks Delta's jar."""
+    try:
         spark.read.format("delta").load(f"{settings['spark.sql.warehouse.dir']}/absent")
     except Exception as error:  # noqa: BLE001  (no such table: fine)
         if "DATA_SOURCE_NOT_FOUND" in str(error):
-            spark.stop()
-            remedy = f"spark-submit --packages {_delta_package()} ..."
-            raise ConfigError("Delta's jar is missing: spark-submit needs --packages", "", remedy) from None
-    return spark
+            raise ConfigError(
+                "Delta's jar is missing: the packages that Spark got do not name it", "", remedy
+            ) from None
 
 
 _POLL_S: Final = 0.1

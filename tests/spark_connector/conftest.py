@@ -17,7 +17,8 @@ from tests.spark_connector.store_writer import StoreWriter
 from tests.support.slow_elections import SLOW_ELECTIONS
 
 JAVA_COUNT = 200
-GROUPS = tuple(f"g{number}" for number in range(32))
+SPARE = 4
+"""Groups for tests that are run again. Each group costs its nodes an election, and ticks."""
 
 
 @pytest.fixture(scope="session")
@@ -28,15 +29,18 @@ def dledger(spark: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Three nodes that host all of GROUPS."""
-    with LocalCluster(3, groups=GROUPS, data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Three nodes that host a group for each ``log`` and ``target`` of the file's tests."""
+    items = [item for item in request.session.items if item.path == request.path]
+    used = [name for item in items for name in getattr(item, "fixturenames", ()) if name in ("log", "target")]
+    groups = tuple(f"g{number}" for number in range(len(used) + SPARE))
+    with LocalCluster(3, groups=groups, data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def _fresh_groups() -> Iterator[str]:
-    return iter(GROUPS)
+def _fresh_groups(cluster: Any) -> Iterator[str]:
+    return iter(cluster.groups)
 
 
 @pytest.fixture

@@ -315,3 +315,103 @@ def test_statements_of_sql_guide_read_and_write_as_printed(dledger: Any, cluster
                 dledger.sql(statement).collect()
     # The view shows the log as of its first query.
     assert sorted(read_all(log)) == [b"copy of one", b"one", b"order 1", b"order 2"]
+
+
+VIEW = "CREATE OR REPLACE TEMPORARY VIEW entries USING dledger OPTIONS (peers '{peers}', groups '{group}')"
+TO_WRITE = (
+    "CREATE OR REPLACE TEMPORARY VIEW appended (body STRING) USING dledger OPTIONS (peers '{peers}', group '{group}')"
+)
+
+
+def test_cached_view_has_old_rows_until_it_is_created_again(dledger: Any, cluster: Any, log: Any) -> None:
+    view = VIEW.format(peers=cluster.peers, group=log.group)
+
+    def counts() -> tuple[int, int]:
+        return dledger.table("entries").count(), dledger.table("kept").count()
+
+    log.append([b"one"])
+    for statement in (view, "CACHE TABLE entries", "CACHE TABLE kept AS SELECT * FROM entries"):
+        dledger.sql(statement)
+    assert counts() == (1, 1)
+    log.append([b"two"])
+    for statement in ("REFRESH TABLE entries", "REFRESH TABLE kept"):
+        dledger.sql(statement)
+        assert counts() == (1, 1)
+    dledger.sql(view)
+    assert counts() == (2, 2)
+    dledger.sql("CACHE TABLE entries")
+    log.append([b"three"])
+    dledger.sql("UNCACHE TABLE entries")
+    assert counts() == (2, 2)
+    for statement in ("CLEAR CACHE", "DROP VIEW kept", "DROP VIEW entries"):
+        dledger.sql(statement)
+
+
+REFUSED = {
+    "CREATE TABLE t USING dledger {read}": "DLEDGER_OPTION.*use a temporary view; CREATE TEMPORARY VIEW",
+    "CREATE TABLE t USING dledger {write} AS SELECT 'x' AS body": "INTERNAL_ERROR",
+    "CREATE OR REPLACE TABLE t USING dledger {write} AS SELECT 'x' AS body": "INTERNAL_ERROR",
+    "INSERT OVERWRITE appended VALUES ('x')": "DLEDGER_OPTION.*a log cannot be overwritten",
+    "INSERT INTO appended REPLACE WHERE body = 'one' VALUES ('x')": "does not support overwrite by filter",
+    "INSERT INTO appended REPLACE USING (body) VALUES ('x')": "does not support INSERT INTO ... REPLACE",
+    "INSERT INTO entries VALUES ('x')": "not enough data columns",
+    "INSERT INTO entries (body) VALUES (X'61')": "DLEDGER_OPTION",
+    "INSERT INTO entries SELECT * FROM entries": "DLEDGER_OPTION",
+    "INSERT INTO appended VALUES (NULL)": "DLEDGER_SCHEMA",
+    "CACHE TABLE appended": "DLEDGER_OPTION",
+    "TRUNCATE TABLE appended": "expects a table",
+    "DELETE FROM entries": "does not support deletes",
+    "UPDATE entries SET body = X'00'": "does not support UPDATE",
+    "MERGE INTO entries USING (SELECT 1 AS i) ON index = i WHEN MATCHED THEN DELETE": "does not support MERGE",
+    "CREATE VIEW t AS SELECT * FROM entries": "temporary object",
+    "SELECT * FROM entries VERSION AS OF 1": "Time travel",
+}
+"""Statements in a session with Delta's catalog, and what the error of each says."""
+
+
+def test_refused_statements_write_nothing_and_leave_no_table(dledger: Any, cluster: Any, log: Any) -> None:
+    names = {"peers": cluster.peers, "group": log.group}
+    read, write = (f"OPTIONS (peers '{cluster.peers}', {name} '{log.group}')" for name in ("groups", "group"))
+    for view in (VIEW, TO_WRITE):
+        dledger.sql(view.format(**names))
+    log.append([b"one"])
+    for statement, reason in REFUSED.items():
+        with pytest.raises(Exception, match=reason):
+            dledger.sql(statement.format(read=read, write=write)).collect()
+        assert not dledger.catalog.tableExists("t"), statement
+    rows = dledger.sql("SELECT 'x' AS body")
+    for mode in ("append", "overwrite"):
+        with pytest.raises(Exception, match="INTERNAL_ERROR"):
+            sink(rows.write, cluster, log).mode(mode).saveAsTable("t")
+        assert not dledger.catalog.tableExists("t")
+    with pytest.raises(Exception, match="a log cannot be overwritten"):
+        rows.write.insertInto("appended", overwrite=True)
+    assert read_all(log, isolation="read_uncommitted") == [b"one"]
+
+
+def test_table_without_options_cannot_be_used_and_its_drop_deletes_no_row(dledger: Any, cluster: Any, log: Any) -> None:
+    log.append([b"one"])
+    dledger.sql(f"CREATE TABLE t (body STRING) USING dledger OPTIONS (peers '{cluster.peers}', group '{log.group}')")
+    try:
+        for statement in ("SELECT * FROM t", "INSERT INTO t VALUES ('x')", "CACHE TABLE t", "TRUNCATE TABLE t"):
+            with pytest.raises(Exception, match="not a valid Spark SQL Data Source"):
+                dledger.sql(statement).collect()
+    finally:
+        dledger.sql("DROP TABLE t")
+    assert read_all(log) == [b"one"]
+
+
+@pytest.mark.soak
+def test_view_is_source_of_merge_into_delta_table(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
+    view, table = VIEW.format(peers=cluster.peers, group=log.group), f"delta.`{tmp_path / 'table'}`"
+    log.append([b"one", b"two"])
+    dledger.sql(view)
+    dledger.sql(f"CREATE TABLE {table} USING delta AS SELECT * FROM entries")
+    log.append([b"three"])
+    dledger.sql(view)
+    merge = f"MERGE INTO {table} AS t USING entries AS e ON t.index = e.index WHEN NOT MATCHED THEN INSERT *"
+    for _ in range(2):
+        dledger.sql(merge)
+    assert sorted(bytes(row["body"]) for row in dledger.sql(f"SELECT body FROM {table}").collect()) == [
+        b"one", b"three", b"two",
+    ]  # fmt: skip
