@@ -67,7 +67,7 @@ def leads(broker: Broker, asked: Connection) -> bool:
 
 @dataclass
 class Left:
-    """A converted directory, and what was sent and taken before.
+    """A converted directory, and the messages that were sent and taken before.
 
     Attributes:
         directory: which no broker has used.
