@@ -19,7 +19,7 @@ from tests.rocketmq.leaving.killed_run import PATHS
 from tests.rocketmq.leaving.test_leaving import broker
 
 Kill = Callable[[LeaveRequest, int, bool], None]
-PARTS = 8
+PARTS = 16
 """Each operation costs a killed and a complete run, so all of them would take longer than a test may."""
 
 
