@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from dledger_core.cluster import free_ports
-from jobs import _session
+from jobs import _delta_jars
 from jobs._cli import StoppedError
 from tests.jobs.first_start import ROWS
 
@@ -127,7 +127,7 @@ def test_two_first_starts_at_once_fetch_jars_once_and_later_ones_offline(tmp_pat
     for code, summary, lines in map(ended, jobs):
         assert (code, summary.get("rows")) == (0, ROWS), lines
     [record] = (tmp_path / "home" / "cache" / "dledger").glob("*.jars")
-    assert _session.recorded_jars(record)
+    assert _delta_jars.recorded_jars(record)
     fetched = {path: count for path, count in mirror.requests.items() if path.endswith(".jar")}
     assert fetched
     assert set(fetched.values()) == {1}
@@ -140,13 +140,13 @@ def test_job_that_waits_for_jars_goes_on_after_other_one_or_signal(tmp_path: Pat
 
     def wait(name: str, stop: Event) -> None:
         try:
-            with _session.only_one_fetches(record, stop, announce=False):
+            with _delta_jars.only_one_fetches(record, stop, announce=False):
                 order.append(name)
         except StoppedError:
             order.append(f"{name} stopped")
 
     stop = Event()
-    with _session.only_one_fetches(record, Event(), announce=False):
+    with _delta_jars.only_one_fetches(record, Event(), announce=False):
         stopped, waiting = Thread(target=wait, args=("first", stop)), Thread(target=wait, args=("second", Event()))
         stopped.start()
         waiting.start()
@@ -160,5 +160,5 @@ def test_job_that_waits_for_jars_goes_on_after_other_one_or_signal(tmp_path: Pat
 def test_job_does_not_wait_where_cache_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for _ in range(2):
-        with _session.only_one_fetches(tmp_path / "file" / "delta.jars", Event(), announce=False):
+        with _delta_jars.only_one_fetches(tmp_path / "file" / "delta.jars", Event(), announce=False):
             pass

@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from dledger_core import ConfigError, environment
 from dledger_core.environment import DELTA_VERSION
-from jobs import _session
+from jobs import _delta_jars, _session
 from jobs._session import check_resume, parse_trigger
 from spark_connector.errors import CheckpointError, GroupGoneError, LogRecreatedError, OffsetBeyondEndError
 from spark_connector.options import DLedgerOptions
@@ -109,12 +109,12 @@ def recorded(tmp_path: Path, jars: list[Path]) -> tuple[Path, str]:
 
 
 def test_recorded_jars_are_used_while_all_of_them_exist(tmp_path: Path, jars: list[Path]) -> None:
-    assert not _session.recorded_jars(None)
-    assert not _session.recorded_jars(tmp_path / "record")
+    assert not _delta_jars.recorded_jars(None)
+    assert not _delta_jars.recorded_jars(tmp_path / "record")
     record, text = recorded(tmp_path, jars)
-    assert _session.recorded_jars(record) == text
+    assert _delta_jars.recorded_jars(record) == text
     jars[1].unlink()
-    assert not _session.recorded_jars(record)
+    assert not _delta_jars.recorded_jars(record)
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, -1])
@@ -124,24 +124,24 @@ def test_jar_that_is_not_whole_is_named_until_its_remedy_is_typed(
     record, _ = recorded(tmp_path, jars)
     jars[1].write_bytes(jars[1].read_bytes()[:length])
     with pytest.raises(ConfigError) as caught:
-        _session.recorded_jars(record)
+        _delta_jars.recorded_jars(record)
     assert caught.value.where == str(jars[1])
     subprocess.run(caught.value.remedy.partition(";")[0], shell=True, check=True)
-    assert not _session.recorded_jars(record), "Spark fetches it"
+    assert not _delta_jars.recorded_jars(record), "Spark fetches it"
 
 
 @pytest.mark.parametrize("record", [b"", b"\xff\xfe\x00", b"\0", b",", b"s3a://bucket/delta-spark.jar", b"x" * 5000])
 def test_damaged_record_of_jars_is_none(tmp_path: Path, record: bytes) -> None:
     path = tmp_path / "record"
     path.write_bytes(record)
-    assert not _session.recorded_jars(path)
+    assert not _delta_jars.recorded_jars(path)
 
 
 def test_record_that_cannot_be_opened_or_lacks_delta_is_none(tmp_path: Path, jars: list[Path]) -> None:
-    assert not _session.recorded_jars(tmp_path)
-    assert not _session.recorded_jars(tmp_path / ("x" * 300))
+    assert not _delta_jars.recorded_jars(tmp_path)
+    assert not _delta_jars.recorded_jars(tmp_path / ("x" * 300))
     record, _ = recorded(tmp_path, jars[1:])
-    assert not _session.recorded_jars(record)
+    assert not _delta_jars.recorded_jars(record)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_jars_of_user_are_found(
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
     if defaults:
         (tmp_path / "spark-defaults.conf").write_text(defaults)
-    assert (_session.has_own_jars(settings), _session.own_packages(settings)) == (has_own, packages)
+    assert (_delta_jars.has_own_jars(settings), _session.own_packages(settings)) == (has_own, packages)
 
 
 SHOW_JARS = """
