@@ -71,8 +71,6 @@ _SETTINGS: Final = {
 }
 _STACK_TRACES: Final = "spark.sql.pyspark.jvmStacktrace.enabled"
 """With it the text of an error contains its causes; otherwise a DLedgerError in a task is TASK_WRITE_FAILED only."""
-_found_java: Final = set[str]()
-"""Homes that this process has tried: a job checks twice, and each try starts a JVM."""
 _LOCAL: Final = {"spark.sql.shuffle.partitions": "4", "spark.databricks.delta.snapshotPartitions": "2"}
 """On one machine many small tasks cost more than they gain: with Delta's 50 an ingest took 22 % more processor time."""
 
@@ -150,9 +148,8 @@ def check_versions() -> None:
     _check_delta()
     _check_spark_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if not _under_spark_submit() and os.environ.get("JAVA_HOME") not in _found_java:
+    if not _under_spark_submit():
         os.environ["JAVA_HOME"] = str(find_java())
-        _found_java.add(os.environ["JAVA_HOME"])
 
 
 def _check_delta() -> None:
