@@ -109,12 +109,12 @@ FAULTS = {
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("megabytes", [50, pytest.param(10_240, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("megabytes", [200, pytest.param(10_240, marks=pytest.mark.soak)])
 def test_log_that_retention_shortens_is_read_from_its_first_entry(megabytes: int, tmp_path: Path) -> None:
     keep = (megabytes << 20) // 10
     total = (megabytes << 20) // BODY_BYTES // (PARTS * BATCH) * PARTS * BATCH
     with (
-        LocalCluster(3, data_segment_bytes=keep // 4, retain_bytes=keep, **SLOW_ELECTIONS) as cluster,
+        LocalCluster(3, data_segment_bytes=keep // 16, retain_bytes=keep, **SLOW_ELECTIONS) as cluster,
         Client(cluster.peers, timeout_ms=60_000) as client,
     ):
         job, producer = DirectJob(client, tmp_path / "table"), Producer(client, "writer")
