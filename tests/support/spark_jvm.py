@@ -13,9 +13,10 @@ def short_lived() -> list[str]:
     """Return options for a JVM that lives for seconds or minutes.
 
     With them a session that writes a Delta table twice takes 15 seconds of processor time instead of 38: half of these
-    were the second compiler's, a tenth the loading of classes.
+    were the second compiler's, a tenth the loading of classes. With one compiler the JVM keeps 48 MB of compiled code
+    only: a session of a run of tests fills them in minutes, and then removes and compiles methods all the time.
     """
-    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ReservedCodeCacheSize=240m"]
     if _CLASSES.exists():
         options += [f"-XX:SharedArchiveFile={_CLASSES}", "-Xlog:disable"]  # no warning about an archive of another Java
     return options
