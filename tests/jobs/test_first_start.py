@@ -135,7 +135,7 @@ def test_two_first_starts_at_once_fetch_jars_once_and_later_ones_offline(tmp_pat
     assert (code, summary.get("rows")) == (0, ROWS), lines
 
 
-def test_job_that_waits_for_jars_goes_on_after_other_one_or_signal(tmp_path: Path) -> None:
+def test_job_that_waits_for_jars_continues_after_other_one_or_signal(tmp_path: Path) -> None:
     record, order = tmp_path / "cache" / "delta.jars", list[str]()
 
     def wait(name: str, stop: Event) -> None:
