@@ -174,7 +174,7 @@ def test_jars_of_user_are_found(
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
     if defaults:
         (tmp_path / "spark-defaults.conf").write_text(defaults)
-    assert (_delta_jars.has_own_jars(settings), _session.own_packages(settings)) == (has_own, packages)
+    assert (_delta_jars.has_own_jars(settings), _delta_jars.own_packages(settings)) == (has_own, packages)
 
 
 SHOW_JARS = """

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from dledger_core.checksum import crc32
 from dledger_core.errors import ConfigError, StoreMismatchError
-from dledger_core.record import MAGIC_DATA, is_segment_name
+from dledger_core.record import MAGIC_DATA
 from dledger_core.rocketmq.convert.parts import Chunk, ClassicPart, LogPart, SourceCursor, SourcePart, chunk_of
 from dledger_core.rocketmq.convert.source import ConversionSource
 from dledger_core.rocketmq.leaving.plan import CommittedEntry, LeaveRequest
-from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY
+from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY, commitlog_next_to
 from dledger_core.storage.read.store_reader import StoreReader
 
 _CHUNK_BYTES: Final = 8 << 20
@@ -153,9 +153,7 @@ def _check_complete(source: ConversionSource) -> None:
         return
     known = log.path.parent / COMMITLOG_DIRECTORY
     meta = source.meta
-    if (known.is_dir() and any(is_segment_name(path.name) for path in known.iterdir())) or (
-        meta is not None and meta.commitlog_prefix is not None
-    ):
+    if commitlog_next_to(log.path) is not None or (meta is not None and meta.commitlog_prefix is not None):
         raise ConfigError(
             "the messages of a CommitLog precede the store",
             str(source.path),

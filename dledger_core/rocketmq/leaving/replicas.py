@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
 from dledger_core.ids import Index
-from dledger_core.record import is_segment_name
 from dledger_core.rocketmq.convert.plan import Step
 from dledger_core.rocketmq.convert.prefix import read_commitlog
 from dledger_core.rocketmq.convert.source import WithoutMeta, check_broker_idle, check_node_idle
@@ -25,7 +24,7 @@ from dledger_core.rocketmq.leaving.plan import Compared
 from dledger_core.rocketmq.replica_comparison import Agreement, Comparison, Entry, Replica, Run, check_distinct
 from dledger_core.rocketmq.store.commit_log import commit_log_files
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint
-from dledger_core.rocketmq.store.location import COMMITLOG_DIRECTORY, Location, locate
+from dledger_core.rocketmq.store.location import Location, commitlog_next_to, locate
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.members_file import newest_configuration
@@ -296,8 +295,7 @@ def _commitlog_of(location: Location) -> Path | None:
     """Return the CommitLog that precedes a replica's store, which may be named alone."""
     if location.commitlog is not None or location.store is None:
         return location.commitlog
-    path = location.store.absolute().parent / COMMITLOG_DIRECTORY
-    return path if path.is_dir() and any(is_segment_name(each.name) for each in path.iterdir()) else None
+    return commitlog_next_to(location.store)
 
 
 def _count(ranges: Sequence[tuple[int, int]]) -> int:

@@ -54,10 +54,7 @@ def _run(job: Job) -> LeaveReport:
     if job.request.replicas and job.request.replica_checked:
         raise ConfigError("--replica and --replica-checked exclude each other", "", "leave one of them out")
     if job.request.dry_run:
-        compared = compare_replicas(job)
-        state = read_first(job)
-        state.compared = compared
-        return report_of(job, state, resumed=False)
+        return report_of(job, _compare_and_read(job), resumed=False)
     if not job.request.replicas and not job.request.replica_checked:
         raise ConfigError(
             "this replica was not compared with the others",
@@ -82,6 +79,13 @@ def _run(job: Job) -> LeaveReport:
         finally:
             if _STATE not in (job.files.listdir(job.root) or ()):  # refused, or complete
                 job.files.unlink(job.root / _LOCK)
+
+
+def _compare_and_read(job: Job) -> LeaveState:
+    compared = compare_replicas(job)
+    state = read_first(job)
+    state.compared = compared
+    return state
 
 
 def _check_apart(job: Job) -> None:
@@ -147,9 +151,7 @@ class _Steps:
                 path = self._root / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self._check_space(self._job.entries.log_bytes)
-        compared = compare_replicas(self._job)
-        state = read_first(self._job)
-        state.compared = compared
+        state = _compare_and_read(self._job)
         self._check_space(needed_bytes(self._job, state))
         self._save(state)
         return state

@@ -293,6 +293,12 @@ def _part(path: Path) -> Part | None:
     return Part.WITHOUT_DATA if _has_segments(layout.index) and _has_java_files(path) else None
 
 
+def commitlog_next_to(store: Path) -> Path | None:
+    """Return the directory of the CommitLog that a broker keeps next to a store; None if there are no files of one."""
+    path = store.absolute().parent / COMMITLOG_DIRECTORY
+    return path if path.is_dir() and any(is_segment_name(each.name) for each in path.iterdir()) else None
+
+
 def _has_segments(path: Path) -> bool:
     return path.is_dir() and any(True for _ in _segments(path))
 

@@ -283,6 +283,16 @@ class RocketMQ:
         return [line.split("\t") for line in lines.read_text().splitlines()]
 
 
+def leads(broker: Broker, asked: Connection) -> bool:
+    """Whether a broker takes messages of the topic Ready."""
+    broker.check()
+    try:
+        asked.send("Ready", 0, b"ready", "")
+    except AssertionError:
+        return False
+    return True
+
+
 def free_listeners() -> dict[str, object]:
     """The settings of a broker's ports, with free ones."""
     while True:

@@ -22,6 +22,7 @@ from tests.rocketmq.leaving.real_rocketmq import (
     Connection,
     RocketMQ,
     in_sync,
+    leads,
     records,
 )
 from tests.rocketmq.leaving.test_batch_topics import batch_units
@@ -55,15 +56,6 @@ def sent(mq: RocketMQ, namesrv: str, first: int) -> dict[int, list[range]]:
     for _, size, _, queue, base, _ in mq.traffic("batches", namesrv, first, COUNT, TOPIC):
         found[int(queue)].append(range(int(base), int(base) + int(size)))
     return found
-
-
-def leads(broker: Broker, asked: Connection) -> bool:
-    broker.check()
-    try:
-        asked.send("Ready", 0, b"ready", "")
-    except AssertionError:
-        return False
-    return True
 
 
 @dataclass

@@ -26,6 +26,7 @@ from tests.rocketmq.leaving.real_rocketmq import (
     RocketMQ,
     configuration,
     free_listeners,
+    leads,
 )
 from tests.support.soon import soon
 
@@ -178,16 +179,7 @@ def leader_of(machines: Machines) -> Connection:
     """A connection to n0 once it leads."""
     broker = machines.running["n0"]
     asked = broker.connect()
-
-    def leads() -> bool:
-        broker.check()
-        try:
-            asked.send("Ready", 0, b"ready", "")
-        except AssertionError:
-            return False
-        return True
-
-    soon(leads, every_s=1)
+    soon(lambda: leads(broker, asked), every_s=1)
     return asked
 
 
